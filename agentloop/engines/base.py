@@ -1,0 +1,95 @@
+"""What the loop asks of an engine: token ids in, sampled token ids with logprobs and policy versions out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """A stop token was sampled; it is the last of the ids."""
+    LENGTH = "length"
+    """Cut: `max_tokens` or the engine's context length was reached."""
+    ABORT = "abort"
+    """Cancelled by `Engine.abort` or by closing the engine."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample one turn."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Of this turn; with it and the same weights an engine samples the same tokens, as far as its kernels allow."""
+
+
+@dataclass(slots=True, frozen=True)
+class Generation:
+    """One sampled turn. The three arrays have one entry a token."""
+
+    ids: array[int]
+    """Typecode i."""
+    logprobs: array[float]
+    """Typecode f; log-probability of each sampled id under the distribution that it was sampled from, temperature
+    included, before top_p and top_k (vLLM: `logprobs_mode="processed_logprobs"` less the truncation)."""
+    versions: array[int]
+    """Typecode i; the policy version that sampled each id."""
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        assert len(self.ids) == len(self.logprobs) == len(self.versions)
+
+
+class Engine(Protocol):
+    """Generates turns for many trajectories at once. All methods belong to one event loop."""
+
+    policy_version: int
+    """Of the weights that the next token is sampled with."""
+    max_model_len: int
+    """Longest prompt plus answer, in tokens."""
+
+    async def start(self) -> None:
+        """Load, warm up. Raises `UserError` where the model or the hardware cannot be used."""
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        trajectory_id: str,
+        images: Sequence[Any] = (),
+    ) -> Generation:
+        """Sample one turn after `prompt` (the whole trajectory so far; the engine keeps what it can of it cached).
+
+        `prompt` may grow after the call returned and must not be written to. Cancelling the coroutine aborts the
+        request. Raises `EngineError`.
+        """
+        ...
+
+    def release(self, trajectory_id: str) -> None:
+        """The trajectory is over: its cache may go. Unknown ids are ignored."""
+
+    async def pause(self) -> None:
+        """Stop sampling, keep the requests and their caches. Returns when no token is being computed any more."""
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take new weights under Hugging Face names. Requests in flight stay in flight: an engine that runs is paused,
+        updated and resumed; their later tokens carry `version`."""
+
+    async def close(self) -> None:
+        """Ends the requests in flight with `FinishReason.ABORT`. May be called twice."""

@@ -1,0 +1,181 @@
+"""`Trajectory`: the token stream of one episode, append-only, made of segments.
+
+Loss mask, logprobs and policy versions follow from the segments, so they cannot disagree with the ids: only a
+`sampled` segment has logprobs and versions, everything else is context. 12 bytes a token, in three typed arrays that
+grow in place.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentloop.limits import StopReason
+from agentloop.messages import Message, text_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NO_VERSION = -1
+"""Policy version of tokens that no policy sampled."""
+
+
+class SegmentKind(StrEnum):
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    """Sampled by the policy: the only tokens that carry loss."""
+    OBSERVATION = "observation"
+    """Tool results, environment messages and the generation prompt behind them."""
+    TEMPLATE = "template"
+    """Inserted by the chat template behind a sampled turn."""
+
+
+@dataclass(slots=True, frozen=True)
+class Segment:
+    """Tokens `start:end` of the stream, and the images that they show."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+    images: tuple[Any, ...] = ()
+
+
+def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
+    try:
+        return values if isinstance(values, array) and values.typecode == code else array(code, values)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{what} of a segment must be {'float' if code == 'f' else 'int32'}s: {error}") from error
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode as tokens, with what is known of how it went."""
+
+    trajectory_id: str = ""
+    group_id: str = ""
+    """The task that its group shares."""
+    segments: list[Segment] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """The same episode as messages, for rewards and for people; never rendered again."""
+    stop_reason: StopReason | None = None
+    """None while the episode runs."""
+    reward: float | None = None
+    """None until judged, and where judging failed."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each sampled turn, from the environment and its tools."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """`FailureKind` -> count."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Turns, calls, seconds by stage, and what tools reported."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """The dataset row."""
+    error: str | None = None
+    """What ended the episode, where `stop_reason` is a failure or judging failed."""
+    _ids: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
+    _versions: array[int] = field(default_factory=lambda: array("i"), repr=False)
+
+    def append(
+        self,
+        kind: SegmentKind,
+        ids: Sequence[int],
+        *,
+        logprobs: Sequence[float] | None = None,
+        versions: Sequence[int] | None = None,
+        images: Sequence[Any] = (),
+    ) -> None:
+        """Add a segment, whole or not at all.
+
+        `sampled` needs a logprob and a policy version for each id; every other kind must have neither. Raises
+        `ValueError` and leaves the trajectory as it was.
+        """
+        new_ids = _typed("i", ids, "ids")
+        num_new = len(new_ids)
+        if kind is SegmentKind.SAMPLED:
+            if logprobs is None or versions is None:
+                raise ValueError("sampled tokens need their logprobs and policy versions")
+            new_logprobs = _typed("f", logprobs, "logprobs")
+            new_versions = _typed("i", versions, "versions")
+            if not num_new == len(new_logprobs) == len(new_versions):
+                raise ValueError(
+                    f"{num_new} ids, {len(new_logprobs)} logprobs and {len(new_versions)} versions: "
+                    "a sampled segment has one of each a token"
+                )
+        elif logprobs is not None or versions is not None:
+            raise ValueError(f"{kind} tokens were not sampled: they have no logprobs and no versions")
+        else:
+            new_logprobs = array("f", bytes(4 * num_new))
+            new_versions = array("i", b"\xff" * (4 * num_new))  # NO_VERSION
+        if num_new == 0 and not images:
+            return
+        start = len(self._ids)
+        segment = Segment(kind, start, start + num_new, tuple(images))
+        # Nothing below can fail half way except for want of memory.
+        self._ids.extend(new_ids)
+        self._logprobs.extend(new_logprobs)
+        self._versions.extend(new_versions)
+        self.segments.append(segment)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The live id buffer, for reading only; it grows with the trajectory."""
+        return self._ids
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """A copy of the ids, [num_tokens]."""
+        return np.array(self._ids, dtype=np.int32)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """[num_tokens]; 0 where not sampled."""
+        return np.array(self._logprobs, dtype=np.float32)
+
+    @property
+    def versions(self) -> NDArray[np.int32]:
+        """[num_tokens]; -1 where not sampled."""
+        return np.array(self._versions, dtype=np.int32)
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[num_tokens]; True where sampled."""
+        mask = np.zeros(len(self), dtype=np.bool_)
+        for segment in self.sampled_segments():
+            mask[segment.start : segment.end] = True
+        return mask
+
+    def sampled_segments(self) -> Iterator[Segment]:
+        return (segment for segment in self.segments if segment.kind is SegmentKind.SAMPLED)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(segment.end - segment.start for segment in self.sampled_segments())
+
+    @property
+    def num_turns(self) -> int:
+        return sum(1 for _ in self.sampled_segments())
+
+    @property
+    def images(self) -> list[Any]:
+        """All images, in the order in which the stream shows them."""
+        return [image for segment in self.segments for image in segment.images]
+
+    @property
+    def final_text(self) -> str:
+        """The text of the last assistant message, without thinking and calls; empty where there is none."""
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                return text_of(message.get("content", ""))
+        return ""
+
+    def count(self, failure: str) -> None:
+        """Count one failure of a kind."""
+        self.failures[failure] = self.failures.get(failure, 0) + 1

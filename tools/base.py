@@ -1,0 +1,80 @@
+"""`Tool`: what the model may call. One definition serves all trajectories; the `ToolContext` is its life in one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentloop.errors import FailureKind
+from agentloop.messages import Content
+
+
+@dataclass(slots=True, frozen=True)
+class ToolResult:
+    """What a call gives back. A tool may return a plain string instead."""
+
+    content: Content
+    """Text, or text and image parts; shown to the model."""
+    is_error: bool = False
+    """What was asked for did not work (code that raised, a query that failed); `content` says how."""
+    failure: FailureKind | None = None
+    """Set where the call itself failed: MODEL (arguments refused, unknown tool) or TOOL (raised, timed out)."""
+    reward: float = 0.0
+    """Added to the rewards of the turn that made the call."""
+    stop: bool = False
+    """End the episode after this turn."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for the log, averaged over calls."""
+
+
+@dataclass(slots=True)
+class ToolContext:
+    """What a trajectory lends to one tool. Made once per trajectory and tool, handed to open, call and close."""
+
+    trajectory_id: str
+    task: Mapping[str, Any]
+    """The dataset row."""
+    rng: random.Random
+    """Seeded from the trajectory: use it in place of the global one."""
+    images: Sequence[Any] = ()
+    """Images the trajectory has shown so far (`PIL.Image.Image`), the prompt's first."""
+    deadline: float = float("inf")
+    """`time.monotonic()` by which the current call must be over."""
+    state: Any = None
+    """What `Tool.open` returned."""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+class Tool:
+    """Base of all tools: subclass, give `call` typed parameters, register through the entry point group
+    `agentloop.tools` or name the class in the config.
+
+        class Weather(Tool):
+            '''Current weather of a city.'''
+            timeout = 5.0
+            async def call(self, ctx: ToolContext, city: Annotated[str, "City name"]) -> str: ...
+
+    The JSON Schema comes from the signature of `call`; arguments are validated against it before the call.
+    """
+
+    name: ClassVar[str]
+    """What the model calls it. Default: the class name in snake_case."""
+    description: ClassVar[str]
+    """Default: the docstring of the class."""
+    timeout: float = 30.0
+    """Seconds one call may take."""
+
+    async def open(self, ctx: ToolContext) -> Any:
+        """Make the state of one trajectory; before its first call. What it returns becomes `ctx.state`."""
+
+    async def call(self, ctx: ToolContext, **arguments: Any) -> str | ToolResult:
+        raise NotImplementedError
+
+    async def close(self, ctx: ToolContext) -> None:
+        """Release the state; runs once for every `open` that succeeded, however the trajectory ended."""
