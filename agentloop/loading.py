@@ -1,0 +1,65 @@
+"""Load the objects that configs name: `package.module:attribute` or `path/to/file.py:attribute`. A leaf."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentloop.errors import UserError, nearest
+
+
+def load_object(spec: str, what: str) -> Any:
+    """The object that `spec` names; `what` ("reward", "tool", ...) is for the error.
+
+    Raises `UserError` where the module or file cannot be found or imported, or has no such attribute.
+    """
+    source, separator, attribute = spec.rpartition(":")
+    if not separator or not source or not attribute:
+        raise UserError(
+            f"The {what} {spec!r} must be written as 'package.module:name' or 'path/to/file.py:name', "
+            "with a colon before the name."
+        )
+    module = _load_file(Path(source), what) if source.endswith(".py") else _import(source, what)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise UserError(f"{source} has no {attribute!r} to use as {what}.{nearest(attribute, public)}") from None
+
+
+def _import(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UserError(
+                f"There is no module {error.name!r} to take the {what} from. Install the package that has it, or give "
+                "the path of a file: 'path/to/file.py:name'."
+            ) from error
+        raise UserError(f"The module {name!r} of the {what} needs {error.name!r}, which is not installed.") from error
+
+
+def _load_file(path: Path, what: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"There is no file {path} to take the {what} from.")
+    # One module a path, so that two specs into the same file share its state and pickling finds it again.
+    name = f"agentloop_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{path}, which has the {what}, fails to import: {type(error).__name__}: {error}.") from error
+    return module
