@@ -7,12 +7,11 @@ The one order of checks, for every turn:
 3. `max_tokens`: no room is left to sample into                                 -> MAX_TOKENS (turn 1: PROMPT_TOO_LONG)
 4. the turn is sampled; the engine failed                                       -> ENGINE_ERROR
 5. the turn was cut: its calls are not run                                      -> MAX_TURN_TOKENS or MAX_TOKENS
-6. the turn is parsed; if every call in it is unusable, and so many turns in a row were like it
-   (`max_invalid_turns`)                                                        -> INVALID_CALLS
-7. the calls run, `max_parallel_calls` of them; each one above that is answered with a notice;
+6. no calls in it: the environment answers                                      -> COMPLETED or ENV_TRUNCATED
+7. calls: `max_parallel_calls` of them run, each one above that is answered with a notice;
    a tool may end the episode                                                   -> TOOL_STOPPED
-8. no calls: the environment answers                                            -> COMPLETED or ENV_TRUNCATED
-9. the new messages are appended; where they do not fit into `max_tokens` they are left out
+8. every call was unusable, in so many turns in a row (`max_invalid_turns`)     -> INVALID_CALLS
+9. the answers are appended; where they leave no room in `max_tokens` they are left out
                                                                                 -> MAX_TOKENS
 """
 

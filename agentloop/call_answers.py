@@ -1,0 +1,91 @@
+"""Answer the calls of one turn: all at once, in order, every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentloop.errors import FailureKind
+from agentloop.limits import Limits
+from agentloop.messages import Content, InvalidCall, Message, ToolCall
+from agentloop.tools.base import ToolResult
+from agentloop.truncation import truncate_middle
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import Renderer
+    from agentloop.tools.toolset import ToolSessions
+
+Call = ToolCall | InvalidCall
+
+
+@dataclass(slots=True, frozen=True)
+class CallAnswers:
+    """One result and one tool message for each call, in the order of the calls."""
+
+    results: list[ToolResult]
+    messages: list[Message]
+
+    @property
+    def stop(self) -> bool:
+        return any(result.stop for result in self.results)
+
+    @property
+    def all_invalid(self) -> bool:
+        """No call could be used, through the model's own fault."""
+        return all(result.failure is FailureKind.MODEL for result in self.results)
+
+
+async def answer_calls(
+    calls: Sequence[Call], sessions: ToolSessions | None, limits: Limits, deadline: float, renderer: Renderer
+) -> CallAnswers:
+    """Run the first `max_parallel_calls` well-formed calls together, none past `deadline` (`time.monotonic()`); tell the
+    model about all others."""
+    runnable = [call for call in calls if isinstance(call, ToolCall)][: limits.max_parallel_calls]
+    ran = await _run(runnable, sessions, deadline)
+    answers = dict(zip(map(id, runnable), ran, strict=True))
+    results = [answers[id(call)] if id(call) in answers else _refuse(call, limits) for call in calls]
+    results = [await _fit(result, limits.max_observation_tokens, renderer) for result in results]
+    return CallAnswers(results, [_message(call, result) for call, result in zip(calls, results, strict=True)])
+
+
+async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> list[ToolResult]:
+    if sessions is None:
+        return [_failed(f"There is no tool {call.name!r}: this task has no tools.") for call in calls]
+    if len(calls) == 1:  # the common case needs no task
+        return [await sessions.call(calls[0], deadline)]
+    return await asyncio.gather(*(sessions.call(call, deadline) for call in calls))
+
+
+def _refuse(call: Call, limits: Limits) -> ToolResult:
+    if isinstance(call, InvalidCall):
+        return _failed(call.error)
+    return _failed(
+        f"Not run: one turn may call at most {limits.max_parallel_calls} tools at once. Call it again in the next turn."
+    )
+
+
+def _failed(text: str) -> ToolResult:
+    return ToolResult(text, is_error=True, failure=FailureKind.MODEL)
+
+
+async def _fit(result: ToolResult, max_tokens: int, renderer: Renderer) -> ToolResult:
+    content: Content
+    if isinstance(result.content, str):
+        content = await truncate_middle(result.content, max_tokens, renderer)
+    else:
+        content = [
+            {"type": "text", "text": await truncate_middle(part["text"], max_tokens, renderer)}
+            if part["type"] == "text"
+            else part
+            for part in result.content
+        ]
+    return result if content == result.content else replace(result, content=content)
+
+
+def _message(call: Call, result: ToolResult) -> Message:
+    message: Message = {"role": "tool", "content": result.content, "tool_call_id": call.id}
+    if isinstance(call, ToolCall):
+        message["name"] = call.name
+    return message

@@ -1,0 +1,275 @@
+"""`AgentLoop`: plays one episode, from the first prompt to the reward, as one append-only token stream.
+
+    reset -> render -> [ sample -> parse -> run the calls, or step the environment -> render what is new ]* -> score
+
+`agentloop.limits` states the order in which limits are checked. The stream always ends with the last sampled turn:
+what would have been shown after it is in `Trajectory.messages` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agentloop.call_answers import CallAnswers, answer_calls
+from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.errors import EngineError, EnvError, EpisodeError, FailureKind
+from agentloop.limits import Limits, StopReason
+from agentloop.messages import Message, ParsedTurn, images_of, text_of
+from agentloop.offloading import off_loop
+from agentloop.trajectory import SegmentKind, Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+    from agentloop.envs.base import Env
+    from agentloop.rendering.base import Renderer
+    from agentloop.tools.toolset import ToolSessions
+
+
+class AgentLoop:
+    """Runs episodes against one engine. Stateless between episodes: any number may run at once.
+
+    `temperature`, `top_p` and `top_k` are those of every turn.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        *,
+        limits: Limits | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.limits = limits or Limits()
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+
+    async def run(self, env: Env, *, trajectory_id: str = "", group_id: str = "", seed: int = 0) -> Trajectory:
+        """Play `env` to its end and judge it.
+
+        `trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as far as
+        the engine is. Failures of the engine, the environment, its tools and the reward are recorded on the
+        trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the coroutine releases everything.
+        """
+        trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
+        episode = _Episode(self, env, trajectory, seed)
+        started = time.perf_counter()
+        try:
+            trajectory.stop_reason = await episode.play()
+            if not trajectory.stop_reason.is_failure:
+                await _score(env, trajectory)
+        finally:
+            await episode.close()
+        trajectory.metrics["seconds"] = time.perf_counter() - started
+        return trajectory
+
+
+class _Episode:
+    """One run of the loop: what changes from turn to turn."""
+
+    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int) -> None:
+        self.engine = loop.engine
+        self.renderer = loop.renderer
+        self.limits = loop.limits
+        self.loop = loop
+        self.env = env
+        self.trajectory = trajectory
+        self.seed = seed
+        self.schemas: Sequence[dict[str, Any]] = ()
+        self.sessions: ToolSessions | None = None
+        self.images: list[Any] = []
+        self.deadline = time.monotonic() + loop.limits.max_seconds
+        self.invalid_turns = 0
+        self.max_tokens = min(loop.limits.max_tokens, loop.engine.max_model_len)
+        self.seconds_generating = 0.0
+        self.seconds_in_tools = 0.0
+        self.num_calls = 0
+
+    async def play(self) -> StopReason:
+        timeout = asyncio.timeout(self.limits.max_seconds)
+        try:
+            async with timeout:
+                return await self._turns()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return StopReason.MAX_SECONDS
+        except EpisodeError as error:
+            self.trajectory.count(error.kind)
+            self.trajectory.error = str(error)
+            return StopReason.ENV_ERROR if isinstance(error, EnvError) else StopReason.ENGINE_ERROR
+
+    async def _turns(self) -> StopReason:
+        if not await self._open():
+            return StopReason.PROMPT_TOO_LONG
+        for turn in range(self.limits.max_turns):
+            generation = await self._sample(turn)
+            if generation.finish_reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            parsed = await self._parse(generation)
+            if generation.finish_reason is FinishReason.LENGTH:
+                whole_turn = len(generation.ids) >= self.limits.max_turn_tokens
+                return StopReason.MAX_TURN_TOKENS if whole_turn else StopReason.MAX_TOKENS
+            new_messages, stop_reason = await self._answer(parsed)
+            self.trajectory.messages.extend(new_messages)
+            if stop_reason is not None:
+                return stop_reason
+            if turn + 1 < self.limits.max_turns and not await self._append(generation.ids, new_messages):
+                return StopReason.MAX_TOKENS
+        return StopReason.MAX_TURNS
+
+    async def _open(self) -> bool:
+        """Ask the environment for the first prompt; False where it leaves no room to sample."""
+        trajectory = self.trajectory
+        with _env_boundary("reset"):
+            observation = await self.env.reset()
+            messages = list(observation.messages)
+            if self.env.toolset is not None:
+                self.schemas = self.env.toolset.schemas
+                self.sessions = self.env.toolset.sessions(
+                    trajectory.trajectory_id, self.env.task, self.seed, self.images
+                )
+            prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
+        self._show(SegmentKind.PROMPT, prompt, messages)
+        trajectory.messages.extend(messages)
+        return len(prompt) < self.max_tokens
+
+    async def _sample(self, turn: int) -> Generation:
+        started = time.perf_counter()
+        room = self.max_tokens - len(self.trajectory)
+        params = SamplingParams(
+            max_tokens=min(room, self.limits.max_turn_tokens),
+            temperature=self.loop.temperature,
+            top_p=self.loop.top_p,
+            top_k=self.loop.top_k,
+            stop_token_ids=self.renderer.stop_token_ids,
+            seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
+        )
+        generation = await self.engine.generate(
+            self.trajectory.ids,
+            params,
+            trajectory_id=self.trajectory.trajectory_id,
+            images=self.images,
+        )
+        self.trajectory.append(
+            SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
+        )
+        self.trajectory.turn_rewards.append(0.0)
+        self.seconds_generating += time.perf_counter() - started
+        return generation
+
+    async def _parse(self, generation: Generation) -> ParsedTurn:
+        complete = generation.finish_reason is FinishReason.STOP
+        parsed = await off_loop(len(generation.ids), self._parse_now, generation.ids, complete)
+        self.trajectory.messages.append(parsed.message())
+        return parsed
+
+    def _parse_now(self, ids: Sequence[int], complete: bool) -> ParsedTurn:
+        return self.renderer.parse(ids, complete=complete)
+
+    async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
+        """What answers a whole turn, and whether that ends the episode."""
+        if not parsed.calls:
+            return await self._step(parsed)
+        started = time.perf_counter()
+        answers = await answer_calls(parsed.calls, self.sessions, self.limits, self.deadline, self.renderer)
+        self.seconds_in_tools += time.perf_counter() - started
+        self.num_calls += len(parsed.calls)
+        self._record(answers)
+        self.invalid_turns = self.invalid_turns + 1 if answers.all_invalid else 0
+        if answers.stop:
+            return answers.messages, StopReason.TOOL_STOPPED
+        if self.invalid_turns >= self.limits.max_invalid_turns:
+            return answers.messages, StopReason.INVALID_CALLS
+        return answers.messages, None
+
+    async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
+        with _env_boundary("step"):
+            observation, reward, terminated, truncated = await self.env.step(parsed.message())
+        self.trajectory.turn_rewards[-1] += reward
+        self.invalid_turns = 0
+        if terminated or truncated:
+            return observation.messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
+        return observation.messages, None
+
+    def _record(self, answers: CallAnswers) -> None:
+        for result in answers.results:
+            if result.failure is not None:
+                self.trajectory.count(result.failure)
+            self.trajectory.turn_rewards[-1] += result.reward
+            for name, value in result.metrics.items():
+                key = f"tool/{name}"
+                self.trajectory.metrics[key] = self.trajectory.metrics.get(key, 0.0) + value
+
+    async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
+        """Put what answers the turn into the stream; False, and nothing put, where it leaves no room to sample."""
+        with _env_boundary("render"):
+            continuation = await off_loop(
+                _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
+            )
+        num_new = len(continuation.closing) + len(continuation.observation)
+        if len(self.trajectory) + num_new >= self.max_tokens:
+            return False
+        self.trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
+        self._show(SegmentKind.OBSERVATION, continuation.observation, messages)
+        return True
+
+    def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        images = images_of(messages)
+        self.trajectory.append(kind, ids, images=images)
+        self.images.extend(images)
+
+    async def close(self) -> None:
+        """Release engine cache, tool sessions and environment, whatever happened before."""
+        trajectory = self.trajectory
+        trajectory.metrics |= {
+            "turns": trajectory.num_turns,
+            "calls": self.num_calls,
+            "seconds_generating": self.seconds_generating,
+            "seconds_in_tools": self.seconds_in_tools,
+        }
+        self.engine.release(trajectory.trajectory_id)
+        try:
+            if self.sessions is not None:
+                for _ in await self.sessions.close():
+                    trajectory.count(FailureKind.TOOL)
+        finally:
+            try:
+                await self.env.close()
+            except Exception as error:
+                trajectory.count(FailureKind.ENV)
+                trajectory.error = trajectory.error or f"close raised {type(error).__name__}: {error}"
+
+
+async def _score(env: Env, trajectory: Trajectory) -> None:
+    """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0."""
+    try:
+        outcome = await env.score(trajectory)
+    except Exception as error:
+        trajectory.count(FailureKind.JUDGE)
+        trajectory.error = f"the reward raised {type(error).__name__}: {error}"
+    else:
+        trajectory.reward = outcome + sum(trajectory.turn_rewards)
+
+
+@contextmanager
+def _env_boundary(stage: str) -> Iterator[None]:
+    """Turn what user code raises into an `EnvError` that ends its own episode only."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EnvError(f"the environment's {stage} raised {type(error).__name__}: {error}") from error
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(text_of(message.get("content", ""))) for message in messages)

@@ -1,0 +1,81 @@
+"""`RolloutWorker`: many episodes at once against one engine, each at its own pace, gathered into groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agentloop.errors import FailureKind, UserError
+from agentloop.limits import StopReason
+from agentloop.loop import AgentLoop
+from agentloop.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.envs.base import Env
+
+
+@dataclass(slots=True, frozen=True)
+class GroupSpec:
+    """A task to be played `n` times."""
+
+    group_id: str
+    """Unique among the groups in flight."""
+    make_env: Callable[[], Env]
+    """A fresh environment for each of the n episodes."""
+    n: int
+    seed: int = 0
+    """Episode k of the group runs with seed * n + k."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one task, in the order of their seeds."""
+
+    group_id: str
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+
+class RolloutWorker:
+    """Runs groups of episodes; at most `max_concurrency` episodes are in flight."""
+
+    def __init__(self, loop: AgentLoop, *, max_concurrency: int = 256) -> None:
+        if max_concurrency < 1:
+            raise UserError(f"max_concurrency must be at least 1, got {max_concurrency}.")
+        self.loop = loop
+        self._room = asyncio.Semaphore(max_concurrency)
+
+    async def run_groups(
+        self, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
+    ) -> list[Group]:
+        """Play all groups; the result has their order. `on_trajectory` sees each trajectory as it ends."""
+        async with asyncio.TaskGroup() as tasks:
+            episodes = [
+                [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in range(spec.n)] for spec in specs
+            ]
+        return [
+            Group(spec.group_id, [task.result() for task in group]) for spec, group in zip(specs, episodes, strict=True)
+        ]
+
+    async def _episode(self, spec: GroupSpec, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
+        async with self._room:
+            trajectory = await self._play(spec, k)
+        if on_trajectory is not None:
+            on_trajectory(trajectory)
+        return trajectory
+
+    async def _play(self, spec: GroupSpec, k: int) -> Trajectory:
+        trajectory_id = f"{spec.group_id}-{k}"
+        try:
+            env = spec.make_env()
+        except UserError:
+            raise
+        except Exception as error:
+            failed = Trajectory(trajectory_id=trajectory_id, group_id=spec.group_id, stop_reason=StopReason.ENV_ERROR)
+            failed.count(FailureKind.ENV)
+            failed.error = f"the environment cannot be made: {type(error).__name__}: {error}"
+            return failed
+        return await self.loop.run(
+            env, trajectory_id=trajectory_id, group_id=spec.group_id, seed=spec.seed * spec.n + k
+        )
