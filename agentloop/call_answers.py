@@ -40,8 +40,9 @@ class CallAnswers:
 async def answer_calls(
     calls: Sequence[Call], sessions: ToolSessions | None, limits: Limits, deadline: float, renderer: Renderer
 ) -> CallAnswers:
-    """Run the first `max_parallel_calls` well-formed calls together, none past `deadline` (`time.monotonic()`); tell the
-    model about all others."""
+    """Run the first `max_parallel_calls` well-formed calls together; tell the model about all others.
+
+    `deadline` is the `time.monotonic()` by which the episode is over."""
     runnable = [call for call in calls if isinstance(call, ToolCall)][: limits.max_parallel_calls]
     ran = await _run(runnable, sessions, deadline)
     answers = dict(zip(map(id, runnable), ran, strict=True))

@@ -86,10 +86,9 @@ def text_of(content: Content) -> str:
 
 def images_of(messages: Sequence[Message]) -> list[Any]:
     """The images of messages, in the order in which they are shown."""
-    return [
-        part["image"]
-        for message in messages
-        if not isinstance(message.get("content", ""), str)
-        for part in message["content"]
-        if part["type"] == "image"
-    ]
+    images = []
+    for message in messages:
+        content = message.get("content", "")
+        if not isinstance(content, str):
+            images += [part["image"] for part in content if part["type"] == "image"]
+    return images

@@ -35,9 +35,11 @@ class ScriptedEngine:
         max_model_len: int = 1 << 20,
         **_model: Any,
     ) -> None:
+        self._script: Script
         if isinstance(script, str):
-            script = load_object(script, "script of the scripted engine")
-        self._script: Script = script if callable(script) else _Replay(script)
+            self._script = load_object(script, "script of the scripted engine")
+        else:
+            self._script = script if callable(script) else _Replay(script)
         self._logprob = logprob
         self._seconds_per_turn = seconds_per_turn
         self._turns: dict[str, int] = {}

