@@ -1,0 +1,54 @@
+"""A Qwen3-shaped model of a million parameters, built from nothing and saved as an ordinary model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.recipes.tiny.tokenizer import MAX_TOKENS, build_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """Four layers, grouped-query attention, tied embeddings: every part that the large Qwen3 models have."""
+    from transformers import Qwen3Config
+
+    # A head count and vocabulary that divide well, so that two or four ranks can shard it.
+    return Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+
+
+def build_model(folder: str | Path, seed: int = 0) -> Path:
+    """Write a randomly initialised float32 model and its tokenizer to `folder` and return it.
+
+    The folder is what `from_pretrained`, vLLM and every `model=` key take.
+    """
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    folder = Path(folder)
+    tokenizer = build_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(model_config(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
