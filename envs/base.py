@@ -11,7 +11,6 @@ from agentloop.messages import Message
 
 if TYPE_CHECKING:
     from agentloop.tools.toolset import Toolset
-
     from agentloop.trajectory import Trajectory
 
 

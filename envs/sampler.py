@@ -1,0 +1,59 @@
+"""`TaskSampler`: which tasks come next, shuffled anew in every epoch, at a position that can be saved and restored."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+
+from agentloop.errors import UserError
+
+
+class SamplerState(TypedDict):
+    """Where a sampler is. The order of an epoch follows from the seed, so that two numbers are enough."""
+
+    num_tasks: int
+    num_taken: int
+
+
+class TaskSampler:
+    """Task indices without end: each epoch is a permutation of all tasks, seeded by (seed, epoch)."""
+
+    def __init__(self, num_tasks: int, *, seed: int = 0, shuffle: bool = True) -> None:
+        assert num_tasks > 0
+        self._num_tasks = num_tasks
+        self._seed = seed
+        self._shuffle = shuffle
+        self._num_taken = 0
+        self._order_epoch = -1
+        self._order = np.arange(num_tasks)
+
+    @property
+    def epoch(self) -> int:
+        """Full passes over the tasks that are done."""
+        return self._num_taken // self._num_tasks
+
+    def take(self, num: int) -> list[int]:
+        """The next `num` indices; runs on into the next epoch."""
+        return [self._next() for _ in range(num)]
+
+    def _next(self) -> int:
+        epoch, position = divmod(self._num_taken, self._num_tasks)
+        if self._shuffle and epoch != self._order_epoch:
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(self._num_tasks)
+            self._order_epoch = epoch
+        self._num_taken += 1
+        return int(self._order[position])
+
+    def state_dict(self) -> SamplerState:
+        return {"num_tasks": self._num_tasks, "num_taken": self._num_taken}
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Go to a saved position. Raises `UserError` where the dataset has another size by now."""
+        if state["num_tasks"] != self._num_tasks:
+            raise UserError(
+                f"The dataset had {state['num_tasks']} tasks when the checkpoint was written and has "
+                f"{self._num_tasks} now: the order of the tasks cannot be continued. Put the dataset back, or start a "
+                "new run folder."
+            )
+        self._num_taken = state["num_taken"]

@@ -1,0 +1,102 @@
+import gzip
+import json
+import sys
+
+import pytest
+
+from agentloop.envs.dataset import load_dataset
+from agentloop.errors import UserError
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_jsonl_rows_in_order_with_blank_lines_skipped(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "answer": 2}\n')
+    rows = load_dataset(str(path))
+    assert [row["prompt"] for row in rows] == ["a", "b"]
+    assert [row["id"] for row in rows] == ["0", "1"]
+    assert rows[1]["answer"] == 2
+
+
+def test_gzipped_jsonl(tmp_path):
+    path = tmp_path / "d.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write('{"prompt": "a"}\n')
+    assert load_dataset(str(path))[0]["prompt"] == "a"
+
+
+def test_limit_keeps_the_first_rows_and_does_not_read_on(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\nnot json\n')
+    assert len(load_dataset(str(path), limit=2)) == 2
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
+        load_dataset(str(tmp_path / "nothing.jsonl"))
+
+
+def test_malformed_line_is_named(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b"\n')
+    with pytest.raises(UserError, match=r"d\.jsonl, line 3 is not JSON"):
+        load_dataset(str(path))
+
+
+def test_row_without_prompt_is_named(tmp_path):
+    path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}, {"question": "b"}])
+    with pytest.raises(UserError, match=r"d\.jsonl, line 2: the row has neither"):
+        load_dataset(path)
+
+
+def test_empty_dataset(tmp_path):
+    with pytest.raises(UserError, match="has no rows"):
+        load_dataset(write_jsonl(tmp_path / "d.jsonl", []))
+
+
+def test_unknown_kind():
+    with pytest.raises(UserError, match=r"'data\.csv' is of no known kind"):
+        load_dataset("data.csv")
+
+
+def test_function_of_a_file_gets_the_options(tmp_path):
+    (tmp_path / "tasks.py").write_text(
+        "def make(num):\n    return ({'prompt': f'task {i}', 'answer': i} for i in range(num))\n"
+    )
+    rows = load_dataset(f"{tmp_path}/tasks.py:make", options={"num": 3})
+    assert [row["answer"] for row in rows] == [0, 1, 2]
+    with pytest.raises(UserError, match="does not take the options"):
+        load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
+
+
+def test_function_that_gives_no_rows(tmp_path):
+    (tmp_path / "bad.py").write_text("def number():\n    return 5\nvalue = 3\n")
+    with pytest.raises(UserError, match="must return an iterable of rows, got int"):
+        load_dataset(f"{tmp_path}/bad.py:number")
+    with pytest.raises(UserError, match="must be a function that returns rows, got int"):
+        load_dataset(f"{tmp_path}/bad.py:value")
+
+
+def test_parquet_reads_like_jsonl(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"style": "rule", "ground_truth": "1"}},
+        {"prompt": [{"role": "user", "content": "b"}], "reward_model": {"style": "rule", "ground_truth": "2"}},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    read = load_dataset(str(tmp_path / "d.parquet"))
+    assert read == load_dataset(write_jsonl(tmp_path / "d.jsonl", rows))
+    assert [row["answer"] for row in read] == ["1", "2"]
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    path = tmp_path / "d.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match=r"agentloop\[parquet\]"):
+        load_dataset(str(path))

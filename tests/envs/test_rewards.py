@@ -1,0 +1,116 @@
+import asyncio
+import threading
+
+import pytest
+
+from agentloop.envs.rewards import RewardFunction, inline, load_reward
+from agentloop.errors import UserError
+from agentloop.trajectory import Trajectory
+
+
+def answered(text):
+    return Trajectory(messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": text}])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer", "value"),
+    [
+        ("exact", " 42\n", 42, 1.0),
+        ("exact", "It is 42", 42, 0.0),
+        ("contains", "It is Paris.", "paris", 1.0),
+        ("contains", "It is 142.", "42", 0.0),
+        ("last_number", "3 + 4 = 7", "7", 1.0),
+        ("last_number", "between 1-7", "7", 1.0),
+        ("last_number", "about $1,234.50.", 1234.5, 1.0),
+        ("last_number", "-3", "3", 0.0),
+        ("last_number", "7 apples, 8 pears", "7", 0.0),
+        ("last_number", "none", "7", 0.0),
+        ("last_number", "72", "48 + 24 #### 72", 1.0),
+    ],
+)
+async def test_built_in_rewards(name, text, answer, value):
+    assert await load_reward(name)(answered(text), {"answer": answer}) == value
+
+
+async def test_a_row_without_an_answer_is_an_error_not_a_zero():
+    with pytest.raises(LookupError, match="no 'answer' column"):
+        await load_reward("exact")(answered("1"), {"id": "1"})
+
+
+async def test_options_are_passed_on():
+    reward = load_reward("last_number", {"tolerance": 0.1})
+    assert await reward(answered("1.05"), {"answer": 1}) == 1.0
+
+
+async def test_only_marked_functions_run_on_the_event_loop_thread():
+    threads = []
+
+    def judge(trajectory, task):
+        threads.append(threading.current_thread())
+        return 1
+
+    await RewardFunction(judge, name="slow")(answered(""), {})
+    await RewardFunction(inline(judge), name="fast")(answered(""), {})
+    assert threads[0] is not threading.main_thread()
+    assert threads[1] is threading.main_thread()
+
+
+async def test_a_slow_reward_leaves_the_event_loop_free():
+    release = threading.Event()
+
+    def judge(trajectory, task):
+        assert release.wait(5)
+        return 0.5
+
+    async def unblock():
+        release.set()
+
+    value, _ = await asyncio.gather(RewardFunction(judge, name="slow")(answered(""), {}), unblock())
+    assert value == 0.5
+
+
+async def test_async_rewards_are_awaited():
+    async def judge(trajectory, task):
+        await asyncio.sleep(0)
+        return {"reward": 0.25, "accuracy": True}
+
+    trajectory = answered("")
+    assert await RewardFunction(judge, name="async")(trajectory, {}) == 0.25
+    assert trajectory.metrics == {"reward/accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "words"),
+    [
+        (None, TypeError, "must be a number, got NoneType"),
+        ("1.0", TypeError, "got str"),
+        (float("nan"), ValueError, "finite"),
+        (float("inf"), ValueError, "finite"),
+        ({"score": 1.0}, TypeError, "without 'reward'"),
+        ({"reward": None}, TypeError, "'reward' of its result"),
+        ({"reward": 1.0, "note": "good"}, TypeError, "'note'"),
+    ],
+)
+async def test_results_that_are_no_reward_raise(outcome, error, words):
+    with pytest.raises(error, match=words):
+        await RewardFunction(inline(lambda trajectory, task: outcome), name="odd")(answered(""), {})
+
+
+async def test_what_the_function_raises_goes_through():
+    def judge(trajectory, task):
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        await RewardFunction(judge, name="broken")(answered(""), {})
+
+
+def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
+    (tmp_path / "r.py").write_text("def one(trajectory):\n    return 1\nvalue = 1\n")
+    with pytest.raises(UserError, match=r"no reward 'exat'\. Did you mean 'exact'"):
+        load_reward("exat")
+    with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task\)"):
+        load_reward(f"{tmp_path}/r.py:one")
+    with pytest.raises(UserError, match=r"must be a function"):
+        load_reward(f"{tmp_path}/r.py:value")
+    with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task, tolerence=\.\.\.\)"):
+        load_reward("last_number", {"tolerence": 1})

@@ -1,0 +1,30 @@
+import pytest
+
+from agentloop.envs.rewards import load_reward
+from agentloop.envs.tool_env import ToolEnv
+from agentloop.trajectory import Trajectory
+
+ROW = {"id": "0", "messages": [{"role": "user", "content": "6 * 7?"}], "answer": "42"}
+
+
+async def test_shows_the_row_and_ends_with_the_first_answer():
+    env = ToolEnv(ROW, reward=load_reward("exact"))
+    assert list((await env.reset()).messages) == ROW["messages"]
+    observation, reward, terminated, truncated = await env.step({"role": "assistant", "content": "42"})
+    assert (list(observation.messages), reward, terminated, truncated) == ([], 0.0, True, False)
+
+
+async def test_score_asks_the_reward_with_the_row():
+    env = ToolEnv(ROW, reward=load_reward("exact"))
+    assert await env.score(Trajectory(messages=[{"role": "assistant", "content": "42"}])) == 1.0
+    assert await env.score(Trajectory(messages=[{"role": "assistant", "content": "41"}])) == 0.0
+
+
+async def test_score_lets_errors_of_the_reward_through():
+    env = ToolEnv({**ROW, "answer": "no number"}, reward=load_reward("last_number"))
+    with pytest.raises(ValueError, match="has no number"):
+        await env.score(Trajectory())
+
+
+async def test_without_a_reward_the_outcome_is_worth_nothing():
+    assert await ToolEnv(ROW).score(Trajectory()) == 0.0
