@@ -1,6 +1,7 @@
 import torch
-from agentloop.recipes.tiny.model import build_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentloop.recipes.tiny.model import build_model
 
 
 def test_folder_loads_as_any_model_does(tmp_path):

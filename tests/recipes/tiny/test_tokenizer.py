@@ -1,9 +1,10 @@
 from functools import cache
 
 import pytest
-from agentloop.recipes.tiny.tokenizer import CONTROL_TOKENS, TAG_TOKENS, build_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from agentloop.recipes.tiny.tokenizer import CONTROL_TOKENS, TAG_TOKENS, build_tokenizer
 
 tokenizer = cache(build_tokenizer)
 
