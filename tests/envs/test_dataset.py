@@ -2,7 +2,9 @@ import gzip
 import json
 import sys
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from agentloop.envs.dataset import load_dataset
 from agentloop.errors import UserError
@@ -82,8 +84,6 @@ def test_function_that_gives_no_rows(tmp_path):
 
 
 def test_parquet_reads_like_jsonl(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [
         {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"style": "rule", "ground_truth": "1"}},
         {"prompt": [{"role": "user", "content": "b"}], "reward_model": {"style": "rule", "ground_truth": "2"}},

@@ -1,0 +1,60 @@
+"""What pydantic says against a config, as one paragraph that says where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from agentloop.errors import UserError, nearest
+
+_SHOWN_ERRORS = 3
+
+
+def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> UserError:
+    """The first problems with the full dotted path of their keys, the nearest known key and the value given."""
+    details = error.errors(include_url=False)
+    sentences = [_sentence(detail, schema) for detail in details[:_SHOWN_ERRORS]]
+    if len(details) > _SHOWN_ERRORS:
+        sentences.append(f"And {len(details) - _SHOWN_ERRORS} more.")
+    return UserError(f"The config {source} cannot be used. {' '.join(sentences)}")
+
+
+def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
+    location = detail["loc"]
+    dotted = ".".join(map(str, location))
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _known_keys(schema, location[:-1])
+        hint = nearest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else "")
+        return f"There is no key {dotted!r}.{hint}"
+    if detail["type"] in ("missing", "missing_argument"):
+        return f"The key {dotted!r} is missing: set it in the file, or as {dotted}=... on the command line."
+    message = detail["msg"]
+    if detail["type"] == "value_error":
+        # Raised by a validator of ours: it says the rest itself.
+        text = str(detail["ctx"]["error"])
+        return f"{dotted}: {text}" if dotted and not text.startswith(dotted) else text
+    message = message[0].lower() + message[1:]
+    return f"{dotted} is {detail['input']!r}: {message}."
+
+
+def _known_keys(schema: Any, location: Iterable[int | str]) -> list[str]:
+    for part in location:
+        if isinstance(part, int):
+            continue
+        fields = _fields(schema)
+        if part not in fields:
+            return []
+        schema = fields[part]
+    return sorted(_fields(schema))
+
+
+def _fields(annotation: Any) -> dict[str, Any]:
+    """Key -> type of a config class, a dataclass, or of the first of these inside a list or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: field.annotation for name, field in annotation.model_fields.items()}
+    if hasattr(annotation, "__dataclass_fields__"):
+        return {name: field.type for name, field in annotation.__dataclass_fields__.items()}
+    return next((fields for argument in get_args(annotation) if (fields := _fields(argument))), {})

@@ -1,0 +1,125 @@
+"""From a YAML file and `key=value` overrides to a checked config.
+
+Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Fields annotated `ConfigPath` hold paths:
+relative ones start at the folder of the YAML file, or at the current folder where they come from the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from agentloop.config import Config
+from agentloop.config_errors import user_error
+from agentloop.errors import UserError
+
+C = TypeVar("C", bound=Config)
+
+
+class _IsPath:
+    """Marks a string that may be a path."""
+
+
+ConfigPath = Annotated[str, _IsPath()]
+"""A path, or a name that is none: what `anchored` says. A spec 'file.py:name' has a path, 'package.module:name' not."""
+
+_FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")
+
+
+def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) -> C:
+    """The config in the YAML file `source` with `key=value` overrides on top, dotted keys and YAML values.
+
+    Raises `UserError`, one paragraph each, for what cannot be read, unknown keys (with the nearest known one) and
+    values of a wrong type or range.
+    """
+    from_file = _anchor_all(schema, _read_yaml(source), source.parent)
+    from_shell = _anchor_all(schema, _parse_overrides(overrides), Path.cwd())
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(from_file, from_shell), resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"The config {source} cannot be resolved: {_one_line(error)}.") from error
+    return validated(schema, _anchor_all(schema, merged, source.parent), str(source))
+
+
+def validated(schema: type[C], data: Any, source: str) -> C:
+    """`data` as a config; `source` is for the error."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise user_error(error, schema, source) from error
+
+
+def anchored(value: str, folder: Path) -> str:
+    """`value` as an absolute path where it is one, unchanged where it is a name.
+
+    It is a path if it starts with '.', '~' or '/', names a file by its suffix, or has the form 'file.py:name'. So a
+    model 'org/name' or a tool 'search' stays what it is, and a local model folder is written './name'.
+    """
+    path, separator, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
+    if "${" in value or "://" in value or not (separator or path.startswith((".", "~", "/")) or _is_file_name(path)):
+        return value
+    return str((folder / Path(path).expanduser()).resolve()) + separator + attribute
+
+
+def _is_file_name(value: str) -> bool:
+    return value.endswith(_FILE_SUFFIXES)
+
+
+def _read_yaml(source: Path) -> dict[str, Any]:
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(source))
+    except FileNotFoundError as error:
+        raise UserError(f"There is no config file {source}.") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"The config file {source} cannot be read: {_one_line(error)}.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"The config file {source} must have keys at its top level, got a {type(data).__name__}.")
+    return {str(key): value for key, value in data.items()}
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    for override in overrides:
+        key, separator, _ = override.partition("=")
+        if not separator or not key.strip():
+            raise UserError(f"{override!r} is no override. Write key=value, for example run.steps=100.")
+    try:
+        config = OmegaConf.from_dotlist(list(overrides))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"The overrides {' '.join(overrides)} cannot be read: {_one_line(error)}.") from error
+    assert isinstance(config, DictConfig)
+    return dict(OmegaConf.to_container(config))  # type: ignore[arg-type]
+
+
+def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
+    """`value` with every `ConfigPath` in it anchored, as the annotation says where they are."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated and any(isinstance(item, _IsPath) for item in arguments[1:]):
+        return anchored(value, folder) if isinstance(value, str) else value
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
+        return {key: _anchor_field(annotation, key, item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        for argument in arguments:
+            value = [_anchor_all(argument, item, folder) for item in value]
+        return value
+    for argument in arguments:
+        value = _anchor_all(argument, value, folder)
+    return value
+
+
+def _anchor_field(schema: type[BaseModel], key: Any, value: Any, folder: Path) -> Any:
+    field = schema.model_fields.get(key)
+    if field is None:
+        return value
+    # Pydantic takes the outermost Annotated apart.
+    annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return _anchor_all(annotation, value, folder)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

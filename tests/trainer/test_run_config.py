@@ -1,0 +1,99 @@
+import pytest
+
+from agentloop.config_loading import load_config
+from agentloop.errors import UserError
+from agentloop.trainer.run_checks import check_trainable
+from agentloop.trainer.run_config import RunConfig
+
+MINIMAL = "model: org/model\ndata: {train: train.jsonl}\nenv: {reward: exact}\n"
+
+
+def load(tmp_path, *overrides, text=MINIMAL):
+    (tmp_path / "config.yaml").write_text(text)
+    return load_config(RunConfig, tmp_path / "config.yaml", overrides)
+
+
+def test_three_lines_are_a_config_that_can_be_trained(tmp_path):
+    config = load(tmp_path)
+    check_trainable(config)
+    assert config.model == config.learner.model == "org/model"
+    assert config.data.train == str(tmp_path / "train.jsonl")
+    assert config.trajectories_per_step == 128
+
+
+def test_the_learner_shares_temperature_seed_and_length_with_the_run(tmp_path):
+    config = load(
+        tmp_path,
+        "sampling.temperature=0.7",
+        "run.seed=3",
+        "run.steps=20",
+        "learner.mini_batches=4",
+        "learner.lr_schedule=cosine",
+    )
+    check_trainable(config)
+    assert (config.learner.temperature, config.learner.seed, config.learner.total_updates) == (0.7, 3, 80)
+
+
+def test_tools_are_names_or_names_with_options(tmp_path):
+    config = load(tmp_path, "env.tools=[search, {name: 'a.py:T', options: {k: 3}}]")
+    assert [tool.name.rpartition("/")[2] for tool in config.env.tools] == ["search", "a.py:T"]
+    assert [tool.options for tool in config.env.tools] == [{}, {"k": 3}]
+
+
+def test_the_resolved_config_loads_as_the_same(tmp_path):
+    import yaml
+
+    config = load(tmp_path, "env.tools=[search]", "limits.max_turns=3")
+    again = tmp_path / "again" / "config.yaml"
+    again.parent.mkdir()
+    again.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_config(RunConfig, again) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("limits.max_turn=3", ["'limits.max_turn'", "'max_turns'"]),
+        ("limits.max_turns=0", ["limits.max_turns must be above 0"]),
+        ("learner.learning_rate=1", ["'learner.learning_rate'"]),
+        ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'"]),
+        ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
+    ],
+)
+def test_wrong_keys_and_values_name_the_whole_path(tmp_path, override, words):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, override)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_section_says_how_to_set_it(tmp_path):
+    with pytest.raises(UserError, match=r"'env' is missing"):
+        load(tmp_path, text="model: m\ndata: {train: t.jsonl}\n")
+    with pytest.raises(UserError, match=r"The key 'model' is missing") as caught:
+        load(tmp_path, text="data: {train: t.jsonl}\nenv: {reward: exact}\n")
+    assert "learner" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.group_size=1"], ["algorithm.group_size is 1", "grpo"]),
+        (["algorithm.advantage=grop"], ["'grop'", "'grpo'"]),
+        (["learner.loss=pp"], ["'pp'", "'ppo'"]),
+        (["learner.loss_options={clip_lw: 1}"], ["clip_lw"]),
+        (["sampling.temperature=0"], ["sampling.temperature is 0"]),
+        (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature 1.0"]),
+        (["learner.model=other"], ["learner.model is 'other'"]),
+        (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens 99999"]),
+        (["eval.every=5"], ["data.eval"]),
+        (["learner.mini_batches=500"], ["learner.mini_batches is 500", "128"]),
+        (["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"], ["warmup_updates is 5 of 5"]),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrides, words):
+    config = load(tmp_path, *overrides)
+    with pytest.raises(UserError) as caught:
+        check_trainable(config)
+    for word in words:
+        assert word in str(caught.value)

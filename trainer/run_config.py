@@ -1,0 +1,164 @@
+"""`RunConfig`: everything that one training run is. `agentloop.trainer.run_checks` says which ones cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator, with_config
+
+from agentloop.config import Config
+from agentloop.config_loading import ConfigPath
+from agentloop.limits import Limits
+from agentloop.trainer.learner import LearnerConfig
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LimitsConfig(Limits):
+    """`Limits`, strict about its keys."""
+
+
+class DataConfig(Config):
+    """Datasets: a .jsonl, .jsonl.gz or .parquet file, or a function 'file.py:name' / 'package.module:name'."""
+
+    train: ConfigPath
+    train_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function that `train` names."""
+    train_limit: int | None = Field(default=None, ge=1)
+    """Use the first rows only."""
+    shuffle: bool = True
+    """A new order in every epoch."""
+    eval: ConfigPath | None = None
+    """Held-out tasks."""
+    eval_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function that `eval` names."""
+    eval_limit: int | None = Field(default=None, ge=1)
+    """Use the first held-out rows only."""
+
+
+class ToolConfig(Config):
+    name: ConfigPath
+    """Of the registry (`agentloop tools list`), or 'file.py:Class' / 'package.module:Class'."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of its constructor."""
+
+
+def _tool(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class EnvConfig(Config):
+    """The other side of the conversation, and what its outcome is worth."""
+
+    factory: ConfigPath = "agentloop.envs.tool_env:ToolEnv"
+    """Called as factory(row, toolset=..., reward=..., **options) for every episode."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    tools: list[Annotated[ToolConfig, BeforeValidator(_tool)]] = Field(default_factory=list)
+    """What the model may call; a plain string is the name of a tool."""
+    reward: ConfigPath
+    """`exact`, `contains`, `last_number`, or a function 'file.py:name' / 'package.module:name'."""
+    reward_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every call of the reward."""
+
+
+class SamplingConfig(Config):
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps all."""
+
+
+class EngineConfig(Config):
+    name: str = "hf"
+    """`hf`, `vllm` or `scripted`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of its constructor, beside the model."""
+    max_concurrency: int = Field(default=256, ge=1)
+    """Episodes in flight."""
+
+
+class AlgorithmConfig(Config):
+    advantage: str = "grpo"
+    """`grpo`, `dr_grpo`, `rloo` or a registered one."""
+    group_size: int = Field(default=8, ge=1)
+    """Episodes of one task."""
+    groups_per_step: int = Field(default=16, ge=1)
+    """Tasks of one step."""
+
+
+class EvalConfig(Config):
+    """Evaluation on the held-out tasks."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps from one to the next; 0 never evaluates. The first is before step 1, the last after the last step."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each task."""
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class RunSettings(Config):
+    folder: str | None = None
+    """Where everything is written; a folder with a checkpoint is gone on with. Default: a new one below runs/."""
+    steps: int = Field(default=100, ge=1)
+    seed: int = 0
+    save_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    keep_last: int = Field(default=2, ge=1)
+    """Checkpoints that are kept."""
+    save_trajectories: int | None = Field(default=None, ge=0)
+    """Trajectories of each step that are written; None writes all."""
+    max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
+    """Stop when more of a step's episodes failed."""
+    loggers: list[Literal["tensorboard", "wandb"]] = Field(default_factory=lambda: ["tensorboard"])
+    """Beside metrics.jsonl, which is always written."""
+
+
+class RunConfig(Config):
+    """One training run."""
+
+    model: ConfigPath
+    """Hugging Face name, or a folder ('./model')."""
+    data: DataConfig
+    env: EnvConfig
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    learner: LearnerConfig
+    """Its model, temperature and seed are those of the run and need not be said again."""
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    run: RunSettings = Field(default_factory=RunSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_with_learner(cls, data: Any) -> Any:
+        """Give the learner what it has in common with other sections, and leave errors in those to their checks."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("learner", {}), Mapping):
+            return data
+        shared = {
+            "model": data.get("model", ""),
+            "temperature": _get(data, "sampling", "temperature") or None,
+            "seed": _get(data, "run", "seed"),
+            "total_updates": _total_updates(data),
+        }
+        known = {key: value for key, value in shared.items() if value is not None}
+        return {**data, "learner": known | dict(data.get("learner", {}))}
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.algorithm.groups_per_step * self.algorithm.group_size
+
+
+def _get(data: Mapping[str, Any], section: str, key: str) -> Any:
+    value = data.get(section)
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
+def _total_updates(data: Mapping[str, Any]) -> int | None:
+    """Length of a learning-rate schedule that ends with the run."""
+    if _get(data, "learner", "lr_schedule") in (None, "constant"):
+        return None
+    steps, mini_batches = _get(data, "run", "steps"), _get(data, "learner", "mini_batches") or 1
+    return steps * mini_batches if isinstance(steps, int) and isinstance(mini_batches, int) else None
