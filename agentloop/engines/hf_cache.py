@@ -1,0 +1,79 @@
+"""Keys, values and tokens of the slots of the `hf` engine: one slot holds one trajectory, kept between its turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+GROWTH = 256
+"""Tokens by which the slots get longer."""
+
+
+class SlotCache:
+    """`slots` sequences of up to `max_len` tokens. Memory is taken as sequences and slots come into use.
+
+    `kv` has the shape [layers, 2, slots, kv heads, length, head dim]; `tokens` and `logprobs` are [slots, length].
+    `kv_len[s]` tokens of slot s have their keys and values; `tok_len[s]` tokens are known.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        slots: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.slots = slots
+        self.max_len = max_len
+        self.length = 0
+        self._rows = 0
+        self._shape = (layers, 2, kv_heads, head_dim)
+        self._dtype = dtype
+        self._device = device
+        self.kv = self._empty(0, 0)
+        self.tokens: NDArray[np.int32] = np.zeros((slots, 0), np.int32)
+        self.logprobs: NDArray[np.float32] = np.zeros((slots, 0), np.float32)
+        self.kv_len: NDArray[np.int64] = np.zeros(slots, np.int64)
+        self.tok_len: NDArray[np.int64] = np.zeros(slots, np.int64)
+
+    def _empty(self, rows: int, length: int) -> torch.Tensor:
+        layers, two, heads, dim = self._shape
+        return torch.zeros((layers, two, rows, heads, length, dim), dtype=self._dtype, device=self._device)
+
+    def reserve(self, row: int, length: int) -> None:
+        """Make sure that slot `row` exists and holds `length` tokens."""
+        rows, longest = self._rows, self.length
+        if row >= rows:
+            rows = min(self.slots, max(row + 1, 2 * rows, 8))
+        if length > longest:
+            longest = min(-(-max(length, longest * 3 // 2) // GROWTH) * GROWTH, self.max_len)
+            tokens = np.zeros((self.slots, longest), np.int32)
+            logprobs = np.zeros((self.slots, longest), np.float32)
+            tokens[:, : self.length], logprobs[:, : self.length] = self.tokens, self.logprobs
+            self.tokens, self.logprobs = tokens, logprobs
+        if (rows, longest) != (self._rows, self.length):
+            kv = self._empty(rows, longest)
+            kv[:, :, : self._rows, :, : self.length] = self.kv
+            self.kv, self._rows, self.length = kv, rows, longest
+
+    def common_prefix(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """[slots]: how many leading tokens of each slot equal those of `tokens`."""
+        width = min(len(tokens), self.length)
+        if width == 0:
+            return np.zeros(self.slots, np.int64)
+        differs = self.tokens[:, :width] != tokens[:width]
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+        return np.minimum(first, self.tok_len)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Give `target` the keys and values of the first `length` tokens of `source`."""
+        self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
+
+    @staticmethod
+    def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        return layers * 2 * kv_heads * head_dim * dtype.itemsize
