@@ -42,8 +42,14 @@ class Renderer(Protocol):
         new messages cost, however long the history. Raises `UserError` where the template is not prefix-stable."""
         ...
 
-    def parse(self, sampled: Sequence[int], *, complete: bool = True) -> ParsedTurn:
-        """Read a sampled turn. With `complete=False` (cut by length) it never has calls."""
+    def parse(
+        self, sampled: Sequence[int], *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+    ) -> ParsedTurn:
+        """Read a sampled turn. With `complete=False` (cut by length) it never has calls.
+
+        `tools` gives the types of arguments to formats that write values without them (qwen3_coder). The ids of the
+        calls are `call_id_prefix` and their number in the turn.
+        """
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -1,0 +1,132 @@
+"""Text to ids, with a line between control tokens that the template wrote and text that only looks like them.
+
+A tokenizer turns the text `<|im_end|>` into the control token wherever it stands, also inside a tool result, where it
+would end the turn for the model. Here text is encoded in pieces: an added token (special or not) is recognised only in
+text that the template or the recipe wrote; everything between is encoded by a copy of the tokenizer that has no added
+tokens. Pieces between added tokens are what a tokenizer encodes independently anyway, so nothing else changes.
+
+Untrusted text passes through the template with each added token spelled as two lone surrogates, which valid text
+cannot contain and which templates pass on untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_ANCHOR = "\ue0a1\ue0a2anchor\ue0a3"
+
+
+class TextEncoder:
+    """Encodes and decodes for one tokenizer (`tokenizers.Tokenizer`)."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.added: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
+        self._texts = list(self.added)
+        self._codes = {text: chr(0xD800 + i // 1024) + chr(0xDC00 + i % 1024) for i, text in enumerate(self._texts)}
+        self._added_re = _pattern([_with_flags(token) for token in _longest_first(added.values())])
+        self._content_re = _pattern([re.escape(token.content) for token in _longest_first(added.values())])
+        self._plain, self._anchor = _plain_copy(backend, self._texts)
+        self._leaks = self._find_leaks()
+
+    def escape(self, text: str) -> str:
+        """Untrusted text for the template: what spells an added token is hidden from template and tokenizer."""
+        text = _SURROGATE.sub("\ufffd", text)
+        return self._content_re.sub(lambda match: self._codes[match[0]], text) if self._content_re else text
+
+    def unescape(self, text: str) -> str:
+        """The inverse of `escape`."""
+        return _ESCAPED.sub(
+            lambda match: self._texts[(ord(match[0][0]) - 0xD800) * 1024 + ord(match[0][1]) - 0xDC00], text
+        )
+
+    def split(self, text: str) -> list[str]:
+        """Pieces of rendered text: plain, added token, plain, ..., plain. White space that an added token swallows
+        (its lstrip and rstrip flags) is part of it."""
+        return self._added_re.split(text) if self._added_re else [text]
+
+    def encode_rendered(self, text: str, *, at_start: bool = False) -> list[int]:
+        """Ids of rendered text, escapes included. `at_start`: the text begins the stream; otherwise it is taken to
+        follow an added token, which matters to tokenizers that mark the beginning of a text."""
+        ids: list[int] = []
+        for index, piece in enumerate(self.split(text)):
+            if index % 2:
+                ids.append(self.added[piece.strip()] if piece not in self.added else self.added[piece])
+            elif piece:
+                ids += self.encode_plain(self.unescape(piece), at_start=at_start and index == 0)
+        return ids
+
+    def encode_plain(self, text: str, *, at_start: bool = False) -> list[int]:
+        """Ids of text in which nothing is a control token."""
+        if self._leaks and self._leaks.search(text):
+            return self._encode_broken(text)
+        anchor = "" if at_start else self._anchor
+        try:
+            ids: list[int] = self._plain.encode(anchor + text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError):  # lone surrogates: bytes that were not UTF-8, read with surrogateescape
+            ids = self._plain.encode(anchor + _SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
+        return ids[1:] if anchor else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, added tokens shown."""
+        return str(self._backend.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False))
+
+    def _find_leaks(self) -> re.Pattern[str] | None:
+        """Added tokens that the model's own vocabulary can build from their text (unigram vocabularies hold them)."""
+        added_ids = set(self.added.values())
+        leaks = [text for text in self._texts if not added_ids.isdisjoint(self._plain.encode(text).ids)]
+        return (
+            re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in leaks))
+            if leaks
+            else None
+        )
+
+    def _encode_broken(self, text: str) -> list[int]:
+        """Encode around leaks: each is cut behind its first character, so that it cannot be put together."""
+        assert self._leaks is not None
+        cuts = [0, *(match.start() for match in self._leaks.finditer(text)), len(text)]
+        pieces = (text[start:end] for start, end in pairwise(cuts))
+        return [token_id for piece in pieces for token_id in self._plain.encode(piece, add_special_tokens=False).ids]
+
+
+def _longest_first(tokens: object) -> list[AddedToken]:
+    return sorted((token for token in tokens if token.content), key=lambda token: -len(token.content))  # type: ignore[attr-defined]
+
+
+def _with_flags(token: AddedToken) -> str:
+    text = re.escape(token.content)
+    if token.single_word:
+        text = rf"(?<!\w){text}(?!\w)"
+    return (r"\s*" if token.lstrip else "") + text + (r"\s*" if token.rstrip else "")
+
+
+def _pattern(alternatives: list[str]) -> re.Pattern[str] | None:
+    return re.compile("(" + "|".join(alternatives) + ")") if alternatives else None
+
+
+def _plain_copy(backend: Tokenizer, added: Sequence[str]) -> tuple[Tokenizer, str]:
+    """The tokenizer without added tokens, and the text to put in front of a piece so that it is encoded as one behind
+    an added token: empty for byte-level tokenizers, which encode a piece alike wherever it stands."""
+    from tokenizers import AddedToken, Tokenizer
+
+    state = json.loads(backend.to_str())
+    state.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+    plain = Tokenizer.from_str(json.dumps(state))
+    if not added:
+        return plain, ""
+    mark = added[0]
+    behind = backend.encode(f"{mark}probe of words", add_special_tokens=False).ids[1:]
+    if behind == plain.encode("probe of words").ids:
+        return plain, ""
+    plain.add_special_tokens([AddedToken(_ANCHOR, normalized=False)])
+    return plain, _ANCHOR

@@ -1,0 +1,69 @@
+"""`renderer_for`: from a tokenizer, or the folder of a model, to a renderer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.rendering.parsing import call_format, detect_format
+from agentloop.rendering.template_renderer import TemplateRenderer
+
+
+def renderer_for(
+    tokenizer: Any,
+    *,
+    tool_format: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    trusted_roles: Iterable[str] = ("system", "assistant"),
+) -> TemplateRenderer:
+    """The renderer of a model.
+
+    `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model.
+    `tool_format`: how the model writes calls, `hermes` or `qwen3_coder`; by default what its chat template shows.
+    `chat_template_kwargs`: handed to the template, such as `{"enable_thinking": False}`.
+    `trusted_roles`: whose messages may hold control tokens; in the text of all others they are plain characters.
+
+    Raises `UserError` for a model without chat template, without end-of-turn token, or without fast tokenizer.
+    """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = _load(tokenizer)
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UserError(
+            f"The tokenizer of {name} ({type(tokenizer).__name__}) is not a fast one. agentloop needs tokenizer.json: "
+            "convert it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        )
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"The tokenizer of {name} has no chat template: there is neither a chat_template.jinja in its folder nor a "
+            "chat_template in tokenizer_config.json. Base models come without one: copy chat_template.jinja from the "
+            "instruction-tuned model of the family into the folder, or set tokenizer.chat_template."
+        )
+    template = tokenizer.chat_template
+    shown = "\n".join(template.values()) if isinstance(template, dict) else template
+    return TemplateRenderer(
+        tokenizer,
+        call_format=call_format(tool_format) if tool_format else detect_format(shown),
+        trusted_roles=frozenset(trusted_roles),
+        chat_template_kwargs=chat_template_kwargs or {},
+    )
+
+
+def _load(path: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "tokenizer.json").exists():
+        raise UserError(
+            f"{folder} has no tokenizer.json. Save the tokenizer there: tokenizer.save_pretrained({str(folder)!r})."
+        )
+    try:
+        return AutoTokenizer.from_pretrained(str(path))
+    # What a broken folder or an unknown name raises differs by file and version of the library.
+    except Exception as error:
+        raise UserError(
+            f"No tokenizer can be loaded from {path}: {type(error).__name__}: {error}. Give the folder of a model that "
+            "holds tokenizer.json and tokenizer_config.json, or its name on the hub."
+        ) from error

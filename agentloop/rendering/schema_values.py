@@ -1,0 +1,91 @@
+"""Text of an XML-like parameter to the value that the tool's JSON Schema asks for.
+
+A text that is not of the asked type stays text, so that validation tells the model: 3.5 is no integer, yes no boolean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentloop.rendering.base import ToolSchemas
+
+_MISSING = object()
+
+
+def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
+    """The value of `text` for a parameter of a tool; text where the tool or the parameter is unknown.
+
+    One line break behind the opening and one before the closing tag belong to the format.
+    """
+    text = text.removeprefix("\n").removesuffix("\n")
+    parameters: Mapping[str, Any] = next(
+        (tool["function"].get("parameters", {}) for tool in tools if tool["function"]["name"] == function), {}
+    )
+    schema = parameters.get("properties", {}).get(parameter)
+    if schema is None:
+        return text
+    value = _convert(text, schema, parameters, depth=0)
+    return text if value is _MISSING else value
+
+
+def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    """The value, or _MISSING where the text is none of this schema."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return _MISSING
+    if reference := schema.get("$ref"):
+        return _convert(text, _resolve(reference, root), root, depth + 1)
+    for choice in ("enum", "const"):
+        if choice in schema:
+            values = schema[choice] if choice == "enum" else [schema[choice]]
+            return next((value for value in values if text == value or text.strip() == json.dumps(value)), _MISSING)
+    alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+    if alternatives is None:
+        types = schema.get("type", ["object", "array", "number", "boolean", "null", "string"])
+        alternatives = [{"type": kind} for kind in ([types] if isinstance(types, str) else types)]
+        if len(alternatives) == 1:
+            return _of_type(text, alternatives[0]["type"])
+    # A string takes any text, so it is tried last.
+    for option in sorted(
+        alternatives, key=lambda option: isinstance(option, Mapping) and option.get("type") == "string"
+    ):
+        if (value := _convert(text, option, root, depth + 1)) is not _MISSING:
+            return value
+    return _MISSING
+
+
+def _of_type(text: str, kind: str) -> Any:
+    if kind == "string":
+        return text
+    if kind == "boolean" and text.strip().lower() in ("true", "false"):  # the template itself writes Python's True
+        return text.strip().lower() == "true"
+    if kind == "null" and text.strip() == "None":
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return _MISSING
+    return value if _is_of_type(value, kind) else _MISSING
+
+
+def _is_of_type(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    kinds: dict[str, tuple[type, ...]] = {
+        "integer": (int,),
+        "number": (int, float),
+        "object": (dict,),
+        "array": (list,),
+    }
+    return isinstance(value, kinds.get(kind, ()))
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    """A local reference, `#/$defs/Name`."""
+    node: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(key)
+    return node

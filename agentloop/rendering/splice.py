@@ -1,0 +1,213 @@
+"""Rendering by filling in: a conversation's text with the untrusted contents cut out, made once per shape.
+
+Running a template costs 100 us and more, and it writes the same text around each tool result. So a shape (the roles
+and fields of the messages) is rendered once with sentinels as contents; what stands between them is kept, as token ids
+as far as added tokens delimit it. A shape whose template does more with a content than insert it (as it stands, stripped, or
+as JSON) is not spliced; whether it does is found out by rendering probes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.rendering.encoding import TextEncoder
+
+Slot = tuple[int, str]
+"""(message, field)."""
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+"""Messages to text, with the same tools and options each time."""
+
+_PROBES = (
+    "",
+    " ",
+    "\n",
+    "  indented\n\n",
+    "\tx ",
+    "\"double\" 'single' \\ \\n",
+    "{{ a }}{% b %}{# c #}",
+    "<b>&amp;</b>",
+    "[1, 2]",
+    '{"k": null}',
+    "é漢字🙂\u200b",
+    "null",
+)
+_NAME_PROBES = ("get_x", "call-1")
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _json(text: str) -> str:
+    """As inside a JSON string; the quotes around it are literal text of the template."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json)
+
+
+@dataclass(slots=True)
+class Splice:
+    """A conversation of one shape, ready to be filled in."""
+
+    runs: list[tuple[list[int], tuple[str | Insert, ...]]] = field(default_factory=list)
+    """Fixed ids, then text with insertions, which is encoded in one go because no added token divides it."""
+    last: list[int] = field(default_factory=list)
+    """Ids behind the last insertion."""
+    at_start: bool = False
+    """The text begins the stream."""
+
+    def fill(self, messages: Sequence[Mapping[str, Any]], encoder: TextEncoder) -> list[int]:
+        """Ids of the conversation with the contents of `messages`, which must be of this shape."""
+        ids: list[int] = []
+        for fixed, parts in self.runs:
+            ids += fixed
+            text = "".join(
+                [
+                    part if isinstance(part, str) else part.transform(messages[part.message][part.field])
+                    for part in parts
+                ]
+            )
+            if text:
+                ids += encoder.encode_plain(text, at_start=self.at_start and not ids)
+        ids += self.last
+        return ids
+
+
+@dataclass(slots=True, frozen=True)
+class Insert:
+    """Where a content goes, and what the template does to it."""
+
+    message: int
+    field: str
+    transform: Callable[[str], str]
+
+
+def make_splice(
+    render: Render,
+    messages: Sequence[Mapping[str, Any]],
+    slots: Sequence[Slot],
+    encoder: TextEncoder,
+    *,
+    at_start: bool,
+) -> Splice | None:
+    """The splice of the shape of `messages`, or None where the template does not just insert what is in `slots`."""
+    sentinels = {slot: f"z{number:03d}Qkx7w" for number, slot in enumerate(slots)}
+    parts = _literal_parts(render(_filled(messages, sentinels)), sentinels)
+    shown = {part for part in parts if not isinstance(part, str)}
+    if any(name == "content" and (index, name) not in shown for index, name in slots):
+        return None
+    transforms: dict[Slot, Callable[[str], str]] = {}
+    for slot in slots:
+        found = _transform_of(slot, render, messages, sentinels, parts)
+        if found is None:
+            return None
+        transforms[slot] = found
+    splice = _compile(parts, transforms, encoder, at_start=at_start)
+    return splice if _agrees(splice, render, messages, slots, encoder) else None
+
+
+def _filled(messages: Sequence[Mapping[str, Any]], values: Mapping[Slot, str]) -> list[dict[str, Any]]:
+    filled = [dict(message) for message in messages]
+    for (index, name), value in values.items():
+        filled[index][name] = value
+    return filled
+
+
+def _literal_parts(text: str, sentinels: Mapping[Slot, str]) -> list[str | Slot]:
+    """The text cut at the sentinels."""
+    parts: list[str | Slot] = [text]
+    for slot, sentinel in sentinels.items():
+        cut: list[str | Slot] = []
+        for part in parts:
+            if not isinstance(part, str):
+                cut.append(part)
+                continue
+            first, *rest = part.split(sentinel)
+            cut.append(first)
+            for piece in rest:
+                cut += [slot, piece]
+        parts = cut
+    return [part for part in parts if part != ""]
+
+
+def _transform_of(
+    slot: Slot,
+    render: Render,
+    messages: Sequence[Mapping[str, Any]],
+    sentinels: Mapping[Slot, str],
+    parts: Sequence[str | Slot],
+) -> Callable[[str], str] | None:
+    """What the template does to the text of one slot."""
+    if slot not in parts:
+        return _same
+    candidates = list(_TRANSFORMS)
+    for probe in _PROBES if slot[1] == "content" else _NAME_PROBES:
+        text = render(_filled(messages, {**sentinels, slot: probe}))
+        candidates = [
+            transform for transform in candidates if text == _joined(parts, {**sentinels, slot: transform(probe)})
+        ]
+    return candidates[0] if candidates else None
+
+
+def _joined(parts: Sequence[str | Slot], values: Mapping[Slot, str]) -> str:
+    return "".join([part if isinstance(part, str) else values[part] for part in parts])
+
+
+def _compile(
+    parts: Sequence[str | Slot],
+    transforms: Mapping[Slot, Callable[[str], str]],
+    encoder: TextEncoder,
+    *,
+    at_start: bool,
+) -> Splice:
+    splice = Splice(at_start=at_start)
+    fixed: list[int] = []
+    run: list[str | Insert] = []
+
+    def close_run() -> None:
+        nonlocal fixed, run
+        if any(not isinstance(part, str) for part in run):
+            splice.runs.append((fixed, tuple(run)))
+            fixed = []
+        elif run:
+            text = "".join(part for part in run if isinstance(part, str))
+            fixed += encoder.encode_plain(text, at_start=at_start and not splice.runs and not fixed)
+        run = []
+
+    for part in parts:
+        if not isinstance(part, str):
+            run.append(Insert(*part, transforms[part]))
+            continue
+        for number, piece in enumerate(encoder.split(part)):
+            if number % 2:
+                close_run()
+                fixed += encoder.encode_rendered(piece)
+            elif piece:
+                run.append(encoder.unescape(piece))
+    close_run()
+    splice.last = fixed
+    return splice
+
+
+def _agrees(
+    splice: Splice,
+    render: Render,
+    messages: Sequence[Mapping[str, Any]],
+    slots: Sequence[Slot],
+    encoder: TextEncoder,
+) -> bool:
+    """The splice against the template, all slots probed at once."""
+    for turn in range(len(_PROBES)):
+        values = {
+            slot: probes[(turn + number) % len(probes)]
+            for number, slot in enumerate(slots)
+            for probes in [_PROBES if slot[1] == "content" else _NAME_PROBES]
+        }
+        filled = _filled(messages, values)
+        if splice.fill(filled, encoder) != encoder.encode_rendered(render(filled), at_start=splice.at_start):
+            return False
+    return True

@@ -1,0 +1,84 @@
+"""A tokenizer's chat template: messages to text, every way to fail turned into a `UserError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.messages import text_of
+from agentloop.rendering.base import ToolSchemas
+from agentloop.rendering.encoding import TextEncoder
+
+
+class ChatTemplate:
+    """Renders conversations with `tokenizer.apply_chat_template`.
+
+    Every text field of a message whose role is not in `trusted_roles` is escaped first, so that it can hold no control
+    token (see `TextEncoder.escape`).
+    """
+
+    def __init__(
+        self, tokenizer: Any, encoder: TextEncoder, *, trusted_roles: frozenset[str], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._kwargs = dict(kwargs)
+        self.trusted_roles = trusted_roles
+        self.name = str(getattr(tokenizer, "name_or_path", "") or "the model")
+        self.text = _source(tokenizer)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = (), *, generate: bool = False) -> str:
+        """The text of `messages`; `generate` adds the generation prompt. Raises `UserError`."""
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [self._shown(message) for message in messages],
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=generate,
+                    **self._kwargs,
+                )
+            )
+        except UserError:
+            raise
+        # Templates are programs: they raise jinja's errors, and whatever Python's operators raise inside them.
+        except Exception as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UserError(
+                f"The chat template of {self.name} refuses a conversation of the roles ({roles}): "
+                f"{type(error).__name__}: {error}. Change the messages, or the template (chat_template.jinja)."
+            ) from error
+
+    def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shown = dict(message)
+        content = shown.get("content")
+        if isinstance(content, list):
+            shown["content"] = self._parts(content)
+        if shown["role"] not in self.trusted_roles:
+            escape = self._encoder.escape
+            for field, value in shown.items():
+                if isinstance(value, str):
+                    shown[field] = escape(value)
+            if isinstance(shown.get("content"), list):
+                shown["content"] = [
+                    {**part, "text": escape(part["text"])} if part["type"] == "text" else part
+                    for part in shown["content"]
+                ]
+        return shown
+
+    def _parts(self, content: list[Any]) -> str | list[dict[str, Any]]:
+        """Parts as the template takes them: plain text where there are no images."""
+        if all(part["type"] == "text" for part in content):
+            return text_of(content)
+        if "image" not in self.text:
+            raise UserError(
+                f"A message has an image, and the chat template of {self.name} cannot show one. Use a vision-language "
+                "model, or leave images out of the dataset and the tool results."
+            )
+        return [dict(part) if part["type"] == "text" else {"type": "image"} for part in content]
+
+
+def _source(tokenizer: Any) -> str:
+    source = tokenizer.chat_template
+    return "\n".join(source.values()) if isinstance(source, dict) else str(source)

@@ -1,0 +1,195 @@
+"""`TemplateRenderer`: a `Renderer` for any model whose chat template is prefix-stable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.messages import Message, ParsedTurn
+from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.encoding import TextEncoder
+from agentloop.rendering.parsing import THINK_CLOSE, THINK_OPEN, CallFormat, TurnParser
+from agentloop.rendering.splice import Splice, make_splice
+from agentloop.rendering.template import ChatTemplate
+from agentloop.rendering.turn_end import call_turn_end, find_turn_end, text_after_turn
+
+_MAX_SHAPES = 256
+_MAX_PROMPTS = 256
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What is known of the conversations of one shape."""
+
+    tools: ToolSchemas
+    """Held so that its `id()`, part of the key, stays its own."""
+    tried: bool = False
+    splice: Splice | None = None
+
+
+class TemplateRenderer:
+    """Renders and parses for one tokenizer. Make it with `agentloop.rendering.renderer_for`.
+
+    Trust: text fields of messages whose role is not in `trusted_roles` are data. What spells a control token in them
+    (`<|im_end|>`, `<tool_call>`) is encoded as the characters that it is.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        call_format: CallFormat | None,
+        trusted_roles: frozenset[str],
+        chat_template_kwargs: Mapping[str, Any],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = TextEncoder(tokenizer.backend_tokenizer)
+        self._template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
+        self._trusted = trusted_roles
+        self._format = call_format
+        end = find_turn_end(self._template, self.encoder)
+        tokens = dict.fromkeys([end.token, call_turn_end(self._template, self.encoder) or end.token])
+        self.stop_token_ids: tuple[int, ...] = tuple(self.encoder.encode_rendered(token)[0] for token in tokens)
+        self._end_ids = {*self.stop_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        self._behind = end.behind
+        self._closing = self.encoder.encode_rendered(end.behind)
+        self._end_of_cut = self.encoder.encode_rendered(end.before + end.token)
+        self._added_ids = frozenset(self.encoder.added.values())
+        self._parser = TurnParser(call_format, starts_in_thinking=self._opens_thinking())
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._prompts: dict[tuple[Any, ...], tuple[ToolSchemas, list[int]]] = {}
+
+    def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
+        """The first prompt, with the generation prompt at its end. See `Renderer.render_prompt`."""
+        key = _exact_key(messages, tools)
+        if key is not None and key in self._prompts:
+            return self._prompts[key][1].copy()
+        ids = self._spliced(True, messages, tools)
+        if ids is None:
+            text = self._prompt_text(messages, tools)
+            self._check_tools(text, tools)
+            ids = self.encoder.encode_rendered(text, at_start=True)
+        if key is not None:
+            _make_room(self._prompts, _MAX_PROMPTS)
+            self._prompts[key] = (tools, ids.copy())
+        return ids
+
+    def render_continuation(
+        self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
+    ) -> Continuation:
+        """What follows the turn `sampled`. See `Renderer.render_continuation`."""
+        ids = self._spliced(False, messages, tools)
+        if ids is None:
+            ids = self.encoder.encode_rendered(self._continuation_text(messages, tools))
+        # The line break of the turn is a segment of its own where an added token divides it from what follows.
+        length = len(self._closing)
+        if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
+            length = 0
+        closing = ids[:length]
+        if not len(sampled) or sampled[-1] not in self.stop_token_ids:
+            closing = self._end_of_cut + closing
+        return Continuation(closing, ids[length:])
+
+    def parse(
+        self, sampled: Sequence[int], *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+    ) -> ParsedTurn:
+        """Read a sampled turn. See `Renderer.parse`."""
+        ids = list(sampled)
+        if ids and ids[-1] in self._end_ids:
+            ids.pop()
+        return self._parser.parse(
+            self.encoder.decode(ids), complete=complete, tools=tools, call_id_prefix=call_id_prefix
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids; nothing in it becomes a control token."""
+        return self.encoder.encode_plain(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, special tokens shown."""
+        return self.encoder.decode(ids)
+
+    def _spliced(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> list[int] | None:
+        """Ids by filling in, None where this shape is new or its template does not allow it.
+
+        The splice is made when a shape comes a second time: it costs some thirty renders, too many for a system prompt
+        that is used once.
+        """
+        key = self._shape_key(prompt, messages, tools)
+        if key is None:
+            return None
+        shape = self._shapes.get(key)
+        if shape is None:
+            _make_room(self._shapes, _MAX_SHAPES)
+            self._shapes[key] = _Shape(tools)
+            return None
+        if not shape.tried:
+            shape.tried = True
+            shape.splice = self._make_splice(prompt, messages, tools)
+        return None if shape.splice is None else shape.splice.fill(messages, self.encoder)
+
+    def _shape_key(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ...] | None:
+        key: list[Any] = [prompt, id(tools)]
+        for message in messages:
+            for value in message.values():
+                if value.__class__ is not str:
+                    return None
+            role = message["role"]
+            key.append(tuple(message.items()) if role in self._trusted else (role, *message))
+        return tuple(key)
+
+    def _make_splice(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> Splice | None:
+        text_of = self._prompt_text if prompt else self._continuation_text
+        slots = [
+            (index, name)
+            for index, message in enumerate(messages)
+            if message["role"] not in self._trusted
+            for name in message
+            if name != "role"
+        ]
+        try:
+            return make_splice(lambda shown: text_of(shown, tools), messages, slots, self.encoder, at_start=prompt)
+        except UserError:  # the template takes only certain contents, such as call ids of nine letters
+            return None
+
+    def _prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
+        return self._template.render(messages, tools, generate=True)
+
+    def _continuation_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
+        return text_after_turn(self._template, messages, tools, self._behind)
+
+    def _opens_thinking(self) -> bool:
+        """Whether the generation prompt opens the think tag and leaves it open."""
+        question = [{"role": "user", "content": "zUserQkx7w"}]
+        prompt = self._template.render(question, generate=True)
+        bare = self._template.render(question)
+        prompt = prompt[len(bare) if prompt.startswith(bare) else 0 :]
+        return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
+
+    def _check_tools(self, prompt: str, tools: ToolSchemas) -> None:
+        hidden = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in prompt]
+        if hidden:
+            raise UserError(
+                f"The chat template of {self._template.name} does not show the tools {', '.join(hidden)} to the model. "
+                "Use a model whose template takes tools, or describe them in the system prompt."
+            )
+        if tools and self._format is None:
+            raise UserError(
+                f"The chat template of {self._template.name} does not say how the model writes tool calls. "
+                "Name the format: renderer_for(..., tool_format='hermes') or 'qwen3_coder'."
+            )
+
+
+def _exact_key(messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ...] | None:
+    """A key of the messages as they are; None where they hold more than text."""
+    if any(value.__class__ is not str for message in messages for value in message.values()):
+        return None
+    return (id(tools), *(tuple(message.items()) for message in messages))
+
+
+def _make_room(cache: dict[Any, Any], size: int) -> None:
+    """Drop the oldest entry of a full cache."""
+    if len(cache) >= size:
+        del cache[next(iter(cache))]
