@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from agentloop.rendering.word_cache import word_cache_for
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -38,6 +40,7 @@ class TextEncoder:
         self._content_re = _pattern([re.escape(token.content) for token in _longest_first(added.values())])
         self._plain, self._anchor = _plain_copy(backend, self._texts)
         self._leaks = self._find_leaks()
+        self._words = word_cache_for(self._plain) if not self._anchor and not self._leaks else None
 
     def escape(self, text: str) -> str:
         """Untrusted text for the template: what spells an added token is hidden from template and tokenizer."""
@@ -68,6 +71,8 @@ class TextEncoder:
 
     def encode_plain(self, text: str, *, at_start: bool = False) -> list[int]:
         """Ids of text in which nothing is a control token."""
+        if self._words is not None and text.isascii():
+            return self._words.encode(text)
         if self._leaks and self._leaks.search(text):
             return self._encode_broken(text)
         anchor = "" if at_start else self._anchor
@@ -84,7 +89,9 @@ class TextEncoder:
     def _find_leaks(self) -> re.Pattern[str] | None:
         """Added tokens that the model's own vocabulary can build from their text (unigram vocabularies hold them)."""
         added_ids = set(self.added.values())
-        leaks = [text for text in self._texts if not added_ids.isdisjoint(self._plain.encode(text).ids)]
+        leaks = [
+            text for text in self._texts if len(text) > 1 and not added_ids.isdisjoint(self._plain.encode(text).ids)
+        ]
         return (
             re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in leaks))
             if leaks
@@ -99,8 +106,8 @@ class TextEncoder:
         return [token_id for piece in pieces for token_id in self._plain.encode(piece, add_special_tokens=False).ids]
 
 
-def _longest_first(tokens: object) -> list[AddedToken]:
-    return sorted((token for token in tokens if token.content), key=lambda token: -len(token.content))  # type: ignore[attr-defined]
+def _longest_first(tokens: Iterable[AddedToken]) -> list[AddedToken]:
+    return sorted((token for token in tokens if token.content), key=lambda token: -len(token.content))
 
 
 def _with_flags(token: AddedToken) -> str:

@@ -2,8 +2,8 @@
 
 Running a template costs 100 us and more, and it writes the same text around each tool result. So a shape (the roles
 and fields of the messages) is rendered once with sentinels as contents; what stands between them is kept, as token ids
-as far as added tokens delimit it. A shape whose template does more with a content than insert it (as it stands, stripped, or
-as JSON) is not spliced; whether it does is found out by rendering probes.
+as far as added tokens delimit it. A shape whose template does more with a content than insert it (as it stands,
+stripped, or as JSON) is not spliced; whether it does is found out by rendering probes.
 """
 
 from __future__ import annotations

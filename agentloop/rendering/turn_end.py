@@ -113,7 +113,7 @@ def _unstable(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], bef
     roles = ", ".join(str(message["role"]) for message in messages)
     return UserError(
         f"The chat template of {template.name} is not prefix-stable: when ({roles}) follows an assistant turn, it "
-        f"writes {after[start : position + 60]!r} where it wrote {before[start : position + 60]!r} before. Tokens that were "
-        "sampled after the one would be trained after the other. Use a template that only appends "
+        f"writes {after[start : position + 60]!r} where it wrote {before[start : position + 60]!r} before. "
+        "Tokens that were sampled after the one would be trained after the other. Use a template that only appends "
         "(chat_template.jinja)."
     )
