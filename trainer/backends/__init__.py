@@ -1,0 +1,1 @@
+"""Backends of the learner; each is imported when it is used."""

@@ -1,0 +1,76 @@
+"""A causal language model as the learner needs it: packed rows in, log-probabilities of the trained tokens out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentloop.errors import UserError
+from agentloop.trainer import attention
+from agentloop.trainer.attention import PackedRow
+from agentloop.trainer.logprobs import token_logprobs
+
+_UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+"""What some models do to their logits after the LM head, and the value with which that does nothing."""
+
+
+class Policy(nn.Module):
+    """Wraps a transformers model so that its LM head runs on the trained positions only.
+
+    The wrapper is what FSDP shards: head and backbone run inside one forward of the root module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, row: PackedRow, positions: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, float32 [num_trained] each.
+
+        `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained].
+        """
+        backbone: Any = self.model.base_model
+        hidden = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state[0]
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        return token_logprobs(hidden[positions], head.weight, targets, temperature=temperature)
+
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers, in order; each is a unit of sharding."""
+        names = set(self.model._no_split_modules or ())  # type: ignore[arg-type]
+        return [module for module in self.model.modules() if type(module).__name__ in names]
+
+
+def load_policy(folder: Path, dtype: torch.dtype, *, gradient_checkpointing: bool) -> Policy:
+    """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
+
+    Raises `UserError` where the folder cannot be loaded or the model does something to its logits that the learner
+    does not compute.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
+            "format (config.json, *.safetensors, tokenizer files)."
+        )
+    name = attention.register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=name)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
+    for option, neutral in _UNSUPPORTED.items():
+        value = getattr(model.config, option, None)
+        if value is not None and value != neutral:
+            raise UserError(f"The model in {folder} sets {option}={value}, which the learner does not support.")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.config.use_cache = False
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return Policy(model.train())
