@@ -1,0 +1,139 @@
+"""What sandboxed code sees of a file system, as arguments of bwrap.
+
+Read-only: /usr, the interpreter where it lives outside of /usr, and the packages that were asked for. Writable: one
+size-limited tmpfs with /tmp and the working directory, and one for POSIX shared memory. Everything else is absent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from agentloop.errors import UserError, nearest
+
+WORKING_DIRECTORY = "/tmp/work"
+_PACKAGES = "/opt/packages"
+
+_ETC = {
+    "/etc/passwd": b"sandbox:x:1000:1000::/tmp/work:/bin/sh\n",
+    "/etc/group": b"sandbox:x:1000:\n",
+    "/etc/hosts": b"127.0.0.1 localhost\n::1 localhost\n",
+}
+
+_ENVIRONMENT = {
+    "HOME": WORKING_DIRECTORY,
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",  # the same code prints the same sets every time
+    "PYTHONPATH": _PACKAGES,
+    "PYTHONUNBUFFERED": "1",  # what was printed before a kill is not lost
+    "TZ": "UTC",
+    "USER": "sandbox",
+    # One thread each: the code shares its cores with everything else, and every thread counts as a process.
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHON_CPU_COUNT": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RootFS:
+    """A file system plan: `binds` are the host paths shown read-only and where, `interpreter` runs the code."""
+
+    interpreter: str
+    binds: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str], ...]
+    """(target, link)"""
+    tmpfs_mb: int
+
+    @classmethod
+    def plan(cls, packages: Iterable[str], binds: Iterable[str], tmpfs_mb: int) -> RootFS:
+        """For the running interpreter. `packages` are names of installed distributions, `binds` more host paths.
+
+        Raises `UserError` where one of them is not there.
+        """
+        interpreter = os.path.realpath(sys.executable)
+        prefix = os.path.realpath(sys.base_prefix)
+        shown = {"/usr": "/usr"}
+        for path in ("/etc/alternatives", "/etc/ld.so.cache"):
+            if os.path.exists(path):
+                shown[path] = path
+        links = []
+        for name in ("bin", "lib", "lib64", "sbin"):
+            if os.path.islink(f"/{name}"):
+                links.append((os.readlink(f"/{name}"), f"/{name}"))
+            elif os.path.isdir(f"/{name}"):
+                shown[f"/{name}"] = f"/{name}"
+        if not prefix.startswith("/usr"):
+            shown[prefix] = prefix
+        for path in binds:
+            if not os.path.exists(path):
+                raise UserError(f"The path {path!r} to show in the sandbox does not exist.")
+            shown[os.path.abspath(path)] = os.path.abspath(path)
+        for source in package_paths(packages):
+            shown[str(source)] = f"{_PACKAGES}/{source.name}"
+        return cls(interpreter, tuple(shown.items()), tuple(links), tmpfs_mb)
+
+    def arguments(self, source: Callable[[int], str], file: Callable[[str, bytes], list[str]]) -> list[str]:
+        """Arguments of bwrap. `source` gives the host path of bind i as the launcher sees it, `file` writes a file."""
+        size = str(self.tmpfs_mb << 20)
+        arguments = ["--clearenv"]
+        for name, value in _ENVIRONMENT.items():
+            arguments += ["--setenv", name, value]
+        # The tmpfs first: an interpreter or a path to show may lie below it.
+        arguments += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+        for index, (_, shown) in enumerate(self.binds):
+            arguments += ["--ro-bind", source(index), shown]
+        for target, link in self.links:
+            arguments += ["--symlink", target, link]
+        for device in ("null", "zero", "full", "random", "urandom"):
+            arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        for target, link in (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr")):
+            arguments += ["--symlink", f"/proc/self/{target}", f"/dev/{link}"]
+        arguments += ["--proc", "/proc", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
+        for path, content in _ETC.items():
+            arguments += file(path, content)
+        return [*arguments, "--dir", WORKING_DIRECTORY, "--remount-ro", "/", "--chdir", WORKING_DIRECTORY]
+
+
+def package_paths(names: Iterable[str]) -> list[Path]:
+    """What installed distributions, and what they require, have at the top of site-packages."""
+    paths: dict[Path, None] = {}
+    for distribution in _with_requirements(names):
+        tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+        for top in sorted(tops):
+            if not top.endswith(".pth"):
+                paths[Path(str(distribution.locate_file(top)))] = None
+    return [path for path in paths if path.exists()]
+
+
+def _with_requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
+    asked = list(names)
+    seen: set[str] = set()
+    waiting = list(asked)
+    while waiting:
+        name = waiting.pop()
+        if (key := re.sub(r"[-_.]+", "-", name).lower()) in seen:
+            continue
+        seen.add(key)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name in asked:
+                known = [d.metadata["Name"] for d in metadata.distributions()]
+                raise UserError(
+                    f"The package {name!r} to show in the sandbox is not installed: `pip install {name}`."
+                    f"{nearest(name, known)}"
+                ) from None
+            continue  # a requirement for another platform or version
+        yield distribution
+        for requirement in distribution.requires or ():
+            if "extra ==" not in requirement and (match := re.match(r"[\w.-]+", requirement)):
+                waiting.append(match[0])
