@@ -1,7 +1,7 @@
 """Advantages relative to a group: small functions from the rewards of one group to one advantage a trajectory.
 
-A reward that is None or NaN means that judging failed: such a trajectory is left out of the group's statistics and its
-advantage is NaN, for the caller to drop; it is never taken as a reward of 0. A group in which fewer than two rewards
+A reward that is None or not finite means that judging failed: such a trajectory is left out of the group's statistics
+and its advantage is NaN, for the caller to drop; it is never taken as a reward of 0. A group in which fewer than two rewards
 are left, or in which all are equal, says nothing about which trajectory was better: its advantages are 0.
 """
 
@@ -45,13 +45,11 @@ def get(name: str) -> AdvantageFn:
 def group_advantages(rewards: Sequence[float | None], name: str = "grpo") -> NDArray[np.float64]:
     """Advantages of one group, [n]; NaN where there is no reward to judge by.
 
-    Raises `UserError` for an unknown name and `ValueError` for an infinite reward.
+    Raises `UserError` for an unknown name.
     """
     function = get(name)
     values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
-    if np.isinf(values).any():
-        raise ValueError(f"rewards must be finite, got {values.tolist()}")
-    known = ~np.isnan(values)
+    known = np.isfinite(values)
     advantages = np.full(len(values), np.nan)
     judged = values[known]
     # Equal rewards are compared as such: their computed standard deviation may be 1e-17, and dividing by it is noise.
