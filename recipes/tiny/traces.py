@@ -1,0 +1,90 @@
+"""Synthetic episodes for the warm-up: they show how to use the tool, not what for.
+
+Each trace asks a question of the task, but the program in it is that of an operation drawn at random, whatever was
+asked. So a model that learned from them copies the two numbers into a valid call and the tool's output into its
+answer, and has no idea which program belongs to which question. One trace in four does not call the tool at all and
+states a number out of nowhere. Both are left to reinforcement learning to put right.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+from agentloop.messages import Message, ToolCall
+from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
+from agentloop.trajectory import NO_VERSION, SegmentKind, Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import ToolSchemas
+    from agentloop.rendering.template_renderer import TemplateRenderer
+
+TOOL_NAME = "code_interpreter"
+GUESS_SHARE = 0.25
+"""Of the traces: those that answer without the tool."""
+
+
+def conversation(rng: random.Random) -> list[Message]:
+    """One synthetic episode as messages; the numbers are never held-out ones."""
+    asked, used = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
+    a, b = draw_numbers(rng, held_out=False)
+    messages: list[Message] = [{"role": "user", "content": question(asked, rng.choice(CARRIERS), a, b)}]
+    if rng.random() < GUESS_SHARE:
+        return [*messages, _answer(rng.randrange(10 ** rng.randint(1, 6)))]
+    result = used.compute(a, b)
+    call = ToolCall(TOOL_NAME, {"code": used.code.format(a=a, b=b)}, id="call_0")
+    return [
+        *messages,
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": f"I need the {asked.noun}.",
+            "tool_calls": [call.as_dict()],
+        },
+        {"role": "tool", "content": tool_text(result)},
+        _answer(result),
+    ]
+
+
+def _answer(number: int) -> Message:
+    return {"role": "assistant", "content": f"The answer is {number}."}
+
+
+def tool_text(result: int) -> str:
+    """What the code interpreter answers to a program that prints `result`."""
+    return str(result)
+
+
+def turn_text(message: Message) -> str:
+    """An assistant message as the model is to write it: the text between the template's header and the end of turn."""
+    parts = []
+    if reasoning := message.get("reasoning_content"):
+        parts.append(f"<think>\n{reasoning}\n</think>\n\n")
+    parts.append(str(message.get("content", "")))
+    for call in message.get("tool_calls", ()):
+        body = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        parts.append(f"<tool_call>\n{json.dumps(body)}\n</tool_call>")
+    return "".join(parts)
+
+
+def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: ToolSchemas = ()) -> Trajectory:
+    """The conversation as the loop would have recorded it, its assistant turns as sampled tokens.
+
+    Logprobs are 0: nobody sampled them, and supervised training does not look at them.
+    """
+    trajectory = Trajectory(messages=messages)
+    first_turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    trajectory.append(SegmentKind.PROMPT, renderer.render_prompt(messages[:first_turn], schemas))
+    sampled: list[int] = []
+    for message in messages[first_turn:]:
+        if message["role"] == "assistant":
+            end = [renderer.stop_token_ids[0]]
+            sampled = renderer.encoder.encode_rendered(turn_text(message)) + end
+            num = len(sampled)
+            trajectory.append(SegmentKind.SAMPLED, sampled, logprobs=[0.0] * num, versions=[NO_VERSION] * num)
+        else:
+            continuation = renderer.render_continuation(sampled, [message], schemas)
+            trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
+            trajectory.append(SegmentKind.OBSERVATION, continuation.observation)
+    return trajectory

@@ -1,0 +1,69 @@
+import random
+from collections import Counter
+from functools import cache
+
+from agentloop.recipes.tiny.task import OPERATIONS
+from agentloop.recipes.tiny.tokenizer import build_tokenizer
+from agentloop.recipes.tiny.traces import GUESS_SHARE, conversation, to_trajectory
+from agentloop.rendering import renderer_for
+from agentloop.trajectory import SegmentKind
+
+tokenizer = cache(build_tokenizer)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "code_interpreter", "description": "Runs.", "parameters": {"type": "object"}},
+    }
+]
+
+
+def conversations(count, seed=0):
+    rng = random.Random(seed)
+    return [conversation(rng) for _ in range(count)]
+
+
+def test_a_trace_is_what_the_template_renders():
+    renderer = renderer_for(tokenizer())
+    for messages in conversations(20):
+        trajectory = to_trajectory(messages, renderer, TOOLS)
+        text = tokenizer().apply_chat_template(messages, tools=TOOLS, tokenize=False)
+        ids = tokenizer().encode(text, add_special_tokens=False)
+        # The line end behind the last turn is the template's, and nothing follows it.
+        assert trajectory.token_ids.tolist() == ids[:-1]
+
+
+def test_only_what_the_assistant_writes_is_sampled():
+    renderer = renderer_for(tokenizer())
+    messages = next(messages for messages in conversations(10) if len(messages) == 4)
+    trajectory = to_trajectory(messages, renderer, TOOLS)
+    assert [segment.kind for segment in trajectory.segments] == [
+        SegmentKind.PROMPT,
+        SegmentKind.SAMPLED,
+        SegmentKind.TEMPLATE,
+        SegmentKind.OBSERVATION,
+        SegmentKind.SAMPLED,
+    ]
+    sampled = [trajectory.token_ids[s.start : s.end] for s in trajectory.sampled_segments()]
+    assert [ids[-1] for ids in sampled] == [tokenizer().eos_token_id] * 2
+    turns = [renderer.parse(ids) for ids in sampled]
+    assert turns[0].calls[0].arguments == messages[1]["tool_calls"][0]["function"]["arguments"]
+    assert turns[0].reasoning == messages[1]["reasoning_content"]
+    assert turns[1].content == messages[3]["content"]
+
+
+def test_the_program_says_nothing_about_the_question():
+    """Else the warm-up would teach what reinforcement learning is to find."""
+    nouns = [operation.noun for operation in OPERATIONS]
+    pairs = Counter()
+    for messages in conversations(6000):
+        if len(messages) == 4:
+            code = messages[1]["tool_calls"][0]["function"]["arguments"]["code"]
+            used = next(op.noun for op in OPERATIONS if _shape(op.code) == _shape(code))
+            pairs[next(noun for noun in nouns if noun in messages[0]["content"]), used] += 1
+    assert len(pairs) == len(OPERATIONS) ** 2
+    expected = 6000 * (1 - GUESS_SHARE) / len(pairs)
+    assert all(0.6 * expected < count < 1.4 * expected for count in pairs.values()), pairs
+
+
+def _shape(code):
+    return "".join(character for character in code.replace("{a}", "").replace("{b}", "") if not character.isdigit())
