@@ -69,6 +69,7 @@ class Bubblewrap:
         self._disk_bytes = disk_mb << 20
         self._slots = asyncio.Semaphore(max_concurrent or 2 * self._cores)
         self._filter = build_filter()
+        self._fixed = self._fixed_arguments()
         self._starting = asyncio.Lock()
         self._spawner: Spawner | None = None
 
@@ -132,9 +133,8 @@ class Bubblewrap:
             for drain in drains:
                 ours.callback(drain.close)
                 give(drain.writer)
-            arguments, files = self._arguments(execution)
             fds = [give_file(_encode(execution.stdin or b"")), *(drain.writer for drain in drains)]
-            fds += map(give_file, (_words(arguments), self._filter, *files))
+            fds += map(give_file, self._arguments(execution))
             number, status = spawner.spawn(give_file(_words(self._command(execution))), fds)
             theirs.close()
             try:
@@ -144,8 +144,8 @@ class Bubblewrap:
                     spawner.kill(number)
                     await asyncio.wait([status], timeout=_KILL_SECONDS)
 
-    def _arguments(self, execution: Execution) -> tuple[list[str], list[bytes]]:
-        """Arguments of bwrap, and the contents of the descriptors that they speak of, from `_SECCOMP_FD` + 1 on."""
+    def _fixed_arguments(self) -> tuple[bytes, list[bytes]]:
+        """Arguments of bwrap that all executions share, and the files that they write."""
         contents: list[bytes] = []
 
         def file(path: str, content: bytes) -> list[str]:
@@ -153,10 +153,17 @@ class Bubblewrap:
             return ["--file", str(_SECCOMP_FD + len(contents)), path]
 
         source = launcher.staged if os.geteuid() == 0 else lambda index: self._rootfs.binds[index][0]
-        arguments = [*_ISOLATION, "--seccomp", str(_SECCOMP_FD), *self._rootfs.arguments(source, file)]
-        for path, content in {**execution.files, _MAIN[execution.language]: _encode(execution.code)}.items():
-            arguments += file(f"{WORKING_DIRECTORY}/{PurePosixPath(path)}", content)
-        return arguments, contents
+        arguments = self._rootfs.arguments(source, file)
+        return _words([*_ISOLATION, "--seccomp", str(_SECCOMP_FD), *arguments]), contents
+
+    def _arguments(self, execution: Execution) -> list[bytes]:
+        """The arguments of bwrap, and the contents of the descriptors that they speak of, from `_SECCOMP_FD` on."""
+        fixed, contents = self._fixed
+        files = {**execution.files, _MAIN[execution.language]: _encode(execution.code)}
+        arguments: list[str] = []
+        for fd, path in enumerate(files, start=_SECCOMP_FD + 1 + len(contents)):
+            arguments += ["--file", str(fd), f"{WORKING_DIRECTORY}/{PurePosixPath(path)}"]
+        return [fixed + b"\0" + _words(arguments), self._filter, *contents, *files.values()]
 
     def _command(self, execution: Execution) -> list[str]:
         # A process may use all cores, so that its CPU time can be that many times the wall clock.

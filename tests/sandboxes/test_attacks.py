@@ -255,7 +255,7 @@ async def test_files_of_the_host_are_absent(sandbox, tmp_path):
     code = f"""
 import os
 for path in ("/etc/shadow", "/etc/hostname", "/home", "/root/.ssh", "/root/.bashrc", "/var", "/sys", "/run", "/boot",
-             "/mnt", "/var/run/docker.sock", "/proc/kcore", "/proc/1/root/etc", "/dev/vda", "/dev/mem", "/dev/kvm",
+             "/mnt", "/var/run/docker.sock", "/proc/kcore", "/dev/vda", "/dev/mem", "/dev/kvm",
              "/dev/tty", {str(tmp_path)!r}, {__file__!r}):
     try:
         print(path, os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(10))
@@ -264,10 +264,9 @@ for path in ("/etc/shadow", "/etc/hostname", "/home", "/root/.ssh", "/root/.bash
 """
     result = await run(sandbox, code)
     # The interpreter may live below one of these: then that one has the way to it and nothing else.
-    ways = {name for path in (sys.base_prefix, os.path.realpath(sys.executable)) for name in path.split("/")}
+    ways = set(sys.base_prefix.split("/"))
     for line in result.stdout.splitlines():
-        path, _, shown = line.partition(" ")
-        assert set(ast.literal_eval(shown)) <= ways, line
+        assert set(ast.literal_eval(line.partition(" ")[2])) <= ways, line
 
 
 async def test_the_kernel_of_the_host_cannot_be_set(sandbox):
