@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentloop.errors import UserError
+from agentloop.trainer.backends.folders import appearing
+from agentloop.trainer.backends.fsdp import FsdpLearner
+from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.learner import LearnerConfig, create
+
+
+def _model(folder: Path, hidden_size: int = 32) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=hidden_size,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _batch(seed: int) -> TrainBatch:
+    rng = np.random.default_rng(seed)
+    samples = []
+    for length in rng.integers(4, 40, size=6):
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        ids = rng.integers(0, 64, length).astype(np.int32)
+        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
+        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
+    return TrainBatch(samples)
+
+
+def _learner(model: Path) -> FsdpLearner:
+    learner = create(
+        LearnerConfig(
+            model=str(model),
+            device="cpu",
+            lr=1e-2,
+            weight_decay=0.1,
+            lr_schedule="cosine",
+            warmup_updates=2,
+            total_updates=20,
+            mini_batches=2,
+        )
+    )
+    assert isinstance(learner, FsdpLearner)
+    return learner
+
+
+_TIMES = ("seconds/", "tokens_per_second")
+
+
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path):
+    model = _model(tmp_path / "model")
+    unbroken = _learner(model)
+    expected = [unbroken.step(_batch(step)) for step in range(5)]
+
+    first = _learner(model)
+    for step in range(2):
+        first.step(_batch(step))
+    first.save(tmp_path / "state")
+    random_state = torch.get_rng_state()
+    torch.manual_seed(12345)
+    resumed = _learner(model)
+    resumed.load(tmp_path / "state")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for step in range(2, 5):
+        metrics = resumed.step(_batch(step))
+        assert {k: v for k, v in metrics.items() if not k.startswith(_TIMES)} == {
+            k: v for k, v in expected[step].items() if not k.startswith(_TIMES)
+        }
+    for (name, got), (_, want) in zip(resumed.weights(), unbroken.weights(), strict=True):
+        assert torch.equal(got, want), name
+    # Saving changed nothing for the one that went on either.
+    for step in range(2, 5):
+        first.step(_batch(step))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.weights(), unbroken.weights(), strict=True))
+    assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
+
+
+def test_saving_again_replaces_and_leaves_nothing_else(tmp_path: Path):
+    learner = _learner(_model(tmp_path / "model"))
+    learner.save(tmp_path / "run" / "state")
+    learner.step(_batch(0))
+    learner.save(tmp_path / "run" / "state")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
+    other = _learner(tmp_path / "model")
+    other.load(tmp_path / "run" / "state")
+    assert other.progress.steps == 1
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
+    target = tmp_path / "state"
+    with appearing(target) as folder:
+        (folder / "a").write_text("old")
+        assert not target.exists()
+
+    def fail() -> None:
+        with appearing(target) as folder:
+            (folder / "a").write_text("new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (target / "a").read_text() == "old"
+    # What a killed process left is not mixed into the next attempt.
+    (tmp_path / "state.tmp").mkdir()
+    (tmp_path / "state.tmp" / "stale").write_text("")
+    with appearing(target) as folder:
+        (folder / "b").write_text("new")
+    assert [path.name for path in target.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_state_that_is_not_there_or_not_of_this_model(tmp_path: Path):
+    learner = _learner(_model(tmp_path / "model"))
+    with pytest.raises(UserError, match="does not hold the state of a learner"):
+        learner.load(tmp_path / "nothing")
+    learner.save(tmp_path / "state")
+    other = _learner(_model(tmp_path / "other", hidden_size=48))
+    with pytest.raises(UserError, match="does not fit the model"):
+        other.load(tmp_path / "state")
+
+
+def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
+    model = _model(tmp_path / "model")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (model / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "pytorch_model.bin").write_text("old weights")
+    learner = _learner(model)
+    learner.step(_batch(0))
+    learner.save_hf(tmp_path / "out")
+    out = tmp_path / "out"
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert not (out / "tokenizer.json").is_symlink()
+    assert not (out / "pytorch_model.bin").exists()
+    assert "agentloop" not in (out / "config.json").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert type(loaded).__name__ == "Qwen3ForCausalLM"
+    parameters = dict(loaded.named_parameters())
+    weights = dict(learner.weights())
+    assert parameters.keys() == weights.keys()
+    assert all(torch.equal(parameters[name], weights[name]) for name in weights)
+    again = create(LearnerConfig(model=str(out), device="cpu"))
+    assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]
