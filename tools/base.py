@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from agentloop.errors import FailureKind
 from agentloop.messages import Content
+from agentloop.tools import docstrings
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +54,17 @@ class ToolContext:
         return self.deadline - time.monotonic()
 
 
+class _DefaultName:
+    def __get__(self, instance: object, owner: type) -> str:
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", owner.__name__).lower()
+
+
+class _DefaultDescription:
+    def __get__(self, instance: object, owner: type) -> str:
+        own = itertools.takewhile(lambda base: base is not Tool, owner.__mro__)
+        return docstrings.split(next((base.__doc__ for base in own if base.__doc__), None))[0]
+
+
 class Tool:
     """Base of all tools: subclass, give `call` typed parameters, register through the entry point group
     `agentloop.tools` or name the class in the config.
@@ -63,12 +77,19 @@ class Tool:
     The JSON Schema comes from the signature of `call`; arguments are validated against it before the call.
     """
 
-    name: ClassVar[str]
+    name: str = _DefaultName()  # type: ignore[assignment]
     """What the model calls it. Default: the class name in snake_case."""
-    description: ClassVar[str]
-    """Default: the docstring of the class."""
+    description: str = _DefaultDescription()  # type: ignore[assignment]
+    """Default: the docstring of the class, up to its `Args:`."""
     timeout: float = 30.0
     """Seconds one call may take."""
+
+    async def start(self) -> None:
+        """Make ready what all trajectories share; before any of them, so that what is missing is an error at once.
+        May be called again: then it does nothing. Raises `UserError` where the tool cannot work here."""
+
+    async def shutdown(self) -> None:
+        """Release what all trajectories share, whether or not `start` ran."""
 
     async def open(self, ctx: ToolContext) -> Any:
         """Make the state of one trajectory; before its first call. What it returns becomes `ctx.state`."""

@@ -1,0 +1,86 @@
+"""`@tool`: a plain function as a `Tool`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, overload
+
+from agentloop.tools import docstrings
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+
+Function = Callable[..., Any]
+
+_THREADS = ThreadPoolExecutor(max_workers=128, thread_name_prefix="agentloop-tool")
+"""For tools that wait. More than asyncio's own, so that the calls of many episodes do not time out in a queue; a thread
+exists from when it is first needed."""
+
+
+class FunctionTool(Tool):
+    """The tool that `@tool` makes; calling it calls the function."""
+
+    def __init__(self, function: Function, *, name: str | None, timeout: float | None, inline: bool) -> None:
+        self.function = function
+        self.name = name or function.__name__
+        self.description = docstrings.split(function.__doc__)[0]
+        self.takes_context = next(iter(inspect.signature(function).parameters), None) == "ctx"
+        if timeout is not None:
+            self.timeout = timeout
+        self._run = (
+            function if inspect.iscoroutinefunction(function) else _inline(function) if inline else _threaded(function)
+        )
+        functools.update_wrapper(self, function)
+
+    async def call(self, ctx: ToolContext, **arguments: Any) -> str | ToolResult:
+        return await (self._run(ctx, **arguments) if self.takes_context else self._run(**arguments))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@overload
+def tool(function: Function, /) -> FunctionTool: ...
+
+
+@overload
+def tool(
+    *, name: str | None = None, timeout: float | None = None, inline: bool = False
+) -> Callable[[Function], FunctionTool]: ...
+
+
+def tool(
+    function: Function | None = None, /, *, name: str | None = None, timeout: float | None = None, inline: bool = False
+) -> FunctionTool | Callable[[Function], FunctionTool]:
+    """Make a tool of a function, sync or async; a first parameter `ctx` gets the `ToolContext`.
+
+        @tool
+        def add(a: int, b: int) -> str:
+            '''Add two numbers.'''
+            return str(a + b)
+
+    A sync function runs in a thread, and goes on there when its `timeout` (seconds) is over, since threads cannot be
+    ended; `inline=True` runs it on the event loop, for what takes microseconds.
+    """
+    if function is not None:
+        return FunctionTool(function, name=name, timeout=timeout, inline=inline)
+    return functools.partial(FunctionTool, name=name, timeout=timeout, inline=inline)
+
+
+def _inline(function: Function) -> Function:
+    async def call(*args: Any, **arguments: Any) -> Any:
+        return function(*args, **arguments)
+
+    return call
+
+
+def _threaded(function: Function) -> Function:
+    async def call(*args: Any, **arguments: Any) -> Any:
+        context = contextvars.copy_context()
+        run = functools.partial(context.run, function, *args, **arguments)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, run)
+
+    return call

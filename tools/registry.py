@@ -1,0 +1,66 @@
+"""Find tools: by the name that a package registered (entry point group `agentloop.tools`), or by where they are."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from agentloop.errors import UserError, nearest
+from agentloop.loading import load_object
+from agentloop.tools.base import Tool
+from agentloop.tools.function import tool
+
+GROUP = "agentloop.tools"
+
+
+def available() -> dict[str, EntryPoint]:
+    """The registered tools, by name; nothing of them is imported."""
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+def load(spec: str, **options: Any) -> Tool:
+    """The tool that `spec` names: registered, `package.module:name`, or `path/to/file.py:name`.
+
+    It may be a `Tool` class, which is made with `options`, a `Tool`, or a function, which becomes one. Raises
+    `UserError`.
+    """
+    return _make(spec, load_object(spec, "tool") if ":" in spec else _load_registered(spec), options)
+
+
+def _load_registered(name: str) -> Any:
+    tools = available()
+    if name not in tools:
+        raise UserError(
+            f"There is no tool {name!r}.{nearest(name, tools)} Registered: {', '.join(tools) or 'none'}. Your own is "
+            "named by its place: 'package.module:name' or 'path/to/file.py:name'."
+        )
+    try:
+        return tools[name].load()
+    except Exception as error:
+        raise UserError(
+            f"The tool {name!r} of the package {package_of(tools[name])!r} fails to import: "
+            f"{type(error).__name__}: {error}. Update or remove the package."
+        ) from error
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The distribution that registered a tool."""
+    return entry.dist.name if entry.dist is not None else "unknown"
+
+
+def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool:
+    if isinstance(found, type) and issubclass(found, Tool):
+        try:
+            inspect.signature(found).bind(**options)
+        except TypeError as error:
+            known = list(inspect.signature(found).parameters)
+            raise UserError(
+                f"The tool {spec!r} cannot be made with these options: {error}. It takes: {', '.join(known) or 'none'}."
+            ) from error
+        return found(**options)
+    if not isinstance(found, Tool) and not inspect.isfunction(found):
+        raise UserError(f"{spec!r} is {type(found).__name__}, not a Tool class, a Tool or a function.")
+    if options:
+        raise UserError(f"The tool {spec!r} is already made, so that it takes no options: got {', '.join(options)}.")
+    return found if isinstance(found, Tool) else tool(found)

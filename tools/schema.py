@@ -1,0 +1,150 @@
+"""JSON Schema and validation of a tool's arguments, both from the signature of the function that takes them.
+
+Types are what pydantic understands; a parameter's description is the string in `Annotated`, or `Field(description=)`,
+or else its line in the docstring's `Args:`. Validation is pydantic's lax mode, since models write numbers as strings:
+"3" and 3.0 are an int, 3.5 is not. A bool, however, must be true or false (or spelt so): "yes", "on" and 1 are guesses.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import warnings
+from collections.abc import Callable, Mapping
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Union
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+
+from agentloop.errors import UserError, nearest
+from agentloop.tools import docstrings
+
+_PREFIX = "argument_"
+"""Of the fields behind the aliases, so that a parameter may have any name, also that of a method of BaseModel."""
+
+_MAX_SHOWN = 80
+
+
+class ArgumentError(Exception):
+    """The arguments do not fit the schema. One line a problem, for the model to read."""
+
+
+class Arguments:
+    """What a function takes: `schema` to show and `validate` to check.
+
+    `skip` is how many leading parameters are not the model's (self, ctx). Raises `UserError` where the signature
+    cannot be shown to a model.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, skip: int = 0, docstring: str | None = None) -> None:
+        self._what = getattr(function, "__qualname__", repr(function))
+        parameters = list(inspect.signature(function).parameters.values())[skip:]
+        descriptions = docstrings.split(inspect.getdoc(function) or docstring)[1]
+        hints = self._hints(function, parameters)
+        fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
+        try:
+            with warnings.catch_warnings():
+                # A default that does not serialise is left out of the schema; the argument stays optional.
+                warnings.simplefilter("ignore")
+                model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)  # type: ignore[call-overload]
+                schema = model.model_json_schema()
+        except PydanticUserError as error:
+            raise UserError(f"{self._what} has a parameter that no JSON Schema describes: {error.message}") from error
+        self._names = [parameter.name for parameter in parameters]
+        self._validate = model.__pydantic_validator__.validate_python
+        self.schema: dict[str, Any] = {"properties": {}, **_clean(schema, schema.pop("$defs", {}))}
+
+    def _hints(self, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
+        for parameter in parameters:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise UserError(
+                    f"The parameter {str(parameter).split(':')[0]!r} of {self._what} cannot be described to a model: "
+                    "name each parameter of a tool, without *args, **kwargs and positional-only ones."
+                )
+            if parameter.annotation is parameter.empty:
+                raise UserError(
+                    f"The parameter {parameter.name!r} of {self._what} has no type hint: a tool needs one for each, "
+                    "since the model is shown them."
+                )
+        inner = inspect.unwrap(getattr(function, "__func__", function))
+        # Only these: the hints of ctx and of the return value may name what is imported for type checkers alone.
+        shown = SimpleNamespace(__annotations__={p.name: p.annotation for p in parameters})
+        try:
+            return typing.get_type_hints(shown, globalns=getattr(inner, "__globals__", {}), include_extras=True)
+        except NameError as error:
+            raise UserError(
+                f"A type hint of {self._what} names {error.name!r}, which its module does not define at run time. "
+                "Import or define it at the top of the module (not under TYPE_CHECKING, not inside a function)."
+            ) from error
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the types that the function asks for, defaults filled in. Raises `ArgumentError`."""
+        try:
+            values = self._validate(arguments).__dict__.values()
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+            raise ArgumentError("\n".join(map(self._describe, problems))) from None
+        return dict(zip(self._names, values, strict=True))
+
+    def _describe(self, problem: Any) -> str:
+        place = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            known = self._names if len(problem["loc"]) == 1 else []
+            return f"{place}: unknown argument.{nearest(place, known)}"
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        if problem["type"] == "missing":
+            return f"{place}: {message}"
+        value = repr(problem["input"])
+        return f"{place}: {message}, got {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '...'}"
+
+
+def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, FieldInfo]:
+    base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    for item in metadata:
+        if isinstance(item, str):
+            description = item
+        elif isinstance(item, FieldInfo) and item.description:
+            description = item.description
+    if base is bool or (typing.get_origin(base) in (Union, UnionType) and bool in typing.get_args(base)):
+        hint = Annotated[hint, BeforeValidator(_no_guessed_bool)]
+    default = parameter.default
+    if isinstance(default, FieldInfo):  # `city: str = Field(...)`, as in pydantic's models
+        description = default.description or description
+        hint, default = Annotated[hint, default], default.get_default(call_default_factory=False)
+    given = {} if default is parameter.empty or repr(default) == "PydanticUndefined" else {"default": default}
+    return hint, Field(alias=parameter.name, description=description, **given)
+
+
+def _no_guessed_bool(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if isinstance(value, bool | NoneType):
+        return value
+    raise ValueError("Input should be true or false")
+
+
+def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
+    """Without `title`s, which repeat the names, and with definitions in place of the references to them: chat
+    templates print `properties` and nothing else. A type that contains itself is cut at its second appearance."""
+    if isinstance(schema, list):
+        return [_clean(item, definitions, inside) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        if name in inside:
+            return {"type": "object", **rest}
+        return _clean({**definitions[name], **rest}, definitions, (*inside, name))
+    cleaned = {}
+    for key, value in schema.items():
+        if key in ("default", "examples", "const", "enum"):
+            cleaned[key] = value
+        elif key == "properties":
+            cleaned[key] = {name: _clean(item, definitions, inside) for name, item in value.items()}
+        elif key != "title":
+            cleaned[key] = _clean(value, definitions, inside)
+    return cleaned

@@ -1,0 +1,147 @@
+"""`ToolSessions`: run the calls of one trajectory. Whatever goes wrong in a call becomes its result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.errors import FailureKind, ToolError, nearest
+from agentloop.messages import ToolCall
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.schema import ArgumentError, Arguments
+
+_logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 500
+
+
+class _Session:
+    """One tool in one trajectory, from its first call on."""
+
+    __slots__ = ("ctx", "is_open", "lock", "tool")
+
+    def __init__(self, tool: Tool, ctx: ToolContext) -> None:
+        self.tool = tool
+        self.ctx = ctx
+        self.is_open = type(tool).open is Tool.open
+        self.lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        async with self.lock:  # two calls of one turn run at once
+            if not self.is_open:
+                self.ctx.state = await self.tool.open(self.ctx)
+                self.is_open = True
+
+
+class ToolSessions:
+    """The tools of one trajectory: opened when first called, closed once. Made by `Toolset.sessions`."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        arguments: Mapping[str, Arguments],
+        trajectory_id: str,
+        task: Mapping[str, Any],
+        seed: int,
+        images: Sequence[Any],
+    ) -> None:
+        self._tools = tools
+        self._arguments = arguments
+        self._trajectory_id = trajectory_id
+        self._task = task
+        self._seed = seed
+        self._images = images
+        self._sessions: dict[str, _Session] = {}
+
+    async def call(self, call: ToolCall, deadline: float) -> ToolResult:
+        """Run one call, until `deadline` (`time.monotonic()`) at most. Never raises but for a cancellation."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools)
+            return _refused(f"There is no tool {call.name!r}.{nearest(call.name, self._tools)} Tools: {known}.")
+        try:
+            arguments = self._arguments[call.name].validate(call.arguments)
+        except ArgumentError as error:
+            return _refused(f"Wrong arguments for {call.name!r}:\n{error}")
+        session = self._sessions.get(call.name) or self._session(tool)
+        seconds = min(tool.timeout, deadline - time.monotonic())
+        session.ctx.deadline = time.monotonic() + seconds
+        try:
+            return await _run(session, arguments, seconds)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _failed("The tool was cancelled.")  # from within: nobody cancelled us
+        except ToolError as error:
+            return _failed(str(error))
+        except (Exception, SystemExit) as error:  # the boundary: a tool cannot hurt more than its call
+            return _failed(_shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
+
+    def _session(self, tool: Tool) -> _Session:
+        ctx = ToolContext(
+            trajectory_id=self._trajectory_id,
+            task=self._task,
+            rng=random.Random(f"{self._seed}/{tool.name}"),
+            images=self._images,
+        )
+        session = self._sessions[tool.name] = _Session(tool, ctx)
+        return session
+
+    async def close(self) -> list[str]:
+        """Close what was opened, each tool within its own timeout: what went wrong, a line each. Goes on in the
+        background when cancelled; a second call finds nothing to do."""
+        sessions, self._sessions = self._sessions, {}
+        to_close = [s for s in sessions.values() if s.is_open and type(s.tool).close is not Tool.close]
+        if not to_close:
+            return []
+        outcomes = await asyncio.shield(asyncio.gather(*map(_close, to_close)))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+
+async def _run(session: _Session, arguments: dict[str, Any], seconds: float) -> ToolResult:
+    tool = session.tool
+    expiry = asyncio.timeout(seconds)
+    try:
+        async with expiry:
+            if not session.is_open:
+                await session.open()
+            result = await tool.call(session.ctx, **arguments)
+    except TimeoutError:
+        if expiry.expired():
+            return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
+        raise
+    if isinstance(result, str):
+        return ToolResult(result)
+    if isinstance(result, ToolResult):
+        return result
+    return _failed(f"The tool {tool.name!r} returned {type(result).__name__}, not a string or a ToolResult.")
+
+
+async def _close(session: _Session) -> str | None:
+    tool = session.tool
+    session.ctx.deadline = time.monotonic() + tool.timeout
+    try:
+        async with asyncio.timeout(tool.timeout):
+            await tool.close(session.ctx)
+    except (Exception, SystemExit) as error:  # the boundary: reported, counted by the caller
+        problem = f"The tool {tool.name!r} failed to close: {type(error).__name__}: {error}"
+        _logger.warning(problem, exc_info=error)
+        return _shorten(problem)
+    return None
+
+
+def _refused(text: str) -> ToolResult:
+    return ToolResult(text, is_error=True, failure=FailureKind.MODEL)
+
+
+def _failed(text: str) -> ToolResult:
+    return ToolResult(text, is_error=True, failure=FailureKind.TOOL)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 3] + "..."
