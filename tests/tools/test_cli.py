@@ -1,0 +1,53 @@
+import pytest
+from typer.testing import CliRunner
+
+from agentloop.cli.tools import app
+from agentloop.errors import UserError
+
+TOOLS = '''
+from agentloop import tool
+
+@tool(inline=True)
+def join(words: list[str], count: int = 1, sign: str = "+") -> str:
+    """Join words."""
+    return sign.join(words * count)
+'''
+
+
+@pytest.fixture
+def spec(tmp_path) -> str:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return f"{tmp_path}/tools.py:join"
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_list():
+    result = run("list")
+    assert result.exit_code == 0
+    assert "code_interpreter" in result.output
+    assert "agentloop" in result.output
+
+
+def test_call_with_pairs_and_json(spec):
+    assert run("call", spec, 'words=["a", "b"]', "count=2", "sign=1").output == "a1b1a1b\n"
+    assert run("call", spec, "--json", '{"words": ["a", "b"]}', "sign=-").output == "a-b\n"
+
+
+def test_call_says_what_is_wrong_and_exits_with_1(spec):
+    result = run("call", spec, "wrds=[]")
+    assert result.exit_code == 1
+    assert "words: field required\nwrds: unknown argument. Did you mean 'words'?" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["no pair"], ["--json", "{"], ["--json", "[]"]])
+def test_arguments_that_cannot_be_read(spec, arguments):
+    assert isinstance(run("call", spec, *arguments).exception, UserError)
+
+
+def test_the_code_interpreter_from_the_shell():
+    result = run("call", "code_interpreter", "code=1/0")
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.output

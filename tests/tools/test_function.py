@@ -1,0 +1,83 @@
+import threading
+import time
+from typing import Annotated
+
+from agentloop import ToolContext, ToolResult, tool
+from agentloop.errors import FailureKind
+from agentloop.messages import ToolCall
+from agentloop.tools.toolset import Toolset
+
+
+async def run(made, arguments, seconds=10.0) -> ToolResult:
+    sessions = Toolset([made]).sessions("t", {"question": "?"}, seed=1)
+    return await sessions.call(ToolCall(made.name, arguments, "call_0"), time.monotonic() + seconds)
+
+
+@tool
+def add(a: int, b: Annotated[int, "the second"] = 1) -> str:
+    """Add two numbers.
+
+    Args:
+        a: the first
+    """
+    return f"{a + b} {threading.current_thread().name.partition('_')[0]}"
+
+
+def test_a_function_becomes_a_tool_and_stays_a_function():
+    assert add(1, 2).startswith("3")
+    assert Toolset([add]).schemas == [
+        {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "description": "Add two numbers.",
+                "parameters": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "a": {"type": "integer", "description": "the first"},
+                        "b": {"type": "integer", "description": "the second", "default": 1},
+                    },
+                    "required": ["a"],
+                },
+            },
+        }
+    ]
+
+
+async def test_sync_functions_run_in_a_thread_unless_inline():
+    assert (await run(add, {"a": 1})).content == "2 agentloop-tool"
+    inline = tool(inline=True)(add.function)
+    assert (await run(inline, {"a": 1})).content == "2 MainThread"
+
+
+async def test_a_slow_sync_function_is_a_timeout_and_does_not_block():
+    @tool(timeout=0.05)
+    def slow() -> str:
+        """Sleep."""
+        time.sleep(0.3)
+        return "late"
+
+    result = await run(slow, {})
+    assert result.failure is FailureKind.TOOL
+    assert result.content == "The call took longer than the 0.05 s that it had."
+
+
+async def test_context_is_the_first_parameter():
+    @tool(name="ask")
+    async def named_otherwise(ctx: ToolContext, word: str) -> str:
+        """Ask."""
+        return f"{ctx.task['question']} {word} {ctx.trajectory_id} {ctx.seconds_left > 1}"
+
+    assert named_otherwise.name == "ask"
+    assert list(Toolset([named_otherwise]).schemas[0]["function"]["parameters"]["properties"]) == ["word"]
+    assert (await run(named_otherwise, {"word": "x"})).content == "? x t True"
+
+
+async def test_what_a_thread_raises_is_the_result():
+    @tool
+    def broken() -> str:
+        """Break."""
+        raise SystemExit("out")
+
+    assert (await run(broken, {})).content == "SystemExit: out"

@@ -1,0 +1,113 @@
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.tools import registry
+from agentloop.tools.base import Tool
+from agentloop.tools.code_interpreter import CodeInterpreter
+
+PLUGIN = Path(__file__).parents[1] / "packages" / "agentloop-example-tool"
+
+OWN_TOOLS = '''
+from agentloop import Tool, tool
+
+class Shout(Tool):
+    """Shout a word."""
+    def __init__(self, times: int = 1):
+        self.times = times
+    async def call(self, ctx, word: str) -> str:
+        return word.upper() * self.times
+
+def whisper(word: str) -> str:
+    """Whisper a word."""
+    return word.lower()
+
+made = tool(name="quiet")(whisper)
+number = 3
+'''
+
+
+@pytest.fixture
+def own_tools(tmp_path) -> Path:
+    path = tmp_path / "own_tools.py"
+    path.write_text(OWN_TOOLS)
+    return path
+
+
+def test_the_built_in_tools_are_registered():
+    assert registry.package_of(registry.available()["code_interpreter"]) == "agentloop"
+    assert isinstance(registry.load("code_interpreter", timeout=2.0), CodeInterpreter)
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(
+        UserError, match=r"no tool 'code_interpeter'.*Did you mean 'code_interpreter'\?.*Registered: code"
+    ):
+        registry.load("code_interpeter")
+
+
+def test_from_a_file_class_function_and_tool(own_tools):
+    shout = registry.load(f"{own_tools}:Shout", times=2)
+    assert (shout.name, shout.times, shout.description) == ("shout", 2, "Shout a word.")
+    assert registry.load(f"{own_tools}:whisper").name == "whisper"
+    assert registry.load(f"{own_tools}:made").name == "quiet"
+
+
+def test_from_a_module(own_tools, monkeypatch):
+    monkeypatch.syspath_prepend(own_tools.parent)
+    assert isinstance(registry.load("own_tools:Shout"), Tool)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Shout", {"time": 2}, r"unexpected keyword argument 'time'. It takes: times"),
+        ("made", {"times": 2}, "takes no options: got times"),
+        ("number", {}, "is int, not a Tool"),
+        ("Shoot", {}, "Did you mean 'Shout'"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(own_tools, name, options, message):
+    with pytest.raises(UserError, match=message):
+        registry.load(f"{own_tools}:{name}", **options)
+
+
+def test_a_plugin_that_fails_to_import_is_named(own_tools, monkeypatch):
+    (own_tools.parent / "broken_plugin.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(own_tools.parent)
+    entry = EntryPoint("broken", "broken_plugin:Tool", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(UserError, match=r"'broken' of the package 'unknown' fails.*No module named 'no_such_module'"):
+        registry.load("broken")
+
+
+def test_a_package_installed_by_pip_is_found_by_name(tmp_path):
+    source = tmp_path / "source"
+    subprocess.run(["cp", "-r", PLUGIN, source], check=True)  # the build writes beside the source
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*install, "--target", tmp_path / "site", source], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+    code = """
+import json
+from agentloop.tools import registry
+from agentloop.tools.toolset import Toolset
+tool = registry.load("weather", celsius=10.0)
+print(json.dumps([registry.package_of(registry.available()["weather"]), Toolset([tool]).schemas[0]["function"]]))
+"""
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    package, function = json.loads(found.stdout)
+    assert package == "agentloop-example-tool"
+    assert function["name"] == "weather"
+    assert function["parameters"]["properties"]["city"] == {"type": "string", "description": "City name"}
+
+    main = "from agentloop.cli import main; main()"
+    command = [sys.executable, "-c", main, "tools", "call", "weather", "city=Rome", "unit=F"]
+    called = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert called.stdout == "Rome: 69.8 F, sunny\n"

@@ -1,0 +1,261 @@
+import enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from agentloop.errors import UserError
+from agentloop.tools import docstrings
+from agentloop.tools.schema import ArgumentError, Arguments
+
+
+class Unit(enum.Enum):
+    CELSIUS = "C"
+    FAHRENHEIT = "F"
+
+
+class Point(BaseModel):
+    """A place on the map."""
+
+    x: float
+    y: float = Field(0.0, description="northwards", ge=-90)
+
+
+class Tree(BaseModel):
+    value: int
+    children: "list[Tree]" = []
+
+
+def everything(
+    city: Annotated[str, "City name"],
+    days: Annotated[int, Field(description="How many", ge=1, le=14)] = 7,
+    unit: Literal["C", "F"] = "C",
+    box: Annotated[list[float], Field(min_length=4, max_length=4)] = (0, 0, 1, 1),
+    at: Point | None = None,
+    tags: dict[str, list[int]] | None = None,
+    exact: bool = False,
+) -> str:
+    """Forecast.
+
+    Args:
+        city: not this, the annotation wins
+        unit (str): Celsius
+            or Fahrenheit
+        exact: To the digit: yes or no.
+
+    Returns:
+        exact: nothing of this
+    """
+
+
+def test_the_whole_schema_reaches_the_model():
+    assert Arguments(everything).schema == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["city"],
+        "properties": {
+            "city": {"type": "string", "description": "City name"},
+            "days": {"type": "integer", "description": "How many", "minimum": 1, "maximum": 14, "default": 7},
+            "unit": {"type": "string", "enum": ["C", "F"], "default": "C", "description": "Celsius or Fahrenheit"},
+            "box": {
+                "type": "array",
+                "items": {"type": "number"},
+                "minItems": 4,
+                "maxItems": 4,
+                "default": [0, 0, 1, 1],
+            },
+            "at": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "description": "A place on the map.",
+                        "required": ["x"],
+                        "properties": {
+                            "x": {"type": "number"},
+                            "y": {"type": "number", "description": "northwards", "minimum": -90, "default": 0.0},
+                        },
+                    },
+                    {"type": "null"},
+                ],
+                "default": None,
+            },
+            "tags": {
+                "anyOf": [
+                    {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}},
+                    {"type": "null"},
+                ],
+                "default": None,
+            },
+            "exact": {"type": "boolean", "default": False, "description": "To the digit: yes or no."},
+        },
+    }
+
+
+def test_enums_and_own_types_arrive_as_such():
+    def function(unit: Unit, at: Point): ...
+
+    arguments = Arguments(function)
+    assert arguments.schema["properties"]["unit"] == {"type": "string", "enum": ["C", "F"]}
+    assert arguments.validate({"unit": "F", "at": {"x": 1}}) == {"unit": Unit.FAHRENHEIT, "at": Point(x=1)}
+
+
+def test_no_arguments():
+    def function(): ...
+
+    assert Arguments(function).schema == {"type": "object", "additionalProperties": False, "properties": {}}
+    assert Arguments(function).validate({}) == {}
+
+
+def test_a_type_that_contains_itself_is_shown_once():
+    def function(tree: Tree): ...
+
+    tree = Arguments(function).schema["properties"]["tree"]
+    assert tree["properties"]["children"]["items"] == {"type": "object"}
+    assert (
+        Arguments(function).validate({"tree": {"value": 1, "children": [{"value": 2}]}})["tree"].children[0].value == 2
+    )
+
+
+def test_a_parameter_called_title_is_kept():
+    def function(title: str, default: int = 3): ...
+
+    assert Arguments(function).schema["properties"] == {
+        "title": {"type": "string"},
+        "default": {"type": "integer", "default": 3},
+    }
+
+
+@pytest.mark.parametrize("name", ["json", "copy", "schema", "model_config", "_private", "__class", "self_"])
+@pytest.mark.filterwarnings("error")
+def test_a_parameter_may_have_any_name(name):
+    namespace: dict[str, Any] = {}
+    exec(f"def function({name}: int): ...", namespace)
+    arguments = Arguments(namespace["function"])
+    assert list(arguments.schema["properties"]) == [name]
+    assert arguments.validate({name: 1}) == {name: 1}
+
+
+def test_a_pydantic_field_as_default():
+    def function(count: int = Field(3, ge=1, description="how many"), city: str = Field(max_length=5)): ...
+
+    arguments = Arguments(function)
+    assert arguments.schema["properties"]["count"] == {
+        "type": "integer",
+        "minimum": 1,
+        "default": 3,
+        "description": "how many",
+    }
+    assert arguments.schema["required"] == ["city"]
+    assert arguments.validate({"city": "Rome"}) == {"count": 3, "city": "Rome"}
+    with pytest.raises(ArgumentError, match="city: string should have at most 5 characters"):
+        arguments.validate({"city": "Florence"})
+
+
+def test_defaults_are_not_shared():
+    def function(items: list[int] = []): ...  # noqa: B006
+
+    arguments = Arguments(function)
+    arguments.validate({})["items"].append(1)
+    assert arguments.validate({}) == {"items": []}
+
+
+def test_skipped_parameters_need_no_hint():
+    def function(ctx, city: str): ...
+
+    assert list(Arguments(function, skip=1).schema["properties"]) == ["city"]
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ("city", "'city' of function has no type hint"),
+        ("*cities: str", r"'\*cities'"),
+        ("**cities: str", r"'\*\*cities'"),
+        ("city: str, /", "'city'"),
+        ("city: 'Nowhere'", "names 'Nowhere'"),
+        ("city: object()", "no JSON Schema"),
+    ],
+)
+def test_signatures_that_cannot_be_shown(signature, message):
+    namespace: dict[str, Any] = {}
+    exec(f"def function({signature}): ...", namespace)
+    with pytest.raises(UserError, match=message):
+        Arguments(namespace["function"])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "city: field required"),
+        ({"city": None}, "city: input should be a valid string, got None"),
+        (
+            {"city": "Rome", "days": 3.5},
+            "days: input should be a valid integer, got a number with a fractional part, got 3.5",
+        ),
+        (
+            {"city": "Rome", "days": "3.5"},
+            "days: input should be a valid integer, unable to parse string as an integer, got '3.5'",
+        ),
+        ({"city": "Rome", "days": 0}, "days: input should be greater than or equal to 1, got 0"),
+        ({"city": "Rome", "unit": "K"}, "unit: input should be 'C' or 'F', got 'K'"),
+        ({"city": "Rome", "exact": "yes"}, "exact: input should be true or false, got 'yes'"),
+        ({"city": "Rome", "exact": 1}, "exact: input should be true or false, got 1"),
+        (
+            {"city": "Rome", "box": [1, 2, 3, "x"]},
+            "box.3: input should be a valid number, unable to parse string as a number, got 'x'",
+        ),
+        ({"city": "Rome", "at": {}}, "at.x: field required"),
+        ({"cty": "Rome"}, "city: field required\ncty: unknown argument. Did you mean 'city'?"),
+        ({"city": ["x" * 90]}, "city: input should be a valid string, got ['" + "x" * 78 + "..."),
+    ],
+)
+def test_problems_are_told_a_line_each(given, problem):
+    with pytest.raises(ArgumentError) as error:
+        Arguments(everything).validate(given)
+    assert str(error.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"days": "3"}, "days", 3),
+        ({"days": 3.0}, "days", 3),
+        ({"exact": "True"}, "exact", True),
+        ({"exact": False}, "exact", False),
+        ({"box": ["1", 2, 3, 4]}, "box", [1.0, 2.0, 3.0, 4.0]),
+        ({"at": {"x": "1.5"}}, "at", Point(x=1.5)),
+    ],
+)
+def test_values_are_coerced_where_they_are_meant(given, name, value):
+    validated = Arguments(everything).validate({"city": "Rome", **given})[name]
+    assert validated == value
+    assert type(validated) is type(value)
+
+
+def test_an_optional_bool_may_be_null_and_is_not_guessed():
+    def function(flag: bool | None): ...
+
+    assert Arguments(function).validate({"flag": None}) == {"flag": None}
+    with pytest.raises(ArgumentError, match="true or false"):
+        Arguments(function).validate({"flag": "on"})
+
+
+def test_docstrings():
+    text = """First line.
+
+        More.
+
+        Args:
+            a: one
+            b (int, optional): two: with a colon
+              and: a second line
+            c:
+                below
+        Returns:
+            d: no
+        """
+    description, entries = docstrings.split(text)
+    assert description == "First line.\n\nMore."
+    assert entries == {"a": "one", "b": "two: with a colon and: a second line", "c": "below"}
+    assert docstrings.split(None) == ("", {})
+    assert docstrings.split("Only this.") == ("Only this.", {})

@@ -1,0 +1,281 @@
+import asyncio
+import time
+
+import pytest
+
+from agentloop.errors import FailureKind, ToolError, UserError
+from agentloop.messages import ToolCall
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.function import tool
+from agentloop.tools.toolset import Toolset
+
+
+class Counter(Tool):
+    """Count up."""
+
+    timeout = 1.0
+
+    def __init__(self):
+        self.opened = self.closed = 0
+
+    async def open(self, ctx: ToolContext) -> list[int]:
+        self.opened += 1
+        await asyncio.sleep(0.01)
+        return [ctx.rng.randrange(1000)]
+
+    async def call(self, ctx: ToolContext, by: int = 1) -> str | ToolResult:
+        ctx.state.append(by)
+        return ToolResult(str(sum(ctx.state[1:])), reward=0.5, metrics={"by": by})
+
+    async def close(self, ctx: ToolContext) -> None:
+        self.closed += 1
+
+
+class Misbehaves(Tool):
+    """Does whatever it is told to."""
+
+    timeout = 0.1
+
+    async def call(self, ctx: ToolContext, how: str) -> str:
+        match how:
+            case "sleeps":
+                await asyncio.sleep(10)
+            case "raises":
+                raise KeyError("missing")
+            case "raises on purpose":
+                raise ToolError("No such city. Try Rome.")
+            case "raises nothing to say":
+                raise ValueError
+            case "raises much":
+                raise ValueError("x" * 10_000)
+            case "raises a timeout of its own":
+                raise TimeoutError("upstream")
+            case "exits":
+                raise SystemExit(1)
+            case "cancels itself":
+                raise asyncio.CancelledError
+            case "returns a number":
+                return 3  # type: ignore[return-value]
+        return None  # type: ignore[return-value]
+
+
+def call(name: str, **arguments) -> ToolCall:
+    return ToolCall(name, arguments, "call_0")
+
+
+def sessions(*tools, seed=0, images=()):
+    return Toolset(tools).sessions("trajectory", {"answer": 42}, seed, images)
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+async def test_state_lives_from_the_first_call_to_close():
+    counter = Counter()
+    mine, other = (Toolset([counter]).sessions(name, {}, 0) for name in "ab")
+    assert counter.opened == 0
+    assert (await mine.call(call("counter", by=2), soon())).content == "2"
+    assert (await mine.call(call("counter", by="3"), soon())) == ToolResult("5", reward=0.5, metrics={"by": 3})
+    assert (await other.call(call("counter"), soon())).content == "1"
+    assert await mine.close() == []
+    assert await mine.close() == []
+    assert (counter.opened, counter.closed) == (2, 1)
+
+
+async def test_two_calls_at_once_open_once():
+    counter = Counter()
+    both = sessions(counter)
+    results = await asyncio.gather(*[both.call(call("counter"), soon()) for _ in range(5)])
+    assert sorted(result.content for result in results) == ["1", "2", "3", "4", "5"]
+    assert counter.opened == 1
+
+
+async def test_the_rng_is_that_of_the_seed():
+    states = []
+    for seed in (1, 1, 2):
+        session = sessions(Counter(), seed=seed)
+        await session.call(call("counter"), soon())
+        states.append(session._sessions["counter"].ctx.state[0])
+    assert states[0] == states[1] != states[2]
+
+
+async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
+    session = sessions(Counter(), Misbehaves())
+    unknown = await session.call(call("conter", by=1), soon())
+    assert unknown.content == "There is no tool 'conter'. Did you mean 'counter'? Tools: counter, misbehaves."
+    wrong = await session.call(call("counter", by="two"), soon())
+    assert wrong.content.startswith("Wrong arguments for 'counter':\nby: input should be a valid integer")
+    for result in (unknown, wrong):
+        assert result.failure is FailureKind.MODEL
+        assert result.is_error
+
+
+@pytest.mark.parametrize(
+    ("how", "content"),
+    [
+        ("sleeps", "The call took longer than the 0.1 s that it had."),
+        ("raises", "KeyError: 'missing'"),
+        ("raises on purpose", "No such city. Try Rome."),
+        ("raises nothing to say", "ValueError"),
+        ("raises much", "ValueError: " + "x" * 485 + "..."),
+        ("raises a timeout of its own", "TimeoutError: upstream"),
+        ("exits", "SystemExit: 1"),
+        ("cancels itself", "The tool was cancelled."),
+        ("returns a number", "The tool 'misbehaves' returned int, not a string or a ToolResult."),
+        ("returns nothing", "The tool 'misbehaves' returned NoneType, not a string or a ToolResult."),
+    ],
+)
+async def test_whatever_a_tool_does_becomes_its_result(how, content):
+    result = await sessions(Misbehaves()).call(call("misbehaves", how=how), soon())
+    assert result == ToolResult(content, is_error=True, failure=FailureKind.TOOL)
+
+
+async def test_the_deadline_of_the_episode_counts_too():
+    start = time.monotonic()
+    result = await sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), start + 0.02)
+    assert result.failure is FailureKind.TOOL
+    assert time.monotonic() - start < 0.09
+    late = await sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), start - 1)
+    assert late.content == "The call took longer than the 0 s that it had."
+
+
+async def test_a_cancellation_from_outside_goes_through():
+    task = asyncio.create_task(sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), soon()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_open_that_fails_is_tried_again_and_not_closed():
+    class Flaky(Counter):
+        async def open(self, ctx):
+            self.opened += 1
+            if self.opened == 1:
+                raise ToolError("busy")
+            return []
+
+    flaky = Flaky()
+    session = sessions(flaky)
+    assert (await session.call(call("flaky"), soon())).content == "busy"
+    assert await session.close() == []
+    assert flaky.closed == 0
+    session = sessions(flaky)
+    assert not (await session.call(call("flaky"), soon())).is_error
+    await session.close()
+    assert flaky.closed == 1
+
+
+async def test_an_open_that_takes_too_long_is_a_timeout():
+    class Slow(Counter):
+        timeout = 0.05
+
+        async def open(self, ctx):
+            await asyncio.sleep(10)
+
+    assert (await sessions(Slow()).call(call("slow"), soon())).failure is FailureKind.TOOL
+
+
+async def test_every_close_runs_and_failures_are_reported():
+    class Raises(Counter):
+        async def close(self, ctx):
+            raise RuntimeError("still in use")
+
+    class Hangs(Counter):
+        timeout = 0.05
+
+        async def close(self, ctx):
+            await asyncio.sleep(10)
+
+    counter = Counter()
+    session = sessions(Raises(), Hangs(), counter)
+    for name in ("raises", "hangs", "counter"):
+        await session.call(call(name), soon())
+    failures = await session.close()
+    assert counter.closed == 1
+    assert failures[0] == "The tool 'raises' failed to close: RuntimeError: still in use"
+    assert failures[1].startswith("The tool 'hangs' failed to close: TimeoutError")
+    assert len(failures) == 2
+
+
+async def test_close_goes_on_when_it_is_cancelled():
+    class Slow(Counter):
+        async def close(self, ctx):
+            await asyncio.sleep(0.05)
+            self.closed += 1
+
+    slow = Slow()
+    session = sessions(slow)
+    await session.call(call("slow"), soon())
+    closing = asyncio.create_task(session.close())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await asyncio.sleep(0.1)
+    assert slow.closed == 1
+
+
+async def test_images_and_task_are_those_of_the_trajectory():
+    @tool
+    async def look(ctx: ToolContext) -> str:
+        """Look."""
+        return f"{len(ctx.images)} {ctx.task['answer']}"
+
+    images: list = []
+    session = sessions(look, images=images)
+    assert (await session.call(call("look"), soon())).content == "0 42"
+    images.append("one more")
+    assert (await session.call(call("look"), soon())).content == "1 42"
+
+
+def test_names_and_descriptions_have_defaults():
+    class HTTPSearch2Tool(Tool):
+        """Search.
+
+        Args:
+            query: what for
+        """
+
+        async def call(self, ctx, query: str) -> str:
+            return query
+
+    class Sub(HTTPSearch2Tool):
+        pass
+
+    function = Toolset([HTTPSearch2Tool()]).schemas[0]["function"]
+    assert (function["name"], function["description"]) == ("http_search2_tool", "Search.")
+    assert function["parameters"]["properties"]["query"]["description"] == "what for"
+    assert (Sub.name, Sub().description) == ("sub", "Search.")
+
+
+def test_schemas_are_one_object_and_names_are_unique():
+    toolset = Toolset([Counter()])
+    assert toolset.schemas is toolset.schemas
+    with pytest.raises(UserError, match="Two tools have the name 'counter'"):
+        Toolset([Counter(), Counter()])
+
+
+async def test_start_stops_what_started_when_one_cannot():
+    events = []
+
+    class Good(Counter):
+        async def start(self):
+            events.append("start")
+
+        async def shutdown(self):
+            events.append("shutdown")
+
+    class Bad(Counter):
+        async def start(self):
+            raise UserError("install it")
+
+        async def shutdown(self):
+            raise RuntimeError("never started")
+
+    with pytest.raises(UserError, match="install it"):
+        await Toolset([Bad(), Good()]).start()
+    with pytest.raises(UserError, match="install it"):
+        await Toolset([Good(), Bad()]).start()
+    assert events == ["shutdown", "start", "shutdown"]
