@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.call_answers import CallAnswers, answer_calls
@@ -114,7 +115,7 @@ class _Episode:
             generation = await self._sample(turn)
             if generation.finish_reason is FinishReason.ABORT:
                 return StopReason.ABORTED
-            parsed = await self._parse(generation)
+            parsed = await self._parse(turn, generation)
             if generation.finish_reason is FinishReason.LENGTH:
                 whole_turn = len(generation.ids) >= self.limits.max_turn_tokens
                 return StopReason.MAX_TURN_TOKENS if whole_turn else StopReason.MAX_TOKENS
@@ -166,14 +167,16 @@ class _Episode:
         self.seconds_generating += time.perf_counter() - started
         return generation
 
-    async def _parse(self, generation: Generation) -> ParsedTurn:
-        complete = generation.finish_reason is FinishReason.STOP
-        parsed = await off_loop(len(generation.ids), self._parse_now, generation.ids, complete)
+    async def _parse(self, turn: int, generation: Generation) -> ParsedTurn:
+        parse = partial(
+            self.renderer.parse,
+            complete=generation.finish_reason is FinishReason.STOP,
+            tools=self.schemas,
+            call_id_prefix=f"call_{turn}_",
+        )
+        parsed = await off_loop(len(generation.ids), parse, generation.ids)
         self.trajectory.messages.append(parsed.message())
         return parsed
-
-    def _parse_now(self, ids: Sequence[int], complete: bool) -> ParsedTurn:
-        return self.renderer.parse(ids, complete=complete)
 
     async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
         """What answers a whole turn, and whether that ends the episode."""

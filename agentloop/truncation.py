@@ -25,17 +25,16 @@ async def truncate_middle(text: str, max_tokens: int, renderer: Renderer) -> str
 
 def _truncate(text: str, max_tokens: int, renderer: Renderer) -> str:
     max_chars = max_tokens * MAX_CHARS_PER_TOKEN
-    num_cut_chars = max(0, len(text) - max_chars)
-    head, tail = (text, "") if not num_cut_chars else (text[: max_chars // 2], text[-(max_chars // 2) :])
-    ids = renderer.encode(head) + (renderer.encode(tail) if tail else [])
-    if len(ids) <= max_tokens and not num_cut_chars:
-        return text
+    if len(text) <= max_chars:
+        ids = renderer.encode(text)
+        if len(ids) <= max_tokens:
+            return text
+    else:
+        ids = renderer.encode(text[: max_chars // 2]) + renderer.encode(text[-(max_chars // 2) :])
     kept = max_tokens
     while kept > 0:
-        left, right = kept - kept // 2, kept // 2
-        num_cut = len(ids) - kept
-        note = f"\n[... {num_cut} tokens cut ...]\n" if not num_cut_chars else "\n[... cut ...]\n"
-        cut = renderer.decode(ids[:left]) + note + (renderer.decode(ids[-right:]) if right else "")
+        head, tail = renderer.decode(ids[: kept - kept // 2]), renderer.decode(ids[len(ids) - kept // 2 :])
+        cut = f"{head}\n[... {len(text) - len(head) - len(tail)} characters cut ...]\n{tail}"
         over = len(renderer.encode(cut)) - max_tokens
         if over <= 0:
             return cut

@@ -196,7 +196,7 @@ def test_long_observations_lose_their_middle(play, renderer):
     assert len(renderer.encode(text)) <= 100
     assert text.startswith("start ")
     assert text.endswith("end")
-    assert "tokens cut" in text
+    assert "characters cut" in text
 
 
 def test_the_trajectory_limit_leaves_the_observation_out(play, renderer, ids_of):
