@@ -38,6 +38,12 @@ _BASH = (
     "ulimit -SH -u $1 -d $(($2 / 1024)) -v $(($2 / 256)) -f $(($3 / 1024)) -t $4 -n 1024 -c 0; "
     "printf 1 >&3; exec 3>&-; exec bash main.sh"
 )
+_REQUIREMENTS = (
+    "It needs bubblewrap 0.8 or newer and user namespaces for unprivileged processes. Where they are forbidden: sysctl "
+    "user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (old Debian), "
+    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04); in a container, `docker run --cap-add SYS_ADMIN "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`."
+)
 _SETUP_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 _OUT_OF_MEMORY = re.compile(r"^\S*MemoryError\b")
@@ -85,13 +91,12 @@ class Bubblewrap:
                     "The sandbox level 'bubblewrap' needs the program bwrap, which is not installed: "
                     "`apt-get install bubblewrap` (Debian, Ubuntu) or `dnf install bubblewrap` (Fedora)."
                 )
-            spawner = await Spawner.start(bwrap, [path for path, _ in self._rootfs.binds])
             try:
-                await self._probe(spawner)
-            except BaseException:
-                await spawner.close()
-                raise
-            self._spawner = spawner
+                self._spawner = await self._start(bwrap)
+            except SandboxError as error:
+                raise UserError(
+                    f"The sandbox level 'bubblewrap' does not work on this machine: {error} {_REQUIREMENTS}"
+                ) from error
 
     async def run(self, execution: Execution) -> ExecutionResult:
         async with self._slots:
@@ -104,20 +109,18 @@ class Bubblewrap:
             await self._spawner.close()
             self._spawner = None
 
-    async def _probe(self, spawner: Spawner) -> None:
-        """Run something for real, since what forbids it (sysctl, AppArmor, seccomp, an old bwrap) has many faces."""
+    async def _start(self, bwrap: str) -> Spawner:
+        """A launcher that has run something for real: what forbids it (sysctl, AppArmor, seccomp, an old bwrap) has
+        too many faces to look for each. Raises `SandboxError`."""
+        spawner = await Spawner.start(bwrap, [path for path, _ in self._rootfs.binds])
         try:
             result = await self._run(spawner, Execution(code="print(6 * 7)", timeout=30.0))
-        except SandboxError as error:
-            raise UserError(
-                f"The sandbox level 'bubblewrap' does not work on this machine: {error} It needs bubblewrap 0.8 or "
-                "newer and user namespaces for unprivileged processes. Where they are forbidden: sysctl "
-                "user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (old Debian), "
-                "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04); in a container, "
-                "`docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined`."
-            ) from error
-        if result.stdout != "42\n":
-            raise UserError(f"The sandbox level 'bubblewrap' starts here, but Python fails in it: {result.stderr}")
+            if result.stdout != "42\n":
+                raise SandboxError(f"Python fails in it: {result.stderr.strip()}.")
+        except BaseException:
+            await spawner.close()
+            raise
+        return spawner
 
     async def _run(self, spawner: Spawner, execution: Execution) -> ExecutionResult:
         with ExitStack() as ours, ExitStack() as theirs:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from agentloop.errors import SandboxError, UserError
+from agentloop.errors import SandboxError
 from agentloop.sandboxes import launcher
 
 _READY_SECONDS = 30.0
@@ -34,7 +34,7 @@ class Spawner:
     async def start(cls, bwrap: str, paths: Sequence[str]) -> Spawner:
         """Start the launcher; `paths` are what it must be able to read where it runs as root and gives that up.
 
-        Raises `UserError` where it cannot.
+        Raises `SandboxError` where it cannot.
         """
         process, control = await asyncio.to_thread(_popen, bwrap, paths)
         spawner = cls(process, control)
@@ -47,7 +47,7 @@ class Spawner:
             _, stderr = await asyncio.to_thread(process.communicate)
             await spawner.close()
             reason = stderr.decode(errors="replace").strip().rpartition("\n")[2] or "no answer"
-            raise UserError(f"The process that starts sandboxes could not be set up ({reason}).") from error
+            raise SandboxError(f"the process that starts sandboxes could not be set up ({reason}).") from error
         return spawner
 
     @property

@@ -35,13 +35,13 @@ class Arguments:
     """What a function takes: `schema` to show and `validate` to check.
 
     `skip` is how many leading parameters are not the model's (self, ctx). Raises `UserError` where the signature
-    cannot be shown to a model.
+    cannot be shown to a model. `docstring` describes what that of the function does not.
     """
 
     def __init__(self, function: Callable[..., Any], *, skip: int = 0, docstring: str | None = None) -> None:
         self._what = getattr(function, "__qualname__", repr(function))
         parameters = list(inspect.signature(function).parameters.values())[skip:]
-        descriptions = docstrings.split(inspect.getdoc(function) or docstring)[1]
+        descriptions = docstrings.split(docstring)[1] | docstrings.split(function.__doc__)[1]
         hints = self._hints(function, parameters)
         fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
         try:
@@ -113,8 +113,8 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> 
     default = parameter.default
     if isinstance(default, FieldInfo):  # `city: str = Field(...)`, as in pydantic's models
         description = default.description or description
-        hint, default = Annotated[hint, default], default.get_default(call_default_factory=False)
-    given = {} if default is parameter.empty or repr(default) == "PydanticUndefined" else {"default": default}
+        hint, default = Annotated[hint, default], parameter.empty
+    given = {} if default is parameter.empty else {"default": default}
     return hint, Field(alias=parameter.name, description=description, **given)
 
 

@@ -136,7 +136,11 @@ def test_a_parameter_may_have_any_name(name):
 
 
 def test_a_pydantic_field_as_default():
-    def function(count: int = Field(3, ge=1, description="how many"), city: str = Field(max_length=5)): ...
+    def function(
+        count: int = Field(3, ge=1, description="how many"),
+        city: str = Field(max_length=5),
+        tags: list[str] = Field(default_factory=list),  # noqa: B008
+    ): ...
 
     arguments = Arguments(function)
     assert arguments.schema["properties"]["count"] == {
@@ -146,7 +150,7 @@ def test_a_pydantic_field_as_default():
         "description": "how many",
     }
     assert arguments.schema["required"] == ["city"]
-    assert arguments.validate({"city": "Rome"}) == {"count": 3, "city": "Rome"}
+    assert arguments.validate({"city": "Rome"}) == {"count": 3, "city": "Rome", "tags": []}
     with pytest.raises(ArgumentError, match="city: string should have at most 5 characters"):
         arguments.validate({"city": "Florence"})
 
