@@ -1,11 +1,13 @@
 """From a YAML file and `key=value` overrides to a checked config.
 
-Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Fields annotated `ConfigPath` hold paths:
-relative ones start at the folder of the YAML file, or at the current folder where they come from the command line.
+Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Strings in fields marked with `HAS_PATHS`
+(`ConfigPath`, `ConfigOptions`) may be paths: relative ones start at the folder of the YAML file, or at the current
+folder where they come from the command line.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -22,13 +24,19 @@ from agentloop.errors import UserError
 C = TypeVar("C", bound=Config)
 
 
-class _IsPath:
-    """Marks a string that may be a path."""
+class _HasPaths:
+    """Marks a string, or what holds strings, that may be paths."""
 
 
-ConfigPath = Annotated[str, _IsPath()]
+HAS_PATHS = _HasPaths()
+
+ConfigPath = Annotated[str, HAS_PATHS]
 """A path, or a name that is none: what `anchored` says. A spec 'file.py:name' has a path, 'package.module:name' not."""
 
+ConfigOptions = Annotated[dict[str, Any], HAS_PATHS]
+"""Arguments of something that the config names, with paths among them."""
+
+_PATH_STARTS = ("./", "../", "~/")
 _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")
 
 
@@ -58,13 +66,14 @@ def validated(schema: type[C], data: Any, source: str) -> C:
 def anchored(value: str, folder: Path) -> str:
     """`value` as an absolute path where it is one, unchanged where it is a name.
 
-    It is a path if it starts with '.', '~' or '/', names a file by its suffix, or has the form 'file.py:name'. So a
-    model 'org/name' or a tool 'search' stays what it is, and a local model folder is written './name'.
+    It is a path if it starts with './', '../' or '~/', names a file by its suffix, or has the form 'file.py:name'. So
+    a model 'org/name' or a tool 'search' stays what it is, and a local model folder is written './name'.
     """
     path, separator, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
-    if "${" in value or "://" in value or not (separator or path.startswith((".", "~", "/")) or _is_file_name(path)):
+    if "${" in value or "://" in value or not (separator or path.startswith(_PATH_STARTS) or _is_file_name(path)):
         return value
-    return str((folder / Path(path).expanduser()).resolve()) + separator + attribute
+    # Not resolve(): a symbolic link is the name that the user gave, and may point elsewhere tomorrow.
+    return os.path.abspath(folder / Path(path).expanduser()) + separator + attribute
 
 
 def _is_file_name(value: str) -> bool:
@@ -99,8 +108,8 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
     """`value` with every `ConfigPath` in it anchored, as the annotation says where they are."""
     arguments = get_args(annotation)
-    if get_origin(annotation) is Annotated and any(isinstance(item, _IsPath) for item in arguments[1:]):
-        return anchored(value, folder) if isinstance(value, str) else value
+    if get_origin(annotation) is Annotated and HAS_PATHS in arguments[1:]:
+        return _anchor_strings(value, folder)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
         return {key: _anchor_field(annotation, key, item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -110,6 +119,14 @@ def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
     for argument in arguments:
         value = _anchor_all(argument, value, folder)
     return value
+
+
+def _anchor_strings(value: Any, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _anchor_strings(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_anchor_strings(item, folder) for item in value]
+    return anchored(value, folder) if isinstance(value, str) else value
 
 
 def _anchor_field(schema: type[BaseModel], key: Any, value: Any, folder: Path) -> Any:

@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator, with_config
 
 from agentloop.config import Config
-from agentloop.config_loading import ConfigPath
+from agentloop.config_loading import HAS_PATHS, ConfigOptions, ConfigPath
 from agentloop.limits import Limits
 from agentloop.trainer.learner import LearnerConfig
+
+LoggerName = Literal["tensorboard", "wandb"]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -24,7 +26,7 @@ class DataConfig(Config):
     """Datasets: a .jsonl, .jsonl.gz or .parquet file, or a function 'file.py:name' / 'package.module:name'."""
 
     train: ConfigPath
-    train_options: dict[str, Any] = Field(default_factory=dict)
+    train_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function that `train` names."""
     train_limit: int | None = Field(default=None, ge=1)
     """Use the first rows only."""
@@ -32,7 +34,7 @@ class DataConfig(Config):
     """A new order in every epoch."""
     eval: ConfigPath | None = None
     """Held-out tasks."""
-    eval_options: dict[str, Any] = Field(default_factory=dict)
+    eval_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function that `eval` names."""
     eval_limit: int | None = Field(default=None, ge=1)
     """Use the first held-out rows only."""
@@ -41,7 +43,7 @@ class DataConfig(Config):
 class ToolConfig(Config):
     name: ConfigPath
     """Of the registry (`agentloop tools list`), or 'file.py:Class' / 'package.module:Class'."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor."""
 
 
@@ -54,13 +56,22 @@ class EnvConfig(Config):
 
     factory: ConfigPath = "agentloop.envs.tool_env:ToolEnv"
     """Called as factory(row, toolset=..., reward=..., **options) for every episode."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    tools: list[Annotated[ToolConfig, BeforeValidator(_tool)]] = Field(default_factory=list)
+    options: ConfigOptions = Field(default_factory=dict)
+    tools: list[Annotated[ToolConfig, BeforeValidator(_tool), HAS_PATHS]] = Field(default_factory=list)
     """What the model may call; a plain string is the name of a tool."""
     reward: ConfigPath
     """`exact`, `contains`, `last_number`, or a function 'file.py:name' / 'package.module:name'."""
-    reward_options: dict[str, Any] = Field(default_factory=dict)
+    reward_options: ConfigOptions = Field(default_factory=dict)
     """Keyword arguments of every call of the reward."""
+
+
+class RenderingConfig(Config):
+    """How messages become tokens, where the model's own files do not say it."""
+
+    tool_format: Literal["hermes", "qwen3_coder"] | None = None
+    """How the model writes calls; by default what its chat template shows."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the chat template, such as {enable_thinking: false}."""
 
 
 class SamplingConfig(Config):
@@ -73,7 +84,7 @@ class SamplingConfig(Config):
 class EngineConfig(Config):
     name: str = "hf"
     """`hf`, `vllm` or `scripted`."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, beside the model."""
     max_concurrency: int = Field(default=256, ge=1)
     """Episodes in flight."""
@@ -111,7 +122,7 @@ class RunSettings(Config):
     """Trajectories of each step that are written; None writes all."""
     max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
     """Stop when more of a step's episodes failed."""
-    loggers: list[Literal["tensorboard", "wandb"]] = Field(default_factory=lambda: ["tensorboard"])
+    loggers: tuple[LoggerName, ...] = ("tensorboard",)
     """Beside metrics.jsonl, which is always written."""
 
 
@@ -122,6 +133,7 @@ class RunConfig(Config):
     """Hugging Face name, or a folder ('./model')."""
     data: DataConfig
     env: EnvConfig
+    rendering: RenderingConfig = Field(default_factory=RenderingConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)

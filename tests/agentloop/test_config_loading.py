@@ -5,7 +5,7 @@ import pytest
 from pydantic import Field
 
 from agentloop.config import Config
-from agentloop.config_loading import ConfigPath, anchored, load_config
+from agentloop.config_loading import ConfigOptions, ConfigPath, anchored, load_config
 from agentloop.errors import UserError
 
 
@@ -21,6 +21,7 @@ class Inner(Config):
 
 
 class Outer(Config):
+    options: ConfigOptions = Field(default_factory=dict)
     data: ConfigPath | None = None
     tools: list[Tool] = Field(default_factory=list)
     inner: Inner = Field(default_factory=Inner)
@@ -55,6 +56,17 @@ def test_paths_start_at_the_file_and_those_of_the_shell_at_the_current_folder(tm
     assert [tool.name for tool in config.tools] == [f"{tmp_path}/t/mine.py:Mine", "search"]
     assert config.folder == "./out"
     assert load_config(Outer, source, ["data=train.jsonl"]).data == str(tmp_path / "elsewhere" / "train.jsonl")
+
+
+def test_paths_among_options_are_anchored_and_other_strings_are_not(tmp_path):
+    source = write(tmp_path, "options: {script: s.py:f, inner: [./a, b], mark: '.', root: /, num: 3}")
+    assert load_config(Outer, source).options == {
+        "script": f"{tmp_path}/s.py:f",
+        "inner": [f"{tmp_path}/a", "b"],
+        "mark": ".",
+        "root": "/",
+        "num": 3,
+    }
 
 
 @pytest.mark.parametrize(

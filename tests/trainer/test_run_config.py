@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from agentloop.config_loading import load_config
@@ -36,7 +38,9 @@ def test_the_learner_shares_temperature_seed_and_length_with_the_run(tmp_path):
 
 def test_tools_are_names_or_names_with_options(tmp_path):
     config = load(tmp_path, "env.tools=[search, {name: 'a.py:T', options: {k: 3}}]")
-    assert [tool.name.rpartition("/")[2] for tool in config.env.tools] == ["search", "a.py:T"]
+    in_file = load(tmp_path, text=MINIMAL.replace("}\nenv: {", "}\nenv: {tools: [b.py:T], "))
+    assert [tool.name for tool in in_file.env.tools] == [f"{tmp_path}/b.py:T"]
+    assert [tool.name for tool in config.env.tools] == ["search", f"{Path.cwd()}/a.py:T"]
     assert [tool.options for tool in config.env.tools] == [{}, {"k": 3}]
 
 

@@ -1,0 +1,95 @@
+"""A run as it goes, in the terminal: the steps so far as a table, below them what is being done now.
+
+Where the output is no terminal it is one plain line a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agentloop.trainer.observers import Observer, Stage
+
+if TYPE_CHECKING:
+    from agentloop.trainer.run_config import RunConfig
+    from agentloop.trajectory import Trajectory
+
+_COLUMNS = {
+    "reward": ("reward/mean", "{:.3f}"),
+    "tool calls": ("rollout/tool_call_rate", "{:.0%}"),
+    "turns": ("rollout/turns", "{:.1f}"),
+    "failed": ("failures/episodes", "{:.0f}"),
+    "logprob diff": ("learner/logprob_diff", "{:.4f}"),
+    "rollout s": ("time/rollout", "{:.1f}"),
+    "train s": ("time/train", "{:.1f}"),
+    "publish s": ("time/publish", "{:.1f}"),
+    "eval reward": ("eval/reward/mean", "{:.3f}"),
+}
+_SHOWN_STEPS = 12
+
+
+class RunProgress(Observer):
+    """Use it as a context manager around the run."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._rows: list[tuple[int, Mapping[str, float]]] = []
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._steps = self._progress.add_task("steps", total=None)
+        self._stage = self._progress.add_task("", total=None, visible=False)
+        self._live = Live(console=self._console, get_renderable=self._renderable, refresh_per_second=4)
+        self._episodes: dict[Stage, int] = {}
+
+    def __enter__(self) -> RunProgress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+        self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
+        self._progress.update(self._steps, total=config.run.steps, completed=done)
+        gone_on = f", going on after step {done}" if done else ""
+        self._console.print(f"run folder {folder}{gone_on}", markup=False, highlight=False, soft_wrap=True)
+
+    def on_stage(self, step: int, stage: Stage) -> None:
+        self._progress.reset(
+            self._stage, description=f"step {step}: {stage}", total=self._episodes.get(stage), visible=True
+        )
+
+    def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
+        self._progress.advance(self._stage)
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._progress.update(self._steps, completed=step)
+        self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
+        if not self._console.is_terminal:
+            shown = [f"{name} {_cell(metrics, name)}" for name in _COLUMNS if _cell(metrics, name)]
+            self._console.print(f"step {step}: {', '.join(shown)}", markup=False, highlight=False, soft_wrap=True)
+
+    def _renderable(self) -> Group:
+        table = Table("step", *(name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows)))
+        for step, row in self._rows:
+            table.add_row(str(step), *(_cell(row, column.header) for column in table.columns[1:]))
+        return Group(table, self._progress) if self._rows else Group(self._progress)
+
+
+def _cell(metrics: Mapping[str, float], name: object) -> str:
+    key, shape = _COLUMNS[str(name)]
+    return shape.format(metrics[key]) if key in metrics else ""

@@ -1,0 +1,54 @@
+"""RECIPE on the command line: a config file, a folder with a config.yaml, or the name of a recipe of agentloop."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from agentloop.trainer.run_config import RunConfig
+
+_CONFIG = "config.yaml"
+
+
+def find_config(recipe: str) -> Path:
+    """The config file that `recipe` means. Raises `UserError` that lists the recipes there are."""
+    path = Path(recipe).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        return path
+    if (path / _CONFIG).is_file():
+        return path / _CONFIG
+    recipes = built_in_recipes()
+    if recipe in recipes:
+        return recipes[recipe]
+    raise UserError(
+        f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Give the path of a YAML file, of a folder with a "
+        f"{_CONFIG}, or the name of one of these: {', '.join(sorted(recipes)) or 'none is installed'}."
+    )
+
+
+def built_in_recipes() -> dict[str, Path]:
+    """Name -> config file of the recipes that come with agentloop."""
+    package = importlib.util.find_spec("agentloop.recipes")
+    folders = list(package.submodule_search_locations or ()) if package is not None else []
+    return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{_CONFIG}")}
+
+
+def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
+    """The run that RECIPE and `key=value` overrides describe. Raises `UserError`."""
+    from agentloop.config_loading import load_config
+    from agentloop.trainer.run_config import RunConfig
+
+    return load_config(RunConfig, find_config(recipe).resolve(), overrides)
+
+
+def new_folder(recipe: str, kind: str = "") -> Path:
+    """A folder below runs/ that does not exist yet, named after the recipe and the time."""
+    config = find_config(recipe).resolve()
+    name = config.parent.name if config.name == _CONFIG else config.stem
+    return Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,92 @@
+"""`agentloop rollout`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from agentloop.engines.base import Engine
+    from agentloop.rollout import Group
+    from agentloop.trainer.episodes import Episodes, Row
+    from agentloop.trajectory import Trajectory
+
+_TRAJECTORIES = "trajectories.jsonl"
+
+
+def rollout(
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or a recipe's name.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. sampling.temperature=0.6.")] = None,
+    tasks: Annotated[Literal["train", "eval"] | None, typer.Option(help="Default: eval where there is one.")] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Episodes of each task.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first tasks only.")] = None,
+    threshold: Annotated[float, typer.Option(help="Reward from which on a task counts as passed.")] = 1.0,
+    output: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new one below runs/.")] = None,
+) -> None:
+    """Nothing is trained. The trajectories and a summary are written to a folder."""
+    from rich.console import Console
+
+    from agentloop.cli.recipe import load_run_config, new_folder
+    from agentloop.cli.rollout_report import print_report, summary
+    from agentloop.trainer.episodes import Episodes, make_engine
+    from agentloop.trainer.model_folder import local_model
+    from agentloop.trajectory_io import write_jsonl
+
+    config = load_run_config(recipe, overrides or [])
+    folder = output or new_folder(recipe, "-rollout")
+    if (folder / _TRAJECTORIES).exists():
+        raise UserError(f"{folder} has trajectories of another rollout. Give another folder with --output.")
+    model = local_model(config)
+    episodes = Episodes.load(config, model)
+    if tasks == "eval" and not episodes.eval:
+        raise UserError("This recipe has no held-out tasks: set data.eval=..., or leave --tasks eval out.")
+    rows = (episodes.train if tasks == "train" else episodes.eval or episodes.train)[:limit]
+    engine = make_engine(config, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with _progress(console) as progress:
+        bar = progress.add_task("episodes", total=len(rows) * samples)
+
+        def ended(trajectory: Trajectory) -> None:
+            # At once, so that an interrupted rollout keeps those before.
+            write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
+            progress.advance(bar)
+
+        groups = asyncio.run(_play(episodes, engine, rows, samples, ended))
+    figures = summary(groups, threshold=threshold)
+    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print_report(console, groups, figures)
+    console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+async def _play(
+    episodes: Episodes, engine: Engine, rows: list[Row], samples: int, on_trajectory: Callable[[Trajectory], None]
+) -> list[Group]:
+    from agentloop.trainer.episodes import play, started
+
+    specs = episodes.specs(rows, name="rollout", n=samples, seed=episodes.config.run.seed)
+    async with started(engine, episodes):
+        return await play(episodes.worker(engine), specs, on_trajectory)
+
+
+def _progress(console: Console) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,67 @@
+import json
+
+import pytest
+
+from agentloop.cli import main
+from agentloop.cli.rollout_report import pass_at_k, summary
+from agentloop.rollout import Group
+from agentloop.trajectory import Trajectory
+from agentloop.trajectory_io import read_jsonl
+
+
+def agentloop(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+def test_rollout_plays_the_held_out_tasks_and_writes_them(sums, capsys):
+    assert agentloop("rollout", sums, "-n", 4, "--output", sums / "out") == 0
+    trajectories = list(read_jsonl(sums / "out" / "trajectories.jsonl"))
+    assert len(trajectories) == 3 * 4
+    assert sorted(trajectory.trajectory_id for trajectory in trajectories)[0] == "rollout-0-0"
+    figures = json.loads((sums / "out" / "summary.json").read_text())
+    assert figures["mean reward"] == pytest.approx(sum(t.reward for t in trajectories) / 12)
+    assert figures["pass@4"] >= figures["pass@1"] == pytest.approx(figures["mean reward"])
+    shown = capsys.readouterr().out
+    assert "pass@4" in shown
+    assert "completed" in shown
+
+
+def test_rollout_of_training_tasks_with_a_limit(sums):
+    assert agentloop("rollout", sums, "--tasks", "train", "--limit", 2, "--output", sums / "out") == 0
+    assert len(list(read_jsonl(sums / "out" / "trajectories.jsonl"))) == 2
+
+
+def test_a_folder_with_another_rollout_is_refused(sums, capsys):
+    (sums / "out").mkdir()
+    (sums / "out" / "trajectories.jsonl").write_text("")
+    assert agentloop("rollout", sums, "--output", sums / "out") == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_failing_rewards_are_reported_and_not_taken_as_zero(sums, capsys):
+    reward = f"env.reward={sums}/sums.py:broken_reward"
+    assert agentloop("rollout", sums, reward, "--output", sums / "out") == 0
+    figures = json.loads((sums / "out" / "summary.json").read_text())
+    assert "mean reward" not in figures
+    assert "3 times: the reward raised ZeroDivisionError: division by zero" in capsys.readouterr().out
+
+
+def test_pass_at_k_is_the_chance_that_k_of_n_have_a_success():
+    # 1 of 4 solved: any 2 of the 4 contain it with probability 1 - C(3,2)/C(4,2) = 1/2.
+    assert pass_at_k([[1.0, 0.0, 0.0, 0.0]], 2, threshold=1.0) == 0.5
+    assert pass_at_k([[1.0, 0.0], [0.0, 0.0]], 1, threshold=1.0) == 0.25
+    assert pass_at_k([[0.4, 0.6]], 2, threshold=0.5) == 1.0
+
+
+def test_summary_leaves_unjudged_episodes_out():
+    groups = [
+        Group("a", [Trajectory(reward=1.0), Trajectory(reward=0.0)]),
+        Group("b", [Trajectory(reward=0.0), Trajectory(reward=None)]),
+    ]
+    figures = summary(groups, threshold=1.0)
+    assert figures["mean reward"] == pytest.approx(1 / 3)
+    assert figures["pass@1"] == 0.25
+    assert figures["pass@2"] == 1.0  # of the one task that has two rewards
+    assert figures["judged"] == 3

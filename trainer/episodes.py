@@ -1,0 +1,119 @@
+"""`Episodes`: what the episodes of a run are made of, from its config; everything but models and weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop import engines
+from agentloop.envs.base import Env
+from agentloop.envs.dataset import load_dataset
+from agentloop.envs.rewards import load_reward
+from agentloop.errors import UserError
+from agentloop.loading import load_object
+from agentloop.loop import AgentLoop
+from agentloop.rendering import renderer_for
+from agentloop.rollout import Group, GroupSpec, RolloutWorker
+from agentloop.tools import registry
+from agentloop.tools.toolset import Toolset
+from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.seeding import seed_of
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+    from agentloop.rendering.base import Renderer
+    from agentloop.trajectory import Trajectory
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Episodes:
+    """Datasets, tools, reward and renderer of a run."""
+
+    config: RunConfig
+    train: list[Row]
+    eval: list[Row]
+    """Empty where the run has no held-out tasks."""
+    toolset: Toolset
+    renderer: Renderer
+    make_env: Callable[[Row], Env]
+
+    @classmethod
+    def load(cls, config: RunConfig, model: Path) -> Episodes:
+        """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
+        data = config.data
+        factory = load_object(config.env.factory, "environment")
+        reward = load_reward(config.env.reward, config.env.reward_options)
+        toolset = Toolset([registry.load(tool.name, **tool.options) for tool in config.env.tools])
+        return cls(
+            config=config,
+            train=load_dataset(data.train, options=data.train_options, limit=data.train_limit),
+            eval=load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
+            toolset=toolset,
+            renderer=renderer_for(
+                model,
+                tool_format=config.rendering.tool_format,
+                chat_template_kwargs=config.rendering.chat_template_kwargs,
+            ),
+            make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
+        )
+
+    def worker(self, engine: Engine, *, temperature: float | None = None) -> RolloutWorker:
+        """Plays episodes as the config says; `temperature` replaces the one of `sampling`."""
+        sampling = self.config.sampling
+        loop = AgentLoop(
+            engine,
+            self.renderer,
+            limits=self.config.limits,
+            temperature=sampling.temperature if temperature is None else temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        )
+        return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
+
+    def specs(self, rows: Sequence[Row], *, name: str, n: int, seed: int) -> list[GroupSpec]:
+        """One group of n episodes for each row. `name` tells these groups from all others in flight."""
+        return [
+            GroupSpec(f"{name}-{place}", partial(self.make_env, row), n, seed_of(seed, place) & 0x7FFFFFFF)
+            for place, row in enumerate(rows)
+        ]
+
+
+async def play(
+    worker: RolloutWorker, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
+) -> list[Group]:
+    """`RolloutWorker.run_groups`, with a `UserError` of an episode raised as it is."""
+    try:
+        return await worker.run_groups(specs, on_trajectory)
+    except ExceptionGroup as group:
+        for error in group.exceptions:
+            if isinstance(error, UserError):
+                raise error from group
+        raise
+
+
+def _make_env(factory: Callable[..., Env], config: RunConfig, row: Row, **parts: Any) -> Env:
+    return factory(row, **parts, **config.env.options)
+
+
+def make_engine(config: RunConfig, model: Path) -> Engine:
+    """The engine of the config for the model in a folder, not started. Raises `UserError`."""
+    options = {"model": str(model), "max_model_len": config.limits.max_tokens, **config.engine.options}
+    return engines.create(config.engine.name, **options)
+
+
+@asynccontextmanager
+async def started(engine: Engine, episodes: Episodes) -> AsyncIterator[Engine]:
+    """The engine and the tools of the episodes, running; both are shut down whatever happens."""
+    try:
+        await episodes.toolset.start()
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+        await episodes.toolset.shutdown()

@@ -1,0 +1,56 @@
+"""From the name in a config to the folder of a model that can be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.trainer.run_config import RunConfig
+
+
+def local_model(config: RunConfig) -> Path:
+    """The folder of `config.model`, fetched from the Hugging Face hub where it is a name.
+
+    Raises `UserError` where there is no such model, or where it is too short for `limits.max_tokens`.
+    """
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        folder = _from_hub(config.model)
+    settings = folder / "config.json"
+    if not settings.is_file():
+        raise UserError(f"{folder} is no model folder: it has no config.json. Set model to a folder that has one.")
+    positions = _num_positions(json.loads(settings.read_text(encoding="utf-8")))
+    if positions is not None and config.limits.max_tokens > positions:
+        raise UserError(
+            f"limits.max_tokens is {config.limits.max_tokens}, but {config.model} is made for {positions} tokens. Set "
+            f"limits.max_tokens={positions} or less."
+        )
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    missing = (
+        f"There is no model {name!r}: neither a folder here nor, as far as can be seen, a model on the Hugging Face hub"
+    )
+    try:
+        return Path(snapshot_download(name))
+    except HFValidationError as error:
+        raise UserError(f"{missing}. Set model to a folder ('./name') or a hub name ('org/name').") from error
+    # Without a network the client raises whatever its transport does.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{missing} ({type(error).__name__}: {reason}). Set model to one of them.") from error
+
+
+def _num_positions(settings: dict[str, Any]) -> int | None:
+    """Of the language model; models with vision keep its settings in a part of their own."""
+    text = settings.get("text_config", settings)
+    positions = text.get("max_position_embeddings")
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    factor = scaling.get("factor", 1.0) if isinstance(scaling, dict) else 1.0
+    return int(positions * max(factor, 1.0)) if isinstance(positions, int) else None
