@@ -39,6 +39,8 @@ def _read(reader: CallReader, start: int) -> int:
                 raise _Malformed(
                     f"there is text behind the JSON object, or {CLOSE} is missing: {_near(text, position)}"
                 )
+        if not found:
+            raise _Malformed("its list holds no call")
     except _Malformed as error:
         end = _end_of_bad(text, max(position, start + len(OPEN)))
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
@@ -52,11 +54,14 @@ def _json_at(text: str, position: int) -> tuple[Any, int]:
     if text.startswith(CLOSE, position) or position == len(text):
         raise _Malformed("there is no JSON object in it")
     try:
-        return _decode(text, position)
+        value, end = _decode(text, position)
     except json.JSONDecodeError as error:
         raise _Malformed(f"{error.msg} at {_near(text, error.pos)}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested a thousand deep
         raise _Malformed(f"the JSON is too large ({type(error).__name__})") from None
+    if text.find("\\u", position, end) >= 0:
+        _check_surrogates(value)
+    return value, end
 
 
 def _call(value: Any) -> tuple[str, dict[str, Any]]:
@@ -73,11 +78,15 @@ def _call(value: Any) -> tuple[str, dict[str, Any]]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise _Malformed(f'"arguments" is {_kind(arguments)}, not an object')
+    return name, arguments
+
+
+def _check_surrogates(value: Any) -> None:
+    """A \\u escape can name half of a character, which no tool could encode."""
     try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise _Malformed("a \\u escape is half of a surrogate pair") from None
-    return name, arguments
 
 
 def _decoded(text: str) -> Any:

@@ -76,11 +76,12 @@ def word_cache_for(tokenizer: Tokenizer) -> WordCache | None:
     except re.error:
         return None
     probe = _probe()
-    cache = WordCache(tokenizer, compiled)
-    whole = compiled.groups == 0 and "".join(compiled.findall(probe)) == probe
-    if not whole or cache.encode(probe) != tokenizer.encode(probe, add_special_tokens=False).ids:
+    spans = [match.span() for match in compiled.finditer(probe)]
+    expected = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
+    # findall gives groups where there are any, and leaves gaps out.
+    if compiled.groups or spans != expected or sum(end - start for start, end in spans) != len(probe):
         return None
-    return cache
+    return WordCache(tokenizer, compiled)
 
 
 def _word_pattern(state: dict[str, Any]) -> str | None:

@@ -1,0 +1,119 @@
+"""Calls as JSON in tags."""
+
+import json
+
+import pytest
+
+from agentloop.messages import InvalidCall, ToolCall
+from agentloop.rendering.parsing import TurnParser, call_format
+
+parse = TurnParser(call_format("hermes")).parse
+GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def only_invalid(text):
+    turn = parse(text)
+    assert len(turn.calls) == 1
+    assert isinstance(turn.calls[0], InvalidCall)
+    return turn.calls[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        '<tool_call>{"name":"f","parameters":{"a":1}}</tool_call>',
+        '<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>',
+        '<tool_call>[{"name":"f","arguments":{"a":1}}]</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n\n',
+    ],
+    ids=["canonical", "parameters", "encoded twice", "list", "no closing tag", "no closing tag, line breaks"],
+)
+def test_one_call(text):
+    turn = parse(text)
+    assert turn.calls == (ToolCall("f", {"a": 1}, "call_0"),)
+    assert turn.content == ""
+
+
+def test_text_around_calls_is_content_and_order_is_kept():
+    second = GOOD.replace('"f"', '"g"')
+    turn = parse(f"Let me look.\n{GOOD}\nand {second} Done.", call_id_prefix="t3_")
+    assert turn.calls == (ToolCall("f", {"a": 1}, "t3_0"), ToolCall("g", {"a": 1}, "t3_1"))
+    assert turn.content == "Let me look.\n\nand  Done."
+
+
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_two_objects_in_one_tag(between):
+    turn = parse('<tool_call>{"name":"f","arguments":{}}' + between + '{"name":"g","arguments":{"b":2}}</tool_call>')
+    assert turn.calls == (ToolCall("f", {}, "call_0"), ToolCall("g", {"b": 2}, "call_1"))
+
+
+@pytest.mark.parametrize("code", ["x = '</tool_call>'", "<tool_call>", "</think>", "<think>", 'a\n"b"\\ {}', "}}"])
+def test_tags_inside_strings_are_strings(code):
+    text = f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': {'code': code}})}\n</tool_call>rest"
+    turn = parse(text)
+    assert turn.calls == (ToolCall("run", {"code": code}, "call_0"),)
+    assert turn.content == "rest"
+    assert turn.reasoning is None
+
+
+def test_a_tag_left_open_before_the_next_call():
+    turn = parse('<tool_call>{"name":"f"}\n' + GOOD)
+    assert turn.calls == (ToolCall("f", {}, "call_0"), ToolCall("f", {"a": 1}, "call_1"))
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', "{}"])
+def test_no_arguments(arguments):
+    text = f'<tool_call>{{"name":"f","arguments":{arguments}}}</tool_call>'
+    assert parse(text).calls == (ToolCall("f", {}, "call_0"),)
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}', "Expecting ',' delimiter"),
+        ('{"name": "f", "arguments": {"a": 1}}}', "text behind the JSON object"),
+        ('{"name": "f", "arguments": {"code": "a\nb"}}', "Invalid control character"),
+        ('{"arguments": {}}', 'no "name"'),
+        ('{"name": 3, "arguments": {}}', 'no "name"'),
+        ('{"name": "f", "arguments": [1]}', '"arguments" is a list'),
+        ('{"name": "f", "arguments": "[1]"}', '"arguments" is a list'),
+        ('{"name": "f", "arguments": "{} x"}', "text behind"),
+        ('{"name": "f", "arguments": "run it"}', "Expecting value"),
+        ('"f"', "a string, not an object"),
+        ("[]", "holds no call"),
+        ("", "no JSON object"),
+        ("f(a=1)", "Expecting value"),
+        ('{"name": "f", "arguments": {"a": "\\ud83d"}}', "surrogate"),
+        ('{"name": "f", "arguments": {"a": %s}}' % ("9" * 5000), "too large"),
+        ('{"name": "f", "arguments": {"a": %s' % ("[" * 100_000), "too large"),
+    ],
+)
+def test_malformed_calls_get_feedback(inside, why):
+    text = f"<tool_call>\n{inside}\n</tool_call>"
+    call = only_invalid(text)
+    assert why in call.error
+    assert '{"name": "TOOL", "arguments": {...}}' in call.error
+    assert len(call.error) < 400
+    assert call.raw == text
+    assert call.id == "call_0"
+
+
+def test_a_malformed_call_leaves_the_others():
+    turn = parse('<tool_call>{"name": </tool_call>' + GOOD + "<tool_call>{oh" + GOOD)
+    kinds = [type(call) for call in turn.calls]
+    assert kinds == [InvalidCall, ToolCall, InvalidCall, ToolCall]
+    assert [call.id for call in turn.calls] == ["call_0", "call_1", "call_2", "call_3"]
+    assert turn.message()["tool_calls"] == [turn.calls[1].as_dict(), turn.calls[3].as_dict()]
+
+
+def test_a_tag_left_open_with_text_behind_is_refused():
+    assert "</tool_call> is missing" in only_invalid('<tool_call>{"name":"f"} and so on').error
+
+
+@pytest.mark.parametrize("text", [GOOD, GOOD.removesuffix("</tool_call>"), GOOD[:-30], "<tool_call>"])
+def test_a_cut_turn_has_no_calls(text):
+    turn = parse("So: " + text, complete=False)
+    assert turn.calls == ()
+    assert turn.content == "So: " + text.strip()

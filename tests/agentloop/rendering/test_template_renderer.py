@@ -1,0 +1,225 @@
+"""What is rendered, token by token where it matters."""
+
+from array import array
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.messages import ToolCall
+from agentloop.rendering import renderer_for
+
+TOOLS = ({"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}},)
+# The tokenizer `bytes`: one token a byte in the order of the byte-level alphabet, then the added tokens.
+START, END, NEWLINE = 257, 258, 198
+RESULT_OPEN, RESULT_CLOSE = 267, 268
+
+
+def result(text, **fields):
+    return [{"role": "tool", "content": text, **fields}]
+
+
+def test_token_ids_of_a_small_episode(make_renderer):
+    renderer = make_renderer("chatml", "bytes")
+    assert renderer.stop_token_ids == (END,)
+    # <|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n
+    # fmt: off
+    system = [START, 82, 88, 82, 83, 68, 76, NEWLINE, 33, 68, 220, 71, 68, 75, 79, 69, 84, 75, 13, END, NEWLINE]
+    user = [START, 84, 82, 68, 81, NEWLINE, 71, 72, END, NEWLINE]
+    assistant = [START, 64, 82, 82, 72, 82, 83, 64, 77, 83, NEWLINE]
+    # fmt: on
+    assert renderer.render_prompt([{"role": "user", "content": "hi"}]) == system + user + assistant
+    observation = [START, 84, 82, 68, 81, NEWLINE, RESULT_OPEN, NEWLINE, 19, 17, NEWLINE, RESULT_CLOSE, END, NEWLINE]
+    for _ in range(3):  # by the template, then filled in
+        following = renderer.render_continuation(array("i", [64, END]), result("42"))
+        assert following.closing == [NEWLINE]
+        assert following.observation == observation + assistant
+
+
+def test_a_cut_turn_is_closed_first(make_renderer):
+    following = make_renderer("chatml", "bytes").render_continuation([64], result("42"))
+    assert following.closing == [END, NEWLINE]
+    assert make_renderer("chatml", "bytes").render_continuation([], result("42")).closing == [END, NEWLINE]
+
+
+def test_a_template_without_line_break_behind_the_turn(make_renderer):
+    renderer = make_renderer("bracket", "bytes")
+    message = result("42", tool_call_id="c1")
+    following = renderer.render_continuation(list(renderer.stop_token_ids), message)
+    assert following.closing == []
+    assert renderer.decode(following.observation) == "[RESULT]c1: 42[/RESULT]"
+    assert renderer.render_continuation([64], message).closing == list(renderer.stop_token_ids)
+
+
+def test_results_of_one_turn_share_a_user_turn_where_the_template_says_so(make_renderer):
+    renderer = make_renderer("chatml")
+    following = renderer.render_continuation([renderer.stop_token_ids[0]], result("1") + result("2"))
+    assert renderer.decode(following.observation) == (
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_control_tokens_in_a_result_are_characters(make_renderer, repeat):
+    renderer = make_renderer("chatml", "bytes")
+    for _ in range(repeat):
+        following = renderer.render_continuation([END], result("<|im_end|>"))
+    # fmt: off
+    text = [27, 91, 72, 76, 62, 68, 77, 67, 91, 29]
+    # fmt: on
+    assert following.observation[8:18] == text
+    assert following.observation.count(END) == 1
+
+
+def test_lone_surrogates_in_a_result_become_replacement_characters(make_renderer):
+    renderer = make_renderer("chatml")
+    for _ in range(3):
+        following = renderer.render_continuation([END], result("a\udc80\ud83d\udc80b"))
+        assert "a\ufffd\ufffd\ufffdb" in renderer.decode(following.observation)
+
+
+def test_a_system_message_may_use_control_tokens_and_a_user_message_may_not(make_renderer):
+    renderer = make_renderer("think", "bytes")
+    think = renderer.encoder.added["<think>"]
+    for _ in range(3):
+        ids = renderer.render_prompt(
+            [{"role": "system", "content": "use <think>"}, {"role": "user", "content": "<think>"}]
+        )
+        assert ids.count(think) == 1
+        assert renderer.decode(ids).count("<think>") == 2
+
+
+def test_trusted_roles_are_an_option(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("think", "bytes"), trusted_roles=["user"])
+    ids = renderer.render_prompt([{"role": "user", "content": "<think>"}])
+    assert ids.count(renderer.encoder.added["<think>"]) == 1
+
+
+def test_a_prompt_is_rendered_alike_the_first_and_the_tenth_time(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("chatml"))
+    questions = [[{"role": "user", "content": f"{n} <tool_call> + 1?"}] for n in range(10)]
+    ids = [renderer.render_prompt(question, TOOLS) for question in questions]
+    fresh = [renderer_for(make_tokenizer("chatml")).render_prompt(question, TOOLS) for question in questions]
+    assert ids == fresh
+    ids[0].clear()
+    assert renderer.render_prompt(questions[0], TOOLS) == fresh[0]
+
+
+def test_tools_and_prompts_do_not_mix(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("chatml"))
+    question = [{"role": "user", "content": "hi"}]
+    other = ({"type": "function", "function": {"name": "search", "parameters": {}}},)
+    for _ in range(3):
+        assert '"run"' in renderer.decode(renderer.render_prompt(question, TOOLS))
+        assert '"search"' in renderer.decode(renderer.render_prompt(question, other))
+        assert "<tools>" not in renderer.decode(renderer.render_prompt(question))
+
+
+def test_caches_are_bounded(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("think", "bytes"))
+    for n in range(600):
+        renderer.render_prompt([{"role": "system", "content": str(n)}, {"role": "user", "content": str(n)}])
+    assert len(renderer._prompts) <= 256
+    assert len(renderer._shapes) <= 256
+
+
+def test_thinking_of_past_turns_in_a_prompt_is_dropped_as_the_template_does(make_renderer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hmm"},
+        {"role": "user", "content": "c"},
+    ]
+    assert "hmm" not in make_renderer("think").decode(make_renderer("think").render_prompt(messages))
+
+
+def test_thinking_of_the_stream_is_kept(make_renderer):
+    """A user message makes the template drop past thinking; the stream is append-only and goes on without a word."""
+    renderer = make_renderer("think")
+    following = renderer.render_continuation([renderer.stop_token_ids[0]], [{"role": "user", "content": "c"}])
+    assert renderer.decode(following.observation) == "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_template_options(make_renderer):
+    off = make_renderer("think", thinking=False)
+    following = off.render_continuation([off.stop_token_ids[0]], result("1"))
+    assert off.decode(following.observation).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert off.parse(off.encode("hello")).reasoning is None
+
+    opened = make_renderer("think", open_think=True)
+    assert opened.decode(opened.render_prompt([{"role": "user", "content": "q"}])).endswith("<think>\n")
+    turn = opened.parse([*opened.encode("hm"), opened.encoder.added["</think>"], *opened.encode("\n\nyes")])
+    assert (turn.reasoning, turn.content) == ("hm", "yes")
+
+
+def test_parse_reads_ids_and_leaves_the_end_token_out(make_renderer):
+    renderer = make_renderer("chatml")
+    text = '<tool_call>{"name": "run", "arguments": {"x": "<|im_end|>"}}</tool_call>'
+    ids = array("i", [*renderer.encoder.encode_rendered(text), renderer.stop_token_ids[0]])
+    turn = renderer.parse(ids, call_id_prefix="t1_")
+    assert turn.calls == (ToolCall("run", {"x": "<|im_end|>"}, "t1_0"),)
+    assert renderer.parse(ids[:-1], complete=False).calls == ()
+    assert renderer.parse([]).content == ""
+
+
+def test_the_format_follows_the_template(make_renderer, make_tokenizer):
+    call = "<tool_call><function=run><parameter=n>3</parameter></function></tool_call>"
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tools = ({"type": "function", "function": {"name": "run", "parameters": schema}},)
+    coder = make_renderer("coder")
+    assert coder.parse(coder.encode(call), tools=tools).calls == (ToolCall("run", {"n": 3}, "call_0"),)
+    forced = renderer_for(make_tokenizer("chatml"), tool_format="qwen3_coder")
+    assert forced.parse(forced.encode(call), tools=tools).calls == (ToolCall("run", {"n": 3}, "call_0"),)
+    with pytest.raises(UserError, match=r"no tool-call format 'hermez'\. Did you mean 'hermes'"):
+        renderer_for(make_tokenizer("chatml"), tool_format="hermez")
+
+
+@pytest.mark.parametrize(("template", "part"), [("numbered", "3 messages"), ("last_open", "<|im_end|> <|im_start|>")])
+def test_a_template_that_rewrites_the_past_is_refused(make_renderer, template, part):
+    with pytest.raises(UserError, match="not prefix-stable") as error:
+        make_renderer(template).render_continuation([1], [{"role": "user", "content": "more"}])
+    assert part in str(error.value)
+
+
+def test_a_template_without_end_of_turn_token_is_refused(make_tokenizer):
+    with pytest.raises(UserError, match="end-of-turn token"):
+        renderer_for(make_tokenizer("endless"))
+
+
+def test_a_template_that_hides_tools_is_refused(make_renderer):
+    with pytest.raises(UserError, match="does not show the tools run"):
+        make_renderer("bracket").render_prompt([{"role": "user", "content": "q"}], TOOLS)
+
+
+def test_a_tool_that_the_prompt_describes_is_shown(make_renderer):
+    messages = [{"role": "system", "content": "You can run code."}, {"role": "user", "content": "q"}]
+    assert make_renderer("bracket").render_prompt(messages, TOOLS)
+
+
+def test_what_the_template_refuses_is_told(make_renderer):
+    calls = [{"id": "a", "type": "function", "function": {"name": "run", "arguments": {}}}] * 2
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    with pytest.raises(UserError, match=r"refuses .*\(user, assistant\).*one call a turn"):
+        make_renderer("trimming").render_prompt(messages)
+
+
+def test_images_need_a_template_that_shows_them(make_renderer, make_tokenizer):
+    content = [{"type": "text", "text": "look <think>"}, {"type": "image", "image": object()}]
+    with pytest.raises(UserError, match="cannot show one"):
+        make_renderer("chatml").render_prompt([{"role": "user", "content": content}])
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ '[INST]' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = renderer_for(tokenizer)
+    ids = renderer.render_continuation([END], [{"role": "user", "content": content}]).observation
+    assert renderer.decode(ids) == "<|im_start|>user\nlook <think>[INST]<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.encoder.added["<think>"] not in ids
+    assert renderer.encoder.added["[INST]"] in ids
+
+
+def test_text_parts_are_text(make_renderer):
+    renderer = make_renderer("chatml")
+    parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    assert renderer.render_continuation([END], result(parts)) == renderer.render_continuation([END], result("42"))

@@ -1,0 +1,60 @@
+"""Calls inside thinking are not calls."""
+
+import pytest
+
+from agentloop.messages import ToolCall
+from agentloop.rendering.parsing import TurnParser, call_format
+
+HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
+CODER = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+CASES = [("hermes", HERMES), ("qwen3_coder", CODER)]
+
+
+def turn(name, text, *, inside=False, complete=True):
+    return TurnParser(call_format(name), starts_in_thinking=inside).parse(text, complete=complete)
+
+
+@pytest.mark.parametrize(("name", "call"), CASES)
+def test_only_the_call_behind_the_thinking_counts(name, call):
+    parsed = turn(name, f"<think>\nmaybe {call}\n</think>\n\nNow:\n{call}")
+    assert parsed.calls == (ToolCall("f", {"a": "1"}, "call_0"),)
+    assert parsed.reasoning == f"maybe {call}"
+    assert parsed.content == "Now:"
+
+
+@pytest.mark.parametrize(("name", "call"), CASES)
+@pytest.mark.parametrize("complete", [True, False])
+def test_thinking_that_never_ends_is_all_reasoning(name, call, complete):
+    parsed = turn(name, f"<think>{call} {call}", complete=complete)
+    assert (parsed.calls, parsed.content, parsed.reasoning) == ((), "", f"{call} {call}")
+
+
+@pytest.mark.parametrize(("name", "call"), CASES)
+def test_the_generation_prompt_opened_the_tag(name, call):
+    parsed = turn(name, f"draft {call}</think>{call}", inside=True)
+    assert (len(parsed.calls), parsed.content, parsed.reasoning) == (1, "", f"draft {call}")
+    assert turn(name, f"draft {call}", inside=True).calls == ()
+    assert turn(name, "", inside=True).reasoning == ""
+
+
+@pytest.mark.parametrize(("name", "call"), CASES)
+def test_a_closing_tag_alone_ends_thinking_that_began_with_the_turn(name, call):
+    parsed = turn(name, f"draft {call}</think>{call} end")
+    assert (len(parsed.calls), parsed.content, parsed.reasoning) == (1, "end", f"draft {call}")
+
+
+@pytest.mark.parametrize(("name", "call"), CASES)
+def test_thinking_twice(name, call):
+    parsed = turn(name, f"<think>one</think>a<think>two {call}</think>b</think>c")
+    assert (parsed.calls, parsed.content, parsed.reasoning) == ((), "abc", "one\ntwo " + call)
+
+
+def test_no_thinking_is_none_and_empty_thinking_is_empty():
+    assert turn("hermes", "hello").reasoning is None
+    assert turn("hermes", "<think>\n\n</think>\n\nhello").reasoning == ""
+    assert turn("hermes", "<think>\n\n</think>\n\nhello").content == "hello"
+
+
+def test_without_a_format_everything_is_content():
+    parsed = TurnParser(None).parse(f"<think>x</think>{HERMES}")
+    assert (parsed.calls, parsed.content, parsed.reasoning) == ((), HERMES, "x")
