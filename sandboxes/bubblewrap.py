@@ -162,10 +162,11 @@ class Bubblewrap:
     def _arguments(self, execution: Execution) -> list[bytes]:
         """The arguments of bwrap, and the contents of the descriptors that they speak of, from `_SECCOMP_FD` on."""
         fixed, contents = self._fixed
-        files = {**execution.files, _MAIN[execution.language]: _encode(execution.code)}
+        files = {str(PurePosixPath(path)): content for path, content in execution.files.items()}
+        files[_MAIN[execution.language]] = _encode(execution.code)
         arguments: list[str] = []
         for fd, path in enumerate(files, start=_SECCOMP_FD + 1 + len(contents)):
-            arguments += ["--file", str(fd), f"{WORKING_DIRECTORY}/{PurePosixPath(path)}"]
+            arguments += ["--file", str(fd), f"{WORKING_DIRECTORY}/{path}"]
         return [fixed + b"\0" + _words(arguments), self._filter, *contents, *files.values()]
 
     def _command(self, execution: Execution) -> list[str]:

@@ -11,8 +11,8 @@ from agentloop.sandboxes import Execution, ExecutionResult
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 
 _FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n(?P<code>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE)
-_SETUP_SECONDS = 30.0
-"""What a call may take on top of the code's time: a slot to get free, the sandbox to be set up."""
+_QUEUE_SECONDS = 600.0
+"""What a call may take on top of the code's time, which the sandbox itself bounds: many episodes share few slots."""
 
 
 class CodeInterpreter(Tool):
@@ -41,7 +41,7 @@ class CodeInterpreter(Tool):
             )
         level = sandboxes.DEFAULT_LEVEL if sandbox == "local" else sandbox
         self.sandbox = sandboxes.create(level, **sandbox_options)
-        self.timeout = timeout + _SETUP_SECONDS
+        self.timeout = timeout + _QUEUE_SECONDS
         self._limits = {"timeout": timeout, "memory_mb": memory_mb, "output_bytes": max_output_bytes}
         Execution(code="", **self._limits)  # raises for a limit that cannot be
         self._max_traceback_lines = max_traceback_lines

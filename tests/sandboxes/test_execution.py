@@ -112,7 +112,7 @@ async def test_large_stdin_read_and_unread(sandbox):
 
 
 async def test_files_are_in_the_working_directory(sandbox):
-    files = {"data/a.bin": bytes(range(256)), "b.txt": "é".encode(), "empty": b""}
+    files = {"data/a.bin": bytes(range(256)), "./b.txt": "é".encode(), "empty": b"", "./main.py": b"not this"}
     code = "print(len(open('data/a.bin', 'rb').read()), open('b.txt').read(), repr(open('empty').read()))"
     assert (await run(sandbox, code, files=files)).stdout == "256 é ''\n"
 
