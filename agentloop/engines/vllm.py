@@ -1,0 +1,301 @@
+"""`VllmEngine`: vLLM's `AsyncLLM` in this process, its engine core in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.vllm_compat import missing_attributes, require_vllm
+from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
+from agentloop.errors import EngineError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+_ENVIRONMENT = {
+    # At WARNING a start and every weight update print a screenful of what is as it should be.
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    # flashinfer's sampler compiles at first use; vLLM's own does not.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+_CPU_CACHE_GIB = "2"
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    name: str
+    marks: list[tuple[int, int]]
+    """(index of the first token, policy version that samples from there on)."""
+    added: bool = False
+    """vLLM has the request."""
+
+
+class VllmEngine:
+    """Token ids in and out; nothing is detokenised, and one output comes back per turn.
+
+    On CUDA (vLLM 0.24) and on CPU (0.32) alike. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+
+    Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
+    the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
+    are those at temperature 1.
+
+    `update_weights` keeps running turns with the keys and values they have. Turns that start later never use the prefix
+    cache of older weights: the cache is salted with the count of updates, and old blocks leave it as they age.
+    Resetting it instead fails in vLLM while a turn is running.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "bfloat16",
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.85,
+        tensor_parallel_size: int = 1,
+        seed: int | None = None,
+        enforce_eager: bool | None = None,
+        max_num_seqs: int = 256,
+        **engine_args: Any,
+    ) -> None:
+        self._model = os.fspath(model)
+        self._args: dict[str, Any] = {
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "seed": seed if seed is not None else 0,
+            "enforce_eager": enforce_eager,
+            "max_num_seqs": max_num_seqs,
+            **engine_args,
+        }
+        self._llm: Any = None
+        self._closed = False
+        self._count = 0
+        self._updates = 0
+        self._paused = False
+        self._turns: set[_Turn] = set()
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._lock = asyncio.Lock()
+        self._failure: str | None = None
+        self.max_model_len = max_model_len or 0
+        self.policy_version = 0
+
+    async def start(self) -> None:
+        """Start vLLM (20 s and more). Raises `UserError` where that is not possible."""
+        assert self._llm is None, "start is called once"
+        self._llm = await asyncio.to_thread(self._launch)
+        missing = missing_attributes(self._llm)
+        if missing:
+            await self.close()
+            raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
+        self._fence = OutputFence(self._llm)
+        self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
+
+    def _launch(self) -> Any:
+        folder = Path(self._model)
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise UserError(f"The model folder {self._model!r} has no config.json; `save_pretrained` writes one.")
+            self._shapes = checkpoint_shapes(folder)
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        elif folder.is_absolute():
+            raise UserError(f"There is no model folder {self._model!r}.")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        require_vllm()
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = {
+            "model": self._model,
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "agentloop.engines.vllm_worker.WeightReceiver",
+            **self._args,
+        }
+        if current_platform.is_cpu():
+            # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
+            gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
+            args.setdefault("kv_cache_memory_bytes", gib << 30)
+        if args["enforce_eager"] is None:
+            args["enforce_eager"] = current_platform.is_cpu()
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+        except TypeError as error:
+            raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
+        except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
+            raise UserError(
+                f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
+                "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
+            ) from error
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
+    ) -> Generation:
+        llm = self._alive()
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        if images:
+            raise EngineError("the vllm engine takes no images yet")
+        ids = list(prompt)
+        room = self.max_model_len - len(ids)
+        if not 0 < len(ids) < self.max_model_len:
+            raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
+        self._count += 1
+        turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
+        self._turns.add(turn)
+        try:
+            output = await self._request(llm, turn, ids, _vllm_params(params, room))
+        except asyncio.CancelledError:
+            await llm.abort(turn.name)
+            raise
+        except EngineError:
+            raise
+        except Exception as error:  # the boundary to vLLM
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        finally:
+            self._turns.discard(turn)
+        return _generation(output, turn.marks)
+
+    async def _request(self, llm: Any, turn: _Turn, ids: list[int], params: Any) -> Any:
+        from vllm.inputs import tokens_input
+
+        prompt = tokens_input(ids, cache_salt=f"{self._updates}")
+        collector = await llm.add_request(turn.name, prompt, params)
+        turn.added = True
+        return await collector.get()
+
+    def release(self, trajectory_id: str) -> None:
+        """Nothing to do: what vLLM keeps of a trajectory leaves its cache as it ages."""
+
+    async def pause(self) -> None:
+        async with self._lock:
+            await self._pause()
+
+    async def _pause(self) -> None:
+        if self._paused:
+            return
+        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is not cleared: that would make
+        # vLLM compute all running turns again.
+        await self._alive().engine_core.pause_scheduler_async("keep", False)
+        self._paused = True
+        if any(turn.added for turn in self._turns):
+            await self._fence.wait()
+
+    async def resume(self) -> None:
+        async with self._lock:
+            await self._resume()
+
+    async def _resume(self) -> None:
+        if self._paused:
+            await self._alive().resume_generation()
+            self._paused = False
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Through a file in shared memory, written before sampling stops.
+
+        Raises `EngineError` for a missing, unknown or misshapen weight; nothing has changed then. If vLLM fails while
+        it loads, the engine refuses turns until an update succeeds.
+        """
+        llm = self._alive()
+        path = await asyncio.to_thread(write_weights, weights, self._shapes)
+        try:
+            async with self._lock:
+                was_paused = self._paused
+                await self._pause()
+                try:
+                    await llm.collective_rpc("agentloop_load", args=(str(path),))
+                except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
+                    self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
+                    await self._abort_all()
+                    raise EngineError(self._failure) from error
+                else:
+                    self._failure = None
+                    self._mark(version)
+                finally:
+                    if not was_paused:
+                        await self._resume()
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _mark(self, version: int) -> None:
+        """Every running turn samples its next token with `version`. Sampling is paused and all outputs are here."""
+        states = {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
+        for turn in self._turns:
+            if (state := states.get(turn.name)) is not None:
+                turn.marks.append((state.detokenizer.num_output_tokens(), version))
+            elif not turn.added:  # else it is over, and its output is on its way
+                turn.marks.append((0, version))
+        self.policy_version = version
+        self._updates += 1
+
+    async def _abort_all(self) -> None:
+        await self._llm.abort([turn.name for turn in self._turns])
+
+    def _alive(self) -> Any:
+        if self._llm is None or self._closed:
+            raise EngineError("the vllm engine is closed" if self._closed else "the vllm engine was not started")
+        return self._llm
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._llm is not None:
+            if not self._llm.errored:
+                await self._abort_all()
+            await asyncio.to_thread(self._llm.shutdown, 10.0)
+
+
+def _vllm_params(params: SamplingParams, room: int) -> Any:
+    if params.seed is not None:
+        return _build_params(params, min(params.max_tokens, room))
+    return _cached_params(params, min(params.max_tokens, room))
+
+
+def _build_params(params: SamplingParams, max_tokens: int) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmParams
+
+    return VllmParams(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=list(params.stop_token_ids),
+        ignore_eos=True,  # the stop tokens are those of `params`, no others
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+_cached_params = lru_cache(maxsize=64)(_build_params)
+
+
+def _generation(output: Any, marks: list[tuple[int, int]]) -> Generation:
+    sampled = output.outputs[0]
+    reason = _FINISH.get(sampled.finish_reason)
+    if reason is None:
+        raise EngineError(f"vLLM ended the request with {sampled.finish_reason!r}")
+    ids = array("i", sampled.token_ids)
+    versions = array("i", [marks[0][1]]) * len(ids)
+    for start, version in marks[1:]:
+        versions[start:] = array("i", [version]) * (len(ids) - start)
+    return Generation(ids, array("f", sampled.logprobs.logprobs if ids else ()), versions, reason)

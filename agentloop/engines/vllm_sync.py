@@ -1,0 +1,101 @@
+"""Weights on their way to vLLM, and how many tokens every running turn had when they changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class OutputFence:
+    """Knows when everything that the engine core sent has reached the requests' states in this process.
+
+    The engine core sends a step's tokens and the reply to a pause through one ordered stream, so once the reply is
+    here the tokens are too; but they may still wait in the queue of vLLM's output handler. The handler is done with
+    all of them when it asks for more and there is none.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._core = llm.engine_core
+        self._next = self._core.get_output_async
+        self._asking = False
+        self._core.get_output_async = self._get
+
+    async def _get(self) -> Any:
+        self._asking = True
+        outputs = await self._next()
+        self._asking = False
+        return outputs
+
+    async def wait(self) -> None:
+        """Only while requests are in flight: the handler starts with the first one."""
+        while not (self._asking and self._core.outputs_queue.empty()):
+            if self._llm.errored:
+                raise EngineError("vLLM's engine died")
+            await asyncio.sleep(0)
+
+
+def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[str, tuple[int, ...]] | None) -> Path:
+    """Put the weights into a safetensors file in shared memory, where the worker on this host maps it.
+
+    `expected` are the shapes of the checkpoint. Raises `EngineError` naming what is unknown, missing or misshapen.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in weights:
+        tensor = tensor.detach().to("cpu").contiguous()
+        # Tied weights share their storage, which the format does not allow.
+        shared = tensor.untyped_storage().data_ptr() in seen
+        tensors[name] = tensor.clone() if shared else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    if expected is not None:
+        check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
+    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    handle, path = tempfile.mkstemp(prefix="agentloop-weights-", suffix=".safetensors", dir=folder)
+    os.close(handle)
+    save_file(tensors, path)
+    return Path(path)
+
+
+def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+    """A tied head may be in one of the two and not in the other."""
+    unknown = sorted(given.keys() - expected.keys() - {"lm_head.weight"})
+    missing = sorted(expected.keys() - given.keys() - {"lm_head.weight"})
+    shapes = [
+        f"{name} {shape} instead of {expected[name]}"
+        for name, shape in given.items()
+        if name in expected and shape != expected[name]
+    ]
+    for what, names in (
+        ("new weights have names that the model has not:", unknown),
+        ("new weights lack", missing),
+        ("new weights have other shapes than the model:", shapes),
+    ):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise EngineError(f"{what} {', '.join(names[:5])}{more}")
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    """Name -> shape of the safetensors files in `folder`, or None where there are none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+        shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
+    return shapes or None
