@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
@@ -41,18 +41,22 @@ _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml"
 
 
 def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) -> C:
-    """The config in the YAML file `source` with `key=value` overrides on top, dotted keys and YAML values.
+    """The config in the YAML file `source` with `key=value` overrides on top: dotted keys, YAML values.
+
+    An override replaces what the file has under its key, the whole of a mapping or list too.
 
     Raises `UserError`, one paragraph each, for what cannot be read, unknown keys (with the nearest known one) and
     values of a wrong type or range.
     """
-    from_file = _anchor_all(schema, _read_yaml(source), source.parent)
-    from_shell = _anchor_all(schema, _parse_overrides(overrides), Path.cwd())
+    config = OmegaConf.create(_anchor_all(schema, _read_yaml(source), source.parent))
     try:
-        merged = OmegaConf.to_container(OmegaConf.merge(from_file, from_shell), resolve=True)
+        for override in overrides:
+            key, value = _parse_override(schema, override)
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        resolved = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"The config {source} cannot be resolved: {_one_line(error)}.") from error
-    return validated(schema, _anchor_all(schema, merged, source.parent), str(source))
+    return validated(schema, _anchor_all(schema, resolved, source.parent), str(source))
 
 
 def validated(schema: type[C], data: Any, source: str) -> C:
@@ -92,17 +96,20 @@ def _read_yaml(source: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    for override in overrides:
-        key, separator, _ = override.partition("=")
-        if not separator or not key.strip():
-            raise UserError(f"{override!r} is no override. Write key=value, for example run.steps=100.")
+def _parse_override(schema: type[Config], override: str) -> tuple[str, Any]:
+    """Key and value, paths in it anchored at the current folder."""
+    key, separator, _ = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise UserError(f"{override!r} is no override. Write key=value, for example run.steps=100.")
     try:
-        config = OmegaConf.from_dotlist(list(overrides))
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(f"The overrides {' '.join(overrides)} cannot be read: {_one_line(error)}.") from error
-    assert isinstance(config, DictConfig)
-    return dict(OmegaConf.to_container(config))  # type: ignore[arg-type]
+        raise UserError(f"The override {override!r} cannot be read: {_one_line(error)}.") from error
+    value = _anchor_all(schema, value, Path.cwd())
+    for part in key.split("."):
+        value = value[part]
+    return key, value
 
 
 def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
@@ -112,12 +119,14 @@ def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
         return _anchor_strings(value, folder)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
         return {key: _anchor_field(annotation, key, item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        for argument in arguments:
-            value = [_anchor_all(argument, item, folder) for item in value]
-        return value
+    in_container = get_origin(annotation) in (list, tuple, dict)
     for argument in arguments:
-        value = _anchor_all(argument, value, folder)
+        if not in_container:  # Annotated, or a union
+            value = _anchor_all(argument, value, folder)
+        elif isinstance(value, list):
+            value = [_anchor_all(argument, item, folder) for item in value]
+        elif isinstance(value, Mapping):  # of a dict, or an override of one item of a list
+            value = {key: _anchor_all(argument, item, folder) for key, item in value.items()}
     return value
 
 

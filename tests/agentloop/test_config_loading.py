@@ -40,6 +40,14 @@ def test_overrides_win_and_have_yaml_types(tmp_path):
     assert (config.inner.steps, config.inner.lr, config.tools) == (7, 1e-5, [Tool(name="x", seconds=2.0)])
 
 
+def test_an_override_replaces_a_whole_mapping_and_reaches_into_lists(tmp_path):
+    source = write(tmp_path, "options: {a: 1, b: 2}\ntools: [{name: x}, {name: y}]\n")
+    config = load_config(Outer, source, ["options={c: 3}", "tools.1.name=./z"])
+    assert config.options == {"c": 3}
+    assert [tool.name for tool in config.tools] == ["x", f"{Path.cwd()}/z"]
+    assert load_config(Outer, source, ["options.c=3"]).options == {"a": 1, "b": 2, "c": 3}
+
+
 def test_interpolation_of_keys_and_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTLOOP_TEST_DATA", "/data")
     source = write(tmp_path, "data: ${oc.env:AGENTLOOP_TEST_DATA}/t.jsonl\nfolder: run-${inner.steps}\n")
@@ -105,6 +113,9 @@ def test_what_is_a_path(value, expected):
         ("inner: {steps: '${nothing}'}", [], ["cannot be resolved", "nothing"]),
         ("inner: {steps: '${oc.env:NOT_SET_AT_ALL}'}", [], ["NOT_SET_AT_ALL"]),
         ("", ["inner.steps"], ["'inner.steps' is no override", "key=value"]),
+        ("", ["inner.steps=[1"], ["'inner.steps=[1' cannot be read"]),
+        ("inner: {steps: 3}", ["inner.steps.deep=1"], ["inner.steps"]),
+        ("tools: [{name: x}]", ["tools.3.name=y"], ["tools"]),
     ],
 )
 def test_bad_configs_are_one_paragraph_with_the_path(tmp_path, text, overrides, words):

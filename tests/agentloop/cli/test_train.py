@@ -55,3 +55,11 @@ def test_help_imports_no_command(capsys):
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert all(command in shown for command in ("demo", "train", "rollout", "tools"))
+
+
+def test_ctrl_c_exits_with_130(sums, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentloop.trainer.run.train", interrupted)
+    assert agentloop("train", sums, f"run.folder={sums}/run") == 130

@@ -1,0 +1,39 @@
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from agentloop.cli.progress import RunProgress
+from agentloop.config_loading import validated
+from agentloop.trainer.observers import Stage
+from agentloop.trainer.run_config import RunConfig
+from agentloop.trajectory import Trajectory
+
+CONFIG = validated(RunConfig, {"model": "m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
+METRICS = {"reward/mean": 0.25, "rollout/tool_call_rate": 0.5, "learner/logprob_diff": 0.0123, "time/rollout": 1.5}
+
+
+def watch(console):
+    with RunProgress(console) as progress:
+        progress.on_start(CONFIG, Path("runs/x"), 3)
+        progress.on_stage(4, Stage.ROLLOUT)
+        progress.on_trajectory(4, Trajectory())
+        progress.on_step(4, METRICS)
+        progress.on_stage(5, Stage.TRAIN)
+
+
+def test_without_a_terminal_it_is_one_line_a_step():
+    out = StringIO()
+    watch(Console(file=out, width=40))
+    assert out.getvalue().splitlines() == [
+        "run folder runs/x, going on after step 3",
+        "step 4: reward 0.250, tool calls 50%, logprob diff 0.0123, rollout s 1.5",
+    ]
+
+
+def test_in_a_terminal_the_last_frame_has_the_table_and_the_stage():
+    out = StringIO()
+    watch(Console(file=out, width=120, force_terminal=True, color_system=None))
+    frame = out.getvalue()
+    for text in ("reward", "0.250", "50%", "0.0123", "step 5: train", "4/100"):
+        assert text in frame
