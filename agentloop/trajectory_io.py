@@ -1,7 +1,8 @@
 """Trajectories to files and back: JSON, JSONL and npz.
 
 The JSON form keeps ids as plain lists, one a segment, so that `jq` and people can read them; logprobs are base64 of
-little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG, stored once each, and messages that show the image of a segment share it again after loading.
+little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG,
+stored once each, and messages that show the image of a segment share it again after loading.
 """
 
 from __future__ import annotations
