@@ -17,6 +17,8 @@ def local_model(config: RunConfig) -> Path:
     """
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
+        if folder.is_absolute():
+            raise UserError(f"There is no model folder {folder}. Set model to one, or to a hub name ('org/name').")
         folder = _from_hub(config.model)
     settings = folder / "config.json"
     if not settings.is_file():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_model_folder_without_chat_template(sums, refused, sums_model):
 
 def test_model_folder_that_is_none(refused):
     assert "no config.json" in refused("model=./nothing-here/..")
-    assert "org/name" in refused("model=./nothing-here")
+    assert f"There is no model folder {Path.cwd()}/nothing-here." in refused("model=./nothing-here")
 
 
 def test_reward_that_raises(sums, refused):
