@@ -43,19 +43,23 @@ async def answer_calls(
     """Run the first `max_parallel_calls` well-formed calls together; tell the model about all others.
 
     `deadline` is the `time.monotonic()` by which the episode is over."""
-    runnable = [call for call in calls if isinstance(call, ToolCall)][: limits.max_parallel_calls]
-    ran = await _run(runnable, sessions, deadline)
-    answers = dict(zip(map(id, runnable), ran, strict=True))
-    results = [answers[id(call)] if id(call) in answers else _refuse(call, limits) for call in calls]
-    results = [await _fit(result, limits.max_observation_tokens, renderer) for result in results]
+    runnable: dict[int, ToolCall] = {}
+    for index, call in enumerate(calls):
+        if isinstance(call, ToolCall) and len(runnable) < limits.max_parallel_calls:
+            runnable[index] = call
+    ran = dict(zip(runnable, await _run(list(runnable.values()), sessions, deadline), strict=True))
+    results = [
+        await _fit(ran[index], limits.max_observation_tokens, renderer) if index in ran else _refuse(call, limits)
+        for index, call in enumerate(calls)
+    ]
     return CallAnswers(results, [_message(call, result) for call, result in zip(calls, results, strict=True)])
 
 
-async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> list[ToolResult]:
+async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> Sequence[ToolResult]:
     if sessions is None:
         return [_failed(f"There is no tool {call.name!r}: this task has no tools.") for call in calls]
     if len(calls) == 1:  # the common case needs no task
-        return [await sessions.call(calls[0], deadline)]
+        return (await sessions.call(calls[0], deadline),)
     return await asyncio.gather(*(sessions.call(call, deadline) for call in calls))
 
 

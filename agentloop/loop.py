@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.call_answers import CallAnswers, answer_calls
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
-from agentloop.errors import EngineError, EnvError, EpisodeError, FailureKind
+from agentloop.errors import EnvError, EpisodeError, FailureKind
 from agentloop.limits import Limits, StopReason
 from agentloop.messages import Message, ParsedTurn, images_of, text_of
 from agentloop.offloading import off_loop
@@ -130,7 +129,7 @@ class _Episode:
     async def _open(self) -> bool:
         """Ask the environment for the first prompt; False where it leaves no room to sample."""
         trajectory = self.trajectory
-        with _env_boundary("reset"):
+        with _EnvBoundary("reset"):
             observation = await self.env.reset()
             messages = list(observation.messages)
             if self.env.toolset is not None:
@@ -195,7 +194,7 @@ class _Episode:
         return answers.messages, None
 
     async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
-        with _env_boundary("step"):
+        with _EnvBoundary("step"):
             observation, reward, terminated, truncated = await self.env.step(parsed.message())
         self.trajectory.turn_rewards[-1] += reward
         self.invalid_turns = 0
@@ -214,7 +213,7 @@ class _Episode:
 
     async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
         """Put what answers the turn into the stream; False, and nothing put, where it leaves no room to sample."""
-        with _env_boundary("render"):
+        with _EnvBoundary("render"):
             continuation = await off_loop(
                 _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
             )
@@ -263,15 +262,20 @@ async def _score(env: Env, trajectory: Trajectory) -> None:
         trajectory.reward = outcome + sum(trajectory.turn_rewards)
 
 
-@contextmanager
-def _env_boundary(stage: str) -> Iterator[None]:
-    """Turn what user code raises into an `EnvError` that ends its own episode only."""
-    try:
-        yield
-    except EngineError:
-        raise
-    except Exception as error:
-        raise EnvError(f"the environment's {stage} raised {type(error).__name__}: {error}") from error
+class _EnvBoundary:
+    """Turns what user code raises into an `EnvError`, which ends its own episode only."""
+
+    __slots__ = ("stage",)
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            raise EnvError(f"the environment's {self.stage} raised {type(error).__name__}: {error}") from error
 
 
 def _size(messages: Sequence[Message]) -> int:

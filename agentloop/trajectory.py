@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ class SegmentKind(StrEnum):
     """Inserted by the chat template behind a sampled turn."""
 
 
-@dataclass(slots=True, frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Tokens `start:end` of the stream, and the images that they show."""
 
     kind: SegmentKind
@@ -46,8 +45,10 @@ class Segment:
 
 
 def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
+    if values.__class__ is array and values.typecode == code:
+        return values
     try:
-        return values if isinstance(values, array) and values.typecode == code else array(code, values)
+        return array(code, values)
     except (TypeError, OverflowError) as error:
         raise ValueError(f"{what} of a segment must be {'float' if code == 'f' else 'int32'}s: {error}") from error
 
