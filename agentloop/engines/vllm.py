@@ -98,6 +98,7 @@ class VllmEngine:
             await self.close()
             raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self._llm)
+        await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
         self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
 
     def _launch(self) -> Any:

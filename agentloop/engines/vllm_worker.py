@@ -1,7 +1,11 @@
-"""What runs inside of vLLM's worker processes: taking new weights."""
+"""What runs inside of vLLM's worker processes: taking new weights, and ending with the process that owns the engine."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,23 @@ class WeightReceiver:
         the CPU kernels, and keeps the storage that CUDA graphs captured.
         """
         self.reload_weights(weights_iterator=_tensors(path), is_checkpoint_format=True)
+
+    def agentloop_watch(self, owner: int) -> None:
+        """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
+        threading.Thread(target=_end_with, args=(owner,), name="agentloop-watch", daemon=True).start()
+
+
+def _end_with(owner: int) -> None:
+    between = os.getppid()  # the engine core, or the owner itself where the worker lives in the engine core
+    try:
+        handle = os.pidfd_open(owner)
+    except ProcessLookupError:  # over already
+        pass
+    else:
+        select.select([handle], [], [])
+    if between not in (1, owner) and os.getppid() == between:
+        os.kill(between, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,110 @@
+"""The parts around vLLM that need no vLLM."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
+from agentloop.errors import EngineError
+
+
+class FakeLlm:
+    """vLLM's output handler in small: takes what the core sent, works it off in slices, asks for more."""
+
+    errored = False
+
+    def __init__(self):
+        self.engine_core = self
+        self.outputs_queue = asyncio.Queue()
+        self.tokens = 0
+
+    async def get_output_async(self):
+        return await self.outputs_queue.get()
+
+    async def handle(self):
+        while True:
+            for tokens in await self.engine_core.get_output_async():
+                self.tokens += tokens
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("slices", [[1], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
+async def test_the_fence_opens_when_all_outputs_are_worked_off(slices):
+    llm = FakeLlm()
+    fence = OutputFence(llm)
+    handler = asyncio.create_task(llm.handle())
+    await fence.wait()
+    for count in range(1, 50):
+        for _ in range(count % 4):
+            llm.outputs_queue.put_nowait(slices)
+        if count % 3 == 0:
+            await asyncio.sleep(0)  # the handler is in the midst of it
+        await fence.wait()
+        assert llm.outputs_queue.empty()
+        assert llm.tokens == sum(n % 4 for n in range(1, count + 1)) * len(slices)
+    handler.cancel()
+
+
+async def test_the_fence_does_not_wait_for_a_dead_engine():
+    llm = FakeLlm()
+    fence = OutputFence(llm)
+    llm.errored = True
+    with pytest.raises(EngineError, match="died"):
+        await fence.wait()
+
+
+def test_weights_go_through_one_file_with_their_names_and_shapes(tmp_path):
+    shared = torch.arange(6.0).reshape(2, 3)
+    weights = [("a", shared), ("tied", shared), ("view", shared.T), ("half", torch.ones(4, dtype=torch.bfloat16))]
+    path = write_weights(weights, None)
+    try:
+        loaded = load_file(path)
+        assert loaded.keys() == {"a", "tied", "view", "half"}
+        for name, tensor in weights:
+            assert loaded[name].dtype == tensor.dtype
+            assert torch.equal(loaded[name], tensor)
+        (tmp_path / "model.safetensors").write_bytes(path.read_bytes())
+    finally:
+        path.unlink()
+    assert checkpoint_shapes(tmp_path) == {"a": (2, 3), "tied": (2, 3), "view": (3, 2), "half": (4,)}
+    (tmp_path / "model.safetensors").unlink()
+    assert checkpoint_shapes(tmp_path) is None
+
+
+def test_worker_and_engine_core_end_with_a_killed_owner():
+    program = """
+import os, sys, time
+from agentloop.engines.vllm_worker import WeightReceiver
+owner = os.getpid()
+if os.fork() == 0:                                  # the engine core
+    if os.fork() == 0:                              # its worker
+        WeightReceiver().agentloop_watch(owner)
+        print(os.getppid(), os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    core, worker = map(int, owner.stdout.readline().split())
+    assert all(_runs(pid) for pid in (core, worker))
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in (core, worker)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(_runs(pid) for pid in (core, worker))
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
