@@ -1,8 +1,8 @@
 """Advantages relative to a group: small functions from the rewards of one group to one advantage a trajectory.
 
 A reward that is None or not finite means that judging failed: such a trajectory is left out of the group's statistics
-and its advantage is NaN, for the caller to drop; it is never taken as a reward of 0. A group in which fewer than two rewards
-are left, or in which all are equal, says nothing about which trajectory was better: its advantages are 0.
+and its advantage is NaN, for the caller to drop; it is never taken as a reward of 0. A group in which fewer than two
+rewards are left, or in which all are equal, says nothing about which trajectory was better: its advantages are 0.
 """
 
 from __future__ import annotations

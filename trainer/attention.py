@@ -32,6 +32,11 @@ def register() -> str:
     return PACKED
 
 
+def needs_padding(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the attention of a row must go through sdpa: FlashAttention takes half precision on CUDA only."""
+    return device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16)
+
+
 @dataclass(slots=True, frozen=True, eq=False)
 class PackedRow:
     """Where the sequences of one row are."""
@@ -45,12 +50,10 @@ class PackedRow:
     """None where the kernel takes the row as it is."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu", *, padded: bool | None = None) -> PackedRow:
-        """`padded` is for rows that no varlen kernel takes: by default, those that are not on CUDA."""
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu", *, padded: bool = True) -> PackedRow:
+        """`padded` is for rows that no varlen kernel takes (see `needs_padding`)."""
         position_ids = np.concatenate([np.arange(length) for length in lengths])[None]
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        if padded is None:
-            padded = torch.device(device).type != "cuda"
         return cls(
             tuple(lengths),
             torch.from_numpy(position_ids).to(device, non_blocking=True),

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from agentloop.engines.base import Engine
 from agentloop.errors import UserError
 from agentloop.trainer import losses
+from agentloop.trainer.attention import needs_padding
 from agentloop.trainer.backends import fsdp_state
 from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.policy import Policy, load_policy
@@ -54,6 +55,7 @@ class FsdpLearner:
             gradient_checkpointing=config.gradient_checkpointing,
         )
         self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
+        self._padded = needs_padding(self._device, self._compute_dtype)
         self._policy = policy.to(self._device)
         precision = MixedPrecisionPolicy(param_dtype=self._compute_dtype, reduce_dtype=torch.float32)
         for module in [*policy.layers(), policy]:
@@ -61,6 +63,7 @@ class FsdpLearner:
             assert isinstance(module, FSDPModule)
             # Token weights are of the whole mini-batch: gradients of ranks are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters(),
             lr=config.lr,
@@ -129,6 +132,7 @@ class FsdpLearner:
                         weights[rows] if rows else [0.0],
                         self._device,
                         old_logprobs=None if old is None or not rows else [old[index] for index in rows],
+                        padded=self._padded,
                     ),
                     metrics if rows else None,
                     is_first=is_first,
@@ -205,7 +209,7 @@ class FsdpLearner:
         result: list[np.ndarray] = [np.zeros(sample.num_sampled, np.float32) for sample in samples]
         for rows in self._rows(samples, list(range(len(samples)))):
             chosen = [samples[index] for index in rows] or [_IDLE]
-            logprobs, _ = self._forward(MicroBatch.of(chosen, [0.0] * len(chosen), self._device))
+            logprobs, _ = self._forward(MicroBatch.of(chosen, [0.0] * len(chosen), self._device, padded=self._padded))
             ends = np.cumsum([sample.num_sampled for sample in chosen])
             for index, part in zip(rows, np.split(logprobs.cpu().numpy(), ends[:-1]), strict=False):
                 result[index][:] = part

@@ -40,8 +40,9 @@ class MicroBatch:
         device: torch.device,
         *,
         old_logprobs: Sequence[np.ndarray] | None = None,
+        padded: bool = True,
     ) -> MicroBatch:
-        """Pack samples; `weights` has what each sampled token of a sample counts."""
+        """Pack samples; `weights` has what each sampled token of a sample counts; `padded` as in `PackedRow.of`."""
         lengths = [len(sample) for sample in samples]
         counts = [sample.num_sampled for sample in samples]
         ids = np.concatenate([sample.token_ids for sample in samples])
@@ -55,7 +56,7 @@ class MicroBatch:
 
         return cls(
             input_ids=send(ids.astype(np.int64))[None],
-            row=PackedRow.of(lengths, device),
+            row=PackedRow.of(lengths, device, padded=padded),
             # A first token is never a trained one (see Sample), so this stays within the sequence.
             positions=send(trained.astype(np.int64) - 1),
             targets=send(ids[trained].astype(np.int64)),

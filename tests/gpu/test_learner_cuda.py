@@ -1,0 +1,122 @@
+"""The learner on CUDA: varlen attention, bfloat16, and the same step as on a CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentloop.trainer import attention
+from agentloop.trainer.attention import PackedRow
+from agentloop.trainer.backends.fsdp import FsdpLearner
+from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.learner import LearnerConfig
+from agentloop.trainer.logprobs import token_logprobs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _batch() -> TrainBatch:
+    rng = np.random.default_rng(0)
+    samples = []
+    for length in rng.integers(4, 300, size=24):
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        ids = rng.integers(0, 512, length).astype(np.int32)
+        logprobs = np.where(mask, -6.2, 0).astype(np.float32)
+        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
+    return TrainBatch(samples)
+
+
+def _learner(folder: Path, **options: object) -> FsdpLearner:
+    values: dict[str, object] = {"device": "cuda", "lr": 1.0, "eps": 1.0, "grad_clip": None, **options}
+    return FsdpLearner(LearnerConfig(model=str(folder), **values))  # type: ignore[arg-type]
+
+
+def test_varlen_attention_equals_padded_sdpa(model_folder: Path):
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder, dtype=torch.bfloat16, attn_implementation=attention.register()
+    ).cuda()
+    lengths = [1, 300, 17, 280, 64]
+    ids = torch.randint(0, 512, (1, sum(lengths)), device="cuda")
+    weight = torch.randn(sum(lengths), 256, device="cuda")
+    results = []
+    for padded in (False, True):
+        model.zero_grad()
+        row = PackedRow.of(lengths, "cuda", padded=padded)
+        hidden = model.model(input_ids=ids, **row.kwargs()).last_hidden_state[0].float()
+        (hidden * weight).mean().backward()
+        results.append((hidden.detach(), model.model.layers[0].self_attn.k_proj.weight.grad.float()))
+    for got, want in zip(*results, strict=True):
+        assert (got - want).norm() < 0.02 * want.norm()
+
+
+def test_float32_step_on_cuda_equals_float64_gradients(model_folder: Path):
+    batch = _batch()
+    learner = _learner(model_folder, loss="sft", token_budget=1000)
+    learner.step(batch)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float64, attn_implementation="eager").cuda()
+    losses = []
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.token_ids).long().cuda()
+        log_p = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], dim=-1)
+        losses.append(-log_p.gather(1, ids[1:, None])[torch.from_numpy(sample.loss_mask[1:]).cuda()])
+    torch.cat(losses).mean().backward()
+    for (name, got), parameter in zip(learner.weights(), model.parameters(), strict=True):
+        assert parameter.grad is not None
+        want = parameter - parameter.grad / (parameter.grad.abs() + 1.0)
+        moved = (want - parameter).norm()
+        assert (got.double() - want).norm() < 1e-2 * moved, name
+
+
+def test_bfloat16_step_comes_near_float32(model_folder: Path):
+    exact = _learner(model_folder)
+    rough = _learner(model_folder, compute_dtype="bfloat16", gradient_checkpointing=True)
+    want, got = exact.step(_batch()), rough.step(_batch())
+    assert got["loss"] == pytest.approx(want["loss"], abs=0.02)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.05)
+    assert got["logprob_diff"] == pytest.approx(want["logprob_diff"], abs=0.02)
+    assert got["memory_peak_gib"] > 0
+
+
+def test_logits_are_never_held_whole():
+    torch.cuda.empty_cache()
+    hidden = torch.randn(8192, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(100_000, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(0, 100_000, (8192,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    logprobs, _ = token_logprobs(hidden, weight, targets, chunk_tokens=512)
+    logprobs.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 8192 * 100_000 * 4 / 3
+
+
+def test_resume_is_exact_on_cuda(model_folder: Path, tmp_path: Path):
+    unbroken = _learner(model_folder, lr=1e-3, eps=1e-8)
+    unbroken.step(_batch())
+    unbroken.save(tmp_path / "state")
+    resumed = _learner(model_folder, lr=1e-3, eps=1e-8)
+    resumed.load(tmp_path / "state")
+    for (name, got), (_, want) in zip(resumed.weights(), unbroken.weights(), strict=True):
+        assert torch.equal(got, want), name
+    assert resumed.step(_batch())["loss"] == pytest.approx(unbroken.step(_batch())["loss"], rel=1e-5)
