@@ -1,7 +1,8 @@
 """`HfEngine`: transformers in this process, with continuous batching of its own.
 
-transformers' own continuous batching (5.19) has no seed of a request, no versions of tokens and no cache that outlives
-a request, and on CPU its attention runs over one dense mask of all tokens of all requests.
+transformers' own continuous batching (5.19) has no seed of a request and cannot say which weights sampled a token; on
+CPU its attention runs over one dense mask of all tokens of all requests (measured with a 1.3M parameter Qwen3, 128
+requests of 150 + 40 tokens, one thread: 59 tokens a CPU second, this engine 2,200).
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ class Worker:
     def _sample(self, rows: NDArray[np.int64], logits: torch.Tensor) -> None:
         cache = self._cache
         index = cache.tok_len[rows]
+        cache.reserve(int(rows.max()), int(index.max()) + 1)
         noise = uniform(self._seed[rows], index - self._prompt_len[rows])
         ids, logprobs = sample(logits, noise, self._temperature[rows], self._top_p[rows], self._top_k[rows])
         cache.tokens[rows, index] = ids
@@ -233,7 +234,6 @@ class Worker:
         self._active[row] = True
         self._prompt_len[row] = len(request.prompt)
         self._limit[row] = request.limit
-        self._cache.reserve(row, request.limit)
         self._seed[row] = request.seed
         self._temperature[row] = params.temperature
         self._top_p[row] = params.top_p

@@ -204,6 +204,16 @@ async def test_slots_of_other_trajectories_are_given_up_and_computed_again(make)
     await turns(engine, histories[:2], GREEDY)
 
 
+async def test_turns_outgrow_the_memory_that_was_taken_at_first(make):
+    model = model_of()
+    engine = await make(model, max_model_len=512)
+    prompts = prompts_of(12, 200, 300)
+    params = SamplingParams(max_tokens=150)
+    for prompt, got in zip(prompts, await turns(engine, prompts, params), strict=True):
+        expected = logprobs_of(model, prompt, got.ids)[range(150), list(got.ids)]
+        np.testing.assert_allclose(got.logprobs, expected, atol=1e-3)
+
+
 async def test_cancelling_frees_the_slot(make):
     engine = await make(model_of(), max_slots=1)
     long = asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=250), trajectory_id="a"))
