@@ -16,11 +16,13 @@ You may call one or more functions to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
-{"type": "function", "function": {"name": "code_interpreter", "description": "Run Python code in a fresh, isolated \
-sandbox and return what it prints. Returns the output.", "parameters": {"type": "object", "properties": {"code": \
-{"type": "string", "description": "Python source code to run. Use print() to show results."}, "timeout": {"type": \
-"number", "description": "Seconds", "default": 5.0, "minimum": 0, "maximum": 60}}, "required": ["code"], \
-"additionalProperties": false}}}
+{"type": "function", "function": {"name": "code_interpreter", "description": "Run Python code in a fresh process and \
+return what it prints; the value of a last line that is an expression is printed too. Nothing is kept between calls.", \
+"parameters": {"type": "object", "properties": {"code": {"type": "string", "description": "Python code to run"}, \
+"timeout": {"type": "number", "description": "Seconds", "default": 5.0, "minimum": 0, "maximum": 60}}, "required": \
+["code"], "additionalProperties": false}}}
+{"properties": {"code": {"description": "Python code to run", "type": "string"}}, "additionalProperties": false, \
+"required": ["code"], "type": "object"}}}
 </tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:

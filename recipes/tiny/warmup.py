@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
-SHORT_UPDATES = 500
-"""The first updates leave the tools out of the prompt, which is two thirds of its tokens and always the same."""
-LONG_UPDATES = 60
+UPDATES = 500
 TRACES_PER_UPDATE = 32
+SHOWN_TRACES = 4
+"""Of those: how many show the tools in their prompt, as all episodes later do. They are always the same two thirds of
+a trace's tokens; the others leave them out, which makes the warm-up twice as fast."""
 LEARNING_RATE = 2.5e-3
 
 OnUpdate = Callable[[int, int, float], None]
@@ -46,8 +47,7 @@ def warm_up(
     folder: Path,
     *,
     seed: int = 0,
-    short_updates: int = SHORT_UPDATES,
-    long_updates: int = LONG_UPDATES,
+    num_updates: int = UPDATES,
     on_update: OnUpdate | None = None,
 ) -> Path:
     """Train a new model on synthetic traces and write it, in bfloat16, to `folder`."""
@@ -57,7 +57,6 @@ def warm_up(
 
     rng = random.Random(seed)
     schemas = tool_schemas()
-    num_updates = short_updates + long_updates
     with tempfile.TemporaryDirectory() as scratch:
         start = build_model(Path(scratch) / "start", seed)
         renderer = renderer_for(start)
@@ -75,8 +74,10 @@ def warm_up(
             )
         )
         for update in range(num_updates):
-            shown = () if update < short_updates else schemas
-            traces = [to_trajectory(conversation(rng), renderer, shown) for _ in range(TRACES_PER_UPDATE)]
+            traces = [
+                to_trajectory(conversation(rng), renderer, schemas if index < SHOWN_TRACES else ())
+                for index in range(TRACES_PER_UPDATE)
+            ]
             metrics = learner.step(supervised_batch(traces))
             if on_update is not None:
                 on_update(update + 1, num_updates, metrics["loss"])
