@@ -1,10 +1,11 @@
 import random
+import re
 from collections import Counter
 from functools import cache
 
 from agentloop.recipes.tiny.task import OPERATIONS
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.recipes.tiny.traces import GUESS_SHARE, conversation, to_trajectory
+from agentloop.recipes.tiny.traces import GUESS_SHARE, NOTATION_SHARE, conversation, to_trajectory
 from agentloop.rendering import renderer_for
 from agentloop.trajectory import SegmentKind
 
@@ -51,19 +52,30 @@ def test_only_what_the_assistant_writes_is_sampled():
     assert turns[1].content == messages[3]["content"]
 
 
-def test_the_program_says_nothing_about_the_question():
+def test_a_question_in_words_says_nothing_about_the_program():
     """Else the warm-up would teach what reinforcement learning is to find."""
-    nouns = [operation.noun for operation in OPERATIONS]
-    pairs = Counter()
-    for messages in conversations(6000):
-        if len(messages) == 4:
-            code = messages[1]["tool_calls"][0]["function"]["arguments"]["code"]
-            used = next(op.noun for op in OPERATIONS if _shape(op.code) == _shape(code))
-            pairs[next(noun for noun in nouns if noun in messages[0]["content"]), used] += 1
+    pairs = Counter(pair for pair in map(asked_and_used, conversations(6000)) if pair and pair[0] in NOUNS)
     assert len(pairs) == len(OPERATIONS) ** 2
-    expected = 6000 * (1 - GUESS_SHARE) / len(pairs)
+    expected = 6000 * (1 - GUESS_SHARE) * (1 - NOTATION_SHARE) / len(pairs)
     assert all(0.6 * expected < count < 1.4 * expected for count in pairs.values()), pairs
 
 
-def _shape(code):
-    return "".join(character for character in code.replace("{a}", "").replace("{b}", "") if not character.isdigit())
+def test_a_question_in_notation_gets_its_program():
+    pairs = {pair for pair in map(asked_and_used, conversations(2000)) if pair and pair[0] not in NOUNS}
+    assert pairs == {(operation.notation, operation.noun) for operation in OPERATIONS}
+
+
+NOUNS = [operation.noun for operation in OPERATIONS]
+
+
+def asked_and_used(messages):
+    """(noun or notation of the question, noun of the operation that the program computes); None for a guess."""
+    if len(messages) < 4:
+        return None
+    asked = re.search(r" the (.+) of \d", messages[0]["content"])[1]
+    code = messages[1]["tool_calls"][0]["function"]["arguments"]["code"]
+    return asked, next(operation.noun for operation in OPERATIONS if shape(operation.code) == shape(code))
+
+
+def shape(code):
+    return re.sub(r"\d|\{[ab]\}", "", code)
