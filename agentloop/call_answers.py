@@ -15,7 +15,7 @@ from agentloop.truncation import truncate_middle
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
-    from agentloop.tools.toolset import ToolSessions
+    from agentloop.tools.sessions import ToolSessions
 
 Call = ToolCall | InvalidCall
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.envs.base import Env
     from agentloop.rendering.base import Renderer
-    from agentloop.tools.toolset import ToolSessions
+    from agentloop.tools.sessions import ToolSessions
 
 
 class AgentLoop:

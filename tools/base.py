@@ -94,7 +94,8 @@ class Tool:
     async def open(self, ctx: ToolContext) -> Any:
         """Make the state of one trajectory; before its first call. What it returns becomes `ctx.state`."""
 
-    async def call(self, ctx: ToolContext, **arguments: Any) -> str | ToolResult:
+    async def call(self, ctx: ToolContext, *args: Any, **arguments: Any) -> str | ToolResult:
+        """Subclasses give it typed parameters: they are what the model may pass."""
         raise NotImplementedError
 
     async def close(self, ctx: ToolContext) -> None:

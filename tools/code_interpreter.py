@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any
 
 from agentloop import sandboxes
@@ -42,8 +43,10 @@ class CodeInterpreter(Tool):
         level = sandboxes.DEFAULT_LEVEL if sandbox == "local" else sandbox
         self.sandbox = sandboxes.create(level, **sandbox_options)
         self.timeout = timeout + _QUEUE_SECONDS
-        self._limits = {"timeout": timeout, "memory_mb": memory_mb, "output_bytes": max_output_bytes}
-        Execution(code="", **self._limits)  # raises for a limit that cannot be
+        # Made here, too, because it raises for limits that cannot be.
+        self._execution = Execution(
+            code="", timeout=timeout, memory_mb=memory_mb, output_bytes=max_output_bytes, echo=True
+        )
         self._max_traceback_lines = max_traceback_lines
 
     async def start(self) -> None:
@@ -53,10 +56,10 @@ class CodeInterpreter(Tool):
         await self.sandbox.close()
 
     async def call(self, ctx: ToolContext, code: Annotated[str, "Python code to run"]) -> ToolResult:
-        limits = {**self._limits, "timeout": max(min(self._limits["timeout"], ctx.seconds_left), 0.001)}
-        result = await self.sandbox.run(Execution(code=strip_fence(code), echo=True, **limits))
+        timeout = max(min(self._execution.timeout, ctx.seconds_left), 0.001)
+        result = await self.sandbox.run(replace(self._execution, code=strip_fence(code), timeout=timeout))
         return ToolResult(
-            feedback(result, limits["timeout"], self._max_traceback_lines),
+            feedback(result, timeout, self._max_traceback_lines),
             is_error=not result.ok,
             metrics={"seconds": result.seconds, "timed_out": float(result.timed_out), "ok": float(result.ok)},
         )
