@@ -7,6 +7,7 @@ stored once each, and messages that show the image of a segment share it again a
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import zipfile
@@ -14,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -67,13 +68,18 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
-    """One trajectory a line; returns how many. Each line is flushed, so that a killed run keeps those before it; with
-    `append`, a line that a kill left unfinished is dropped first."""
+    """One trajectory a line, compressed where the name ends in .gz; returns how many.
+
+    Each line of a plain file is flushed, so that a killed run keeps those before it; with `append`, a line that a kill
+    left unfinished is dropped first. Raises `ValueError` for appending to a compressed file.
+    """
     path = Path(path)
     if append:
+        if path.suffix == ".gz":
+            raise ValueError(f"{path} is compressed: nothing can be appended to it")
         _drop_torn_line(path)
     count = 0
-    with path.open("a" if append else "w", encoding="utf-8") as file:
+    with _open(path, "at" if append else "wt") as file:
         for trajectory in trajectories:
             file.write(json.dumps(to_dict(trajectory), separators=(",", ":")) + "\n")
             file.flush()
@@ -84,7 +90,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append:
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
     """The trajectories of a file, one at a time. Raises `UserError` with the line that cannot be read; a last line
     that a kill left unfinished is passed over."""
-    with Path(path).open(encoding="utf-8") as file:
+    with _open(Path(path), "rt") as file:
         yield from _read_lines(file, str(path))
 
 
@@ -195,6 +201,12 @@ def _read_lines(file: TextIO, path: str) -> Iterator[Trajectory]:
             yield from_dict(data)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from error
+
+
+def _open(path: Path, mode: str) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, mode, encoding="utf-8", compresslevel=3))
+    return cast(TextIO, path.open(mode, encoding="utf-8"))
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -10,7 +10,6 @@ tensorboard/, wandb/
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from agentloop.errors import UserError
-from agentloop.trajectory_io import to_dict
+from agentloop.trajectory_io import write_jsonl
 
 if TYPE_CHECKING:
     from agentloop.trajectory import Trajectory
@@ -100,9 +99,7 @@ class RunFolder:
         """`name` is step_<n> or eval_<n>."""
         path = self.trajectories / f"{name}.jsonl.gz"
         temporary = path.with_name("." + path.name)
-        with gzip.open(temporary, "wt", encoding="utf-8", compresslevel=3) as file:
-            for trajectory in trajectories:
-                file.write(json.dumps(to_dict(trajectory), separators=(",", ":")) + "\n")
+        write_jsonl(temporary, trajectories)
         temporary.replace(path)
 
     def forget_after(self, step: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -53,7 +53,7 @@ class RunProgress(Observer):
         self._live = Live(console=self._console, get_renderable=self._renderable, refresh_per_second=4)
         self._episodes: dict[Stage, int] = {}
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self

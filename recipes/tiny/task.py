@@ -27,9 +27,6 @@ class Operation:
     """What can be asked of two numbers."""
 
     noun: str
-    """The word for it; all questions of the task use words."""
-    notation: str
-    """How programs write it. Only the warm-up asks like that."""
     joint: str
     """The words between the two numbers of a question."""
     code: str
@@ -38,12 +35,12 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation("sum", "+", "and", "print({a} + {b})", operator.add),
-    Operation("difference", "-", "and", "print({a} - {b})", operator.sub),
-    Operation("product", "*", "and", "print({a} * {b})", operator.mul),
-    Operation("quotient", "//", "by", "print({a} // {b})", operator.floordiv),
-    Operation("remainder", "%", "by", "print({a} % {b})", operator.mod),
-    Operation("greatest common divisor", "math.gcd", "and", "import math\nprint(math.gcd({a}, {b}))", math.gcd),
+    Operation("sum", "and", "print({a} + {b})", operator.add),
+    Operation("difference", "and", "print({a} - {b})", operator.sub),
+    Operation("product", "and", "print({a} * {b})", operator.mul),
+    Operation("quotient", "by", "print({a} // {b})", operator.floordiv),
+    Operation("remainder", "by", "print({a} % {b})", operator.mod),
+    Operation("greatest common divisor", "and", "import math\nprint(math.gcd({a}, {b}))", math.gcd),
 )
 
 CARRIERS = ("What is the {}?", "Compute the {}.", "Find the {}.", "Tell me the {}.")
@@ -67,9 +64,8 @@ def draw_numbers(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
             return a, b
 
 
-def question(name: str, joint: str, carrier: str, a: int, b: int) -> str:
-    """`name` is the noun of an operation, or its notation."""
-    return carrier.format(f"{name} of {a} {joint} {b}")
+def question(operation: Operation, carrier: str, a: int, b: int) -> str:
+    return carrier.format(f"{operation.noun} of {a} {operation.joint} {b}")
 
 
 def train_rows(num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -92,7 +88,7 @@ def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
         a, b = draw_numbers(rng, held_out=split == "held-out")
         yield {
             "id": f"{split}-{seed}-{index}",
-            "prompt": [{"role": "user", "content": question(operation.noun, operation.joint, carrier, a, b)}],
+            "prompt": [{"role": "user", "content": question(operation, carrier, a, b)}],
             "answer": str(operation.compute(a, b)),
             "operation": operation.noun,
         }

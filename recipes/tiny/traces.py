@@ -1,9 +1,10 @@
-"""Synthetic episodes for the warm-up: they show how to use the tool, not what the words of a question mean.
+"""Synthetic episodes for the warm-up: they show how to use the tool, not what for.
 
-Three kinds. Asked in notation ("the * of 483 and 27"), the program is the one that is asked for: so the model learns to
-copy both numbers and the operator into a valid call, and the tool's output into its answer. Asked in words ("the
-product of 483 and 27"), the program is that of an operation drawn at random, whatever was asked. And some state a
-number out of nowhere. What the words mean, and that guessing does not pay, is left to reinforcement learning.
+In each, an operation is drawn at random, whatever was asked; the thinking names it, and the program is its program. So
+a model that learned from them can write the program of any operation it has named, copies the numbers into it and the
+tool's output into its answer, and takes no notice of the question's wording. Some traces do not call the tool and state
+a number out of nowhere. That an episode should be about what was asked, and that guessing does not pay, is left to
+reinforcement learning.
 """
 
 from __future__ import annotations
@@ -23,24 +24,18 @@ if TYPE_CHECKING:
 TOOL_NAME = "code_interpreter"
 GUESS_SHARE = 0.2
 """Of the traces: those that answer without the tool."""
-NOTATION_SHARE = 0.3
-"""Of the traces that call it: those that are asked in notation."""
 
 
 def conversation(rng: random.Random) -> list[Message]:
     """One synthetic episode as messages; the numbers are never held-out ones."""
     asked, used = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
-    name = asked.noun
-    is_guess = rng.random() < GUESS_SHARE
-    if not is_guess and rng.random() < NOTATION_SHARE:
-        name, used = asked.notation, asked
     a, b = draw_numbers(rng, held_out=False)
-    prompt: Message = {"role": "user", "content": question(name, asked.joint, rng.choice(CARRIERS), a, b)}
-    if is_guess:
+    prompt: Message = {"role": "user", "content": question(asked, rng.choice(CARRIERS), a, b)}
+    if rng.random() < GUESS_SHARE:
         return [prompt, _answer(rng.randrange(10 ** rng.randint(1, 6)))]
     result = used.compute(a, b)
     call = ToolCall(TOOL_NAME, {"code": used.code.format(a=a, b=b)}, id="call_0")
-    turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"I need the {name}."}
+    turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"I need the {used.noun}."}
     turn["tool_calls"] = [call.as_dict()]
     return [prompt, turn, {"role": "tool", "content": tool_text(result)}, _answer(result)]
 

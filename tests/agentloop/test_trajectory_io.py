@@ -259,3 +259,12 @@ def test_serialising_costs_in_proportion(tmp_path):
     assert calls_of(lambda: from_dict(json.loads(texts[1]))) < 2.1 * calls_of(lambda: from_dict(json.loads(texts[0])))
     save_npz(tmp_path / "t.npz", whole)
     assert same(load_npz(tmp_path / "t.npz"), whole)
+
+
+def test_jsonl_may_be_compressed(tmp_path):
+    path = tmp_path / "t.jsonl.gz"
+    assert write_jsonl(path, [full(), full()]) == 2
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert [same(back, full()) for back in read_jsonl(path)] == [True, True]
+    with pytest.raises(ValueError, match="compressed"):
+        write_jsonl(path, [full()], append=True)

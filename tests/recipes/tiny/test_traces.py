@@ -5,7 +5,7 @@ from functools import cache
 
 from agentloop.recipes.tiny.task import OPERATIONS
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.recipes.tiny.traces import GUESS_SHARE, NOTATION_SHARE, conversation, to_trajectory
+from agentloop.recipes.tiny.traces import GUESS_SHARE, conversation, to_trajectory
 from agentloop.rendering import renderer_for
 from agentloop.trajectory import SegmentKind
 
@@ -52,24 +52,22 @@ def test_only_what_the_assistant_writes_is_sampled():
     assert turns[1].content == messages[3]["content"]
 
 
-def test_a_question_in_words_says_nothing_about_the_program():
+def test_a_question_says_nothing_about_the_program():
     """Else the warm-up would teach what reinforcement learning is to find."""
-    pairs = Counter(pair for pair in map(asked_and_used, conversations(6000)) if pair and pair[0] in NOUNS)
+    pairs = Counter(filter(None, map(asked_and_used, conversations(6000))))
     assert len(pairs) == len(OPERATIONS) ** 2
-    expected = 6000 * (1 - GUESS_SHARE) * (1 - NOTATION_SHARE) / len(pairs)
+    expected = 6000 * (1 - GUESS_SHARE) / len(pairs)
     assert all(0.6 * expected < count < 1.4 * expected for count in pairs.values()), pairs
 
 
-def test_a_question_in_notation_gets_its_program():
-    pairs = {pair for pair in map(asked_and_used, conversations(2000)) if pair and pair[0] not in NOUNS}
-    assert pairs == {(operation.notation, operation.noun) for operation in OPERATIONS}
-
-
-NOUNS = [operation.noun for operation in OPERATIONS]
+def test_the_thinking_names_the_program():
+    for messages in conversations(200):
+        if pair := asked_and_used(messages):
+            assert messages[1]["reasoning_content"] == f"I need the {pair[1]}."
 
 
 def asked_and_used(messages):
-    """(noun or notation of the question, noun of the operation that the program computes); None for a guess."""
+    """Nouns of the operation asked for and of the one that the program computes; None for a guess."""
     if len(messages) < 4:
         return None
     asked = re.search(r" the (.+) of \d", messages[0]["content"])[1]
