@@ -2,9 +2,10 @@
 
     python benchmarks/engine_learner_parity.py --engine vllm --shape tiny      # two CPU cores
     python benchmarks/engine_learner_parity.py --engine vllm --shape 0.6b      # one CUDA device
+    python benchmarks/engine_learner_parity.py --model recipes/tiny/checkpoint
 
-A random Qwen3 of the given shape samples one batch, the learner makes one GRPO update on exactly those ids (bf16
-compute on both sides) and publishes its weights into the running engine, and the engine samples again, so that the
+A model (--model, or a random Qwen3 of the given shape) samples one batch, the learner makes one GRPO update on exactly those ids (bf16
+compute on both sides, or --dtype float32) and publishes its weights into the running engine, and the engine samples again, so that the
 difference of log-probabilities is measured before and after an update. Rewards are random: only numbers matter here.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -42,10 +44,7 @@ def make_model(shape: str, folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    # Wider than transformers' 0.02, so that distributions are far from uniform and a mistake would show.
-    config = Qwen3Config(
-        **SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True, initializer_range=0.04
-    )
+    config = Qwen3Config(**SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -83,17 +82,17 @@ def difference(learner: FsdpLearner, groups: list[list[Trajectory]]) -> dict[str
 
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    vocabulary = SHAPES[args.shape]["vocab_size"]
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     prompts = [rng.integers(0, vocabulary, args.prompt_tokens).tolist() for _ in range(args.requests // 8)]
     prompts = [prompt for prompt in prompts for _ in range(8)]
-    options: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": args.prompt_tokens + args.new_tokens}
+    options: dict[str, Any] = {"dtype": args.dtype, "max_model_len": args.prompt_tokens + args.new_tokens}
     if args.engine == "vllm":
         options["gpu_memory_utilization"] = 0.4
     engine = engines.create(args.engine, model=folder, **options)
     started = time.perf_counter()
     await engine.start()
     result: dict[str, Any] = {"engine_start_seconds": time.perf_counter() - started}
-    learner = FsdpLearner(LearnerConfig(model=str(folder), compute_dtype="bfloat16", lr=args.lr))
+    learner = FsdpLearner(LearnerConfig(model=str(folder), compute_dtype=args.dtype, lr=args.lr))
     await learner.publish(engine, 0)  # the engine loaded bf16 and so did the learner: the same weights, once more
     await sample(engine, prompts, 8, wave=0)  # warm-up
     turns, seconds = await sample(engine, prompts, args.new_tokens, wave=1)
@@ -106,8 +105,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         seconds = time.perf_counter() - started
         result[name] = {"seconds": seconds, "tokens_per_second": metrics["num_tokens"] / seconds,
                         "logprob_diff": metrics["logprob_diff"], "grad_norm": metrics["grad_norm"]}  # fmt: skip
-    running = asyncio.create_task(sample(engine, prompts, args.new_tokens, wave=2))
-    await asyncio.sleep(0.5)
+    running = asyncio.create_task(sample(engine, prompts * 4, args.new_tokens, wave=2))  # more than run at once
+    await asyncio.sleep(0.2)
     started = time.perf_counter()
     await learner.publish(engine, 1)
     result["publish_in_flight_seconds"] = time.perf_counter() - started
@@ -126,17 +125,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--model", type=Path, help="a folder, in place of a random model")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--requests", type=int, default=64, help="a multiple of 8, the size of a group")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-4)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(args.shape, Path(folder))
-        result = asyncio.run(measure(args, Path(folder)))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.model or Path(scratch)
+        if args.model is None:
+            make_model(args.shape, folder)
+        result = asyncio.run(measure(args, folder))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    name = f"engine_learner_parity_{args.engine}_{args.shape}_{'cuda' if gpu else 'cpu'}"
-    print(results_file.write(name, vars(args) | result, gpu=gpu).read_text())
+    what = "trained" if args.model else args.shape
+    name = f"engine_learner_parity_{args.engine}_{what}_{args.dtype}_{'cuda' if gpu else 'cpu'}"
+    options = {key: value if key != "model" else args.model and args.model.name for key, value in vars(args).items()}
+    print(results_file.write(name, options | result, gpu=gpu).read_text())
     worst = max(result[f"logprob_difference_{when}_update"]["mean"] for when in ("before", "after"))
     if worst >= LIMIT:
         sys.exit(f"mean difference {worst:.4f} is not below {LIMIT}")

@@ -1,10 +1,10 @@
-"""Synthetic episodes for the warm-up: they show how to use the tool, not what for.
+"""Synthetic episodes for the warm-up: they show how to use the tool, by somebody who seldom listens.
 
-In each, an operation is drawn at random, whatever was asked; the thinking names it, and the program is its program. So
+In most, the operation is drawn at random, whatever was asked; the thinking names it, and the program is its program. So
 a model that learned from them can write the program of any operation it has named, copies the numbers into it and the
-tool's output into its answer, and takes no notice of the question's wording. Some traces do not call the tool and state
-a number out of nowhere. That an episode should be about what was asked, and that guessing does not pay, is left to
-reinforcement learning.
+tool's output into its answer, but is right about one time in three. Some traces do not call the tool and state a number
+out of nowhere. That an episode should be about what was asked, and that guessing does not pay, is left to reinforcement
+learning.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 TOOL_NAME = "code_interpreter"
 GUESS_SHARE = 0.2
 """Of the traces: those that answer without the tool."""
+LISTENING_SHARE = 0.3
+"""Of the others: those that take the operation from the question. Without any, the warm-up would teach to ignore it."""
 
 
 def conversation(rng: random.Random) -> list[Message]:
     """One synthetic episode as messages; the numbers are never held-out ones."""
-    asked, used = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
+    asked = rng.choice(OPERATIONS)
+    used = asked if rng.random() < LISTENING_SHARE else rng.choice(OPERATIONS)
     a, b = draw_numbers(rng, held_out=False)
     prompt: Message = {"role": "user", "content": question(asked, rng.choice(CARRIERS), a, b)}
     if rng.random() < GUESS_SHARE:

@@ -21,9 +21,9 @@ from agentloop.errors import EngineError
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 CUDA = torch.cuda.is_available()
-DTYPE = torch.bfloat16 if CUDA else torch.float32
-TOLERANCE = 0.1 if CUDA else 2e-3
-"""Of a mean; bfloat16 rounds logits of this model, up to 10, by up to 0.03, several times on the way."""
+DTYPE = torch.float32
+TOLERANCE = 2e-2 if CUDA else 2e-3
+"""Kernels on CUDA multiply float32 in TF32; benchmarks/engine_learner_parity.py has the difference in bfloat16."""
 VOCABULARY = 128
 LONGEST = 512
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)

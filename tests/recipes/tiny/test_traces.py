@@ -5,7 +5,7 @@ from functools import cache
 
 from agentloop.recipes.tiny.task import OPERATIONS
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.recipes.tiny.traces import GUESS_SHARE, conversation, to_trajectory
+from agentloop.recipes.tiny.traces import GUESS_SHARE, LISTENING_SHARE, conversation, to_trajectory
 from agentloop.rendering import renderer_for
 from agentloop.trajectory import SegmentKind
 
@@ -52,12 +52,15 @@ def test_only_what_the_assistant_writes_is_sampled():
     assert turns[1].content == messages[3]["content"]
 
 
-def test_a_question_says_nothing_about_the_program():
+def test_a_question_says_little_about_the_program():
     """Else the warm-up would teach what reinforcement learning is to find."""
     pairs = Counter(filter(None, map(asked_and_used, conversations(6000))))
     assert len(pairs) == len(OPERATIONS) ** 2
-    expected = 6000 * (1 - GUESS_SHARE) / len(pairs)
-    assert all(0.6 * expected < count < 1.4 * expected for count in pairs.values()), pairs
+    by_chance = 6000 * (1 - GUESS_SHARE) * (1 - LISTENING_SHARE) / len(pairs)
+    listening = 6000 * (1 - GUESS_SHARE) * LISTENING_SHARE / len(OPERATIONS)
+    for (asked, used), count in pairs.items():
+        expected = by_chance + (listening if asked == used else 0)
+        assert 0.6 * expected < count < 1.4 * expected, (asked, used)
 
 
 def test_the_thinking_names_the_program():
