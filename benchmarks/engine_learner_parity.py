@@ -4,9 +4,10 @@
     python benchmarks/engine_learner_parity.py --engine vllm --shape 0.6b      # one CUDA device
     python benchmarks/engine_learner_parity.py --model recipes/tiny/checkpoint
 
-A model (--model, or a random Qwen3 of the given shape) samples one batch, the learner makes one GRPO update on exactly those ids (bf16
-compute on both sides, or --dtype float32) and publishes its weights into the running engine, and the engine samples again, so that the
-difference of log-probabilities is measured before and after an update. Rewards are random: only numbers matter here.
+A model (--model, or a random Qwen3 of the given shape) samples one batch, the learner makes two GRPO updates on exactly
+those ids (bf16 compute on both sides, or --dtype float32) and publishes its weights into the running engine, and the
+engine samples again, so that the difference of log-probabilities is measured before and after an update. Rewards are
+random: only numbers matter here.
 """
 
 from __future__ import annotations

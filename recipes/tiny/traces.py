@@ -1,10 +1,10 @@
-"""Synthetic episodes for the warm-up: they show how to use the tool, by somebody who seldom listens.
+"""Synthetic episodes for the warm-up: they show how to use the tool, by somebody who listens every other time.
 
-In most, the operation is drawn at random, whatever was asked; the thinking names it, and the program is its program. So
-a model that learned from them can write the program of any operation it has named, copies the numbers into it and the
-tool's output into its answer, but is right about one time in three. Some traces do not call the tool and state a number
-out of nowhere. That an episode should be about what was asked, and that guessing does not pay, is left to reinforcement
-learning.
+In half of those that call the tool the operation is drawn at random, whatever was asked; the thinking names it, and the
+program is its program. The others state a number out of nowhere. So a model that learned from them can write the
+program of any operation it has named, copies the numbers into it and the tool's output into its answer, but is right
+two times in five at best. That an episode should be about what was asked, and that guessing does not pay, is left to
+reinforcement learning.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from agentloop.rendering.template_renderer import TemplateRenderer
 
 TOOL_NAME = "code_interpreter"
-GUESS_SHARE = 0.2
+GUESS_SHARE = 0.3
 """Of the traces: those that answer without the tool."""
-LISTENING_SHARE = 0.3
+LISTENING_SHARE = 0.5
 """Of the others: those that take the operation from the question. Without any, the warm-up would teach to ignore it."""
 
 

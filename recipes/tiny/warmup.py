@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
-UPDATES = 500
+UPDATES = 800
 TRACES_PER_UPDATE = 32
 SHOWN_TRACES = 4
 """Of those: how many show the tools in their prompt, as all episodes later do. They are always the same two thirds of
