@@ -22,7 +22,7 @@ _VLLM_OPTIONS = "engine.options={dtype: float32, enforce_eager: true, max_model_
 def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value of the recipe's config.")] = None,
     engine: Annotated[Literal["hf", "vllm"], typer.Option(help="What samples the episodes.")] = "hf",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs from the same start, with different seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs from the same start, with different seeds.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; default: the recipe's.")] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Make the model and warm it up here, minutes more.")

@@ -1,6 +1,6 @@
 """The task of the demo: a question about two numbers that only running the right Python can answer.
 
-Every question names one of six operations. A model of a million parameters cannot compute them, but it can copy the
+Every question names one of five operations. A model of a million parameters cannot compute them, but it can copy the
 numbers into a program and the output into its answer; which program belongs to which question is what it must find.
 The numbers are drawn so that no two operations give the same answer: a wrong program is never right by chance.
 """
@@ -43,6 +43,9 @@ OPERATIONS = (
     Operation("greatest common divisor", "and", "import math\nprint(math.gcd({a}, {b}))", math.gcd),
 )
 
+ASKED = tuple(operation for operation in OPERATIONS if operation.noun != "product")
+"""What the task asks for; results of at most three digits. The warm-up shows products, too: one more way to be wrong."""
+
 CARRIERS = ("What is the {}?", "Compute the {}.", "Find the {}.", "Tell me the {}.")
 
 _HELD_OUT_SHARE = 8
@@ -54,11 +57,18 @@ def is_held_out(a: int, b: int) -> bool:
     return (a * 31 + b * 17) % _HELD_OUT_SHARE == 0
 
 
-def draw_numbers(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
-    """a in 100..9999 (short and long ones alike often), b in 11..99, with six different results."""
+def draw_numbers(rng: random.Random, *, held_out: bool, wide: bool = False) -> tuple[int, int]:
+    """a in 100..499 and b in 11..19, with a different result for each operation.
+
+    `wide`, for the warm-up: a in 100..9999 (short and long ones alike often) and b in 11..99. To copy them is harder
+    than what the task asks for.
+    """
     while True:
-        a = rng.randrange(100, 1000) if rng.random() < 0.5 else rng.randrange(1000, 10000)
-        b = rng.randrange(11, 100)
+        if wide:
+            a = rng.randrange(100, 1000) if rng.random() < 0.5 else rng.randrange(1000, 10000)
+            b = rng.randrange(11, 100)
+        else:
+            a, b = rng.randrange(100, 500), rng.randrange(11, 20)
         results = {operation.compute(a, b) for operation in OPERATIONS}
         if is_held_out(a, b) == held_out and len(results) == len(OPERATIONS):
             return a, b
@@ -73,14 +83,14 @@ def train_rows(num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
     return _rows("train", num_rows, seed)
 
 
-def held_out_rows(num_rows: int = 96, seed: int = 0) -> Iterator[dict[str, Any]]:
+def held_out_rows(num_rows: int = 100, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Rows to evaluate on: every operation and carrier equally often, numbers that training never shows."""
     return _rows("held-out", num_rows, seed)
 
 
 def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
     rng = random.Random(f"{split}-{seed}")
-    cells = [(operation, carrier) for operation in OPERATIONS for carrier in CARRIERS]
+    cells = [(operation, carrier) for operation in ASKED for carrier in CARRIERS]
     for index in range(num_rows):
         if index % len(cells) == 0:
             rng.shuffle(cells)

@@ -32,7 +32,7 @@ def conversation(rng: random.Random) -> list[Message]:
     """One synthetic episode as messages; the numbers are never held-out ones."""
     asked = rng.choice(OPERATIONS)
     used = asked if rng.random() < LISTENING_SHARE else rng.choice(OPERATIONS)
-    a, b = draw_numbers(rng, held_out=False)
+    a, b = draw_numbers(rng, held_out=False, wide=True)
     prompt: Message = {"role": "user", "content": question(asked, rng.choice(CARRIERS), a, b)}
     if rng.random() < GUESS_SHARE:
         return [prompt, _answer(rng.randrange(10 ** rng.randint(1, 6)))]
