@@ -44,7 +44,7 @@ OPERATIONS = (
 )
 
 ASKED = tuple(operation for operation in OPERATIONS if operation.noun != "product")
-"""What the task asks for; results of at most three digits. The warm-up shows products, too: one more way to be wrong."""
+"""What the task asks for; results of at most three digits. The warm-up shows products, too."""
 
 CARRIERS = ("What is the {}?", "Compute the {}.", "Find the {}.", "Tell me the {}.")
 
