@@ -132,6 +132,9 @@ class VllmEngine:
             # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
             args.setdefault("kv_cache_memory_bytes", gib << 30)
+            # A prompt that is computed in parts ends vLLM on CPUs where the turn has a seed: it turns the generator
+            # back by what the unfinished parts drew, which only CUDA generators can do.
+            args.setdefault("enable_chunked_prefill", False)
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
         try:

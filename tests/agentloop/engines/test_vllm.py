@@ -134,6 +134,17 @@ async def test_a_seed_repeats_the_turn(engine):
     assert first.ids == again.ids
 
 
+async def test_seeded_turns_whose_prompts_do_not_fit_into_one_step(engine):
+    prompts = prompts_of(40, seed=3, low=400, high=480)
+    got = await asyncio.gather(
+        *(
+            engine.generate(prompt, SamplingParams(max_tokens=4, seed=i), trajectory_id=f"t{i}")
+            for i, prompt in enumerate(prompts)
+        )
+    )
+    assert [len(turn.ids) for turn in got] == [4] * 40
+
+
 async def test_stop_token_is_the_last_id_and_length_says_cut(engine):
     prompt = prompts_of(1)[0]
     free = await engine.generate(prompt, SamplingParams(max_tokens=30, seed=5), trajectory_id="a")
