@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from agentloop.rendering.parsing import CallFormat, CallReader
+from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -42,7 +42,7 @@ def _read(reader: CallReader, start: int) -> int:
         if not found:
             raise _Malformed("its list holds no call")
     except _Malformed as error:
-        end = _end_of_bad(text, max(position, start + len(OPEN)))
+        end = end_of_bad(text, max(position, start + len(OPEN)), OPEN, CLOSE)
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
         return end
     for name, arguments in found:
@@ -94,15 +94,6 @@ def _decoded(text: str) -> Any:
     if _skip(text, end) != len(text):
         raise _Malformed('"arguments" is a string with text behind its JSON object')
     return value
-
-
-def _end_of_bad(text: str, position: int) -> int:
-    """Where a call that cannot be read is taken to end: behind its closing tag, else before the next call."""
-    close = text.find(CLOSE, position)
-    following = text.find(OPEN, position)
-    if close >= 0 and (following < 0 or close < following):
-        return close + len(CLOSE)
-    return following if following >= 0 else len(text)
 
 
 def _skip(text: str, position: int) -> int:

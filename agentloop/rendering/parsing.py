@@ -46,6 +46,15 @@ class CallFormat:
     """Reads the call that begins at an index of the text; returns the index behind it."""
 
 
+def end_of_bad(text: str, position: int, opening: str, closing: str) -> int:
+    """Where a call that cannot be read is taken to end: behind its closing tag, else before the next call."""
+    close = text.find(closing, position)
+    following = text.find(opening, position)
+    if close >= 0 and (following < 0 or close < following):
+        return close + len(closing)
+    return following if following >= 0 else len(text)
+
+
 class TurnParser:
     """Parses turns of one format. `starts_in_thinking`: the generation prompt has opened the think tag."""
 

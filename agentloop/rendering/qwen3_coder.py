@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from agentloop.rendering.base import ToolSchemas
-from agentloop.rendering.parsing import CallFormat, CallReader
+from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.schema_values import typed_value
 
 _OPEN = "<tool_call>"
@@ -56,7 +56,7 @@ def _read(reader: CallReader, start: int) -> int:
         elif tagged and rest and not text.startswith(_OPEN, position):
             raise _Malformed(f"</tool_call> is missing before {text[position : position + 40]!r}")
     except _Malformed as error:
-        end = _end_of_bad(text, position)
+        end = end_of_bad(text, position, _OPEN, _CLOSE)
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
         return end
     for name, arguments in found:
@@ -81,14 +81,6 @@ def _function(text: str, position: int, name: str, tools: ToolSchemas, found: li
         raise _Malformed(f"function {name!r} is not closed by </function>: {text[position : position + 40]!r}")
     found.append((name, arguments))
     return close.end()
-
-
-def _end_of_bad(text: str, position: int) -> int:
-    close = text.find(_CLOSE, position)
-    following = text.find(_OPEN, position)
-    if close >= 0 and (following < 0 or close < following):
-        return close + len(_CLOSE)
-    return following if following >= 0 else len(text)
 
 
 QWEN3_CODER = CallFormat("qwen3_coder", "<tool_call>|<function=", _read)
