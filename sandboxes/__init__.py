@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from agentloop.errors import UserError, nearest
-from agentloop.sandboxes.base import Execution, ExecutionResult, Sandbox
+from agentloop.sandboxes.auto import Auto
+from agentloop.sandboxes.base import (
+    CellError,
+    CellResult,
+    Execution,
+    ExecutionResult,
+    Load,
+    ProcessResult,
+    Sandbox,
+    SandboxBusyError,
+    Session,
+    SessionSettings,
+)
+from agentloop.sandboxes.levels import LEVELS
 
-__all__ = ["DEFAULT_LEVEL", "Execution", "ExecutionResult", "Sandbox", "create"]
+__all__ = [
+    "DEFAULT_LEVEL",
+    "LEVELS",
+    "CellError",
+    "CellResult",
+    "Execution",
+    "ExecutionResult",
+    "Load",
+    "ProcessResult",
+    "Sandbox",
+    "SandboxBusyError",
+    "Session",
+    "SessionSettings",
+    "create",
+]
 
-DEFAULT_LEVEL = "bubblewrap"
-
-_LEVELS = {"bubblewrap": ("agentloop.sandboxes.bubblewrap", "Bubblewrap")}
+DEFAULT_LEVEL = "auto"
 
 
 def create(level: str = DEFAULT_LEVEL, **options: Any) -> Sandbox:
-    """A sandbox of an isolation level, not started yet; `options` are those of its class.
+    """A sandbox of an isolation level (`levels`), not started yet; `options` are those of its class.
 
-    Raises `UserError` for an unknown level or option. Nothing weaker is ever put in place of what was asked for.
+    `auto` becomes the strongest level that works here when it starts; nothing weaker is ever put in place of a level
+    that was asked for by name. Raises `UserError` for an unknown level or option.
     """
-    if level not in _LEVELS:
-        raise UserError(f"There is no sandbox level {level!r}.{nearest(level, _LEVELS)} Levels: {', '.join(_LEVELS)}.")
-    module, name = _LEVELS[level]
-    try:
-        return getattr(import_module(module), name)(**options)
-    except TypeError as error:
-        raise UserError(f"The sandbox level {level!r} cannot be made with these options: {error}.") from error
+    if level == "auto":
+        return Auto(**options)
+    if level not in LEVELS:
+        names = ["auto", *LEVELS]
+        raise UserError(f"There is no sandbox level {level!r}.{nearest(level, names)} Levels: {', '.join(names)}.")
+    return LEVELS[level].create(options)

@@ -30,7 +30,7 @@ START, KILL = b"s", b"k"
 READY = 0
 """The number of the reply that says that requests are welcome."""
 
-ARGUMENTS_FD, STARTED_FD = 4, 3
+CONTROL_FD, ARGUMENTS_FD = 3, 4
 _MAX_FDS = 253
 _NOBODY = 65534
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x00020000, 0x1000, 0x4000, 0x80000

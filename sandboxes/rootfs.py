@@ -6,6 +6,7 @@ size-limited tmpfs with /tmp and the working directory, and one for POSIX shared
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import sys
@@ -13,11 +14,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from agentloop.errors import UserError, nearest
+from agentloop.sandboxes.base import WORKING_DIRECTORY, WRITABLE
 
-WORKING_DIRECTORY = "/tmp/work"
-_PACKAGES = "/opt/packages"
+PACKAGES = "/opt/packages"
+
+_SETTINGS = (
+    *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
+    # Without theirs these do not start.
+    *("/etc/R", "/etc/java*-openjdk", "/etc/ldc2.conf", "/etc/mono"),
+)
+"""What is shown of /etc: nothing of the machine, only where Debian links its programs to."""
 
 _ETC = {
     "/etc/passwd": b"sandbox:x:1000:1000::/tmp/work:/bin/sh\n",
@@ -25,13 +34,13 @@ _ETC = {
     "/etc/hosts": b"127.0.0.1 localhost\n::1 localhost\n",
 }
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HOME": WORKING_DIRECTORY,
     "LANG": "C.UTF-8",
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PATH": "/opt/bin:/usr/local/bin:/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",  # the same code prints the same sets every time
-    "PYTHONPATH": _PACKAGES,
+    "PYTHONPATH": PACKAGES,
     "PYTHONUNBUFFERED": "1",  # what was printed before a kill is not lost
     "TZ": "UTC",
     "USER": "sandbox",
@@ -40,6 +49,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHON_CPU_COUNT": "1",
+    "MPLBACKEND": "agg",
+    "MPLCONFIGDIR": "/tmp",
 }
 
 
@@ -62,10 +73,9 @@ class RootFS:
         interpreter = os.path.realpath(sys.executable)
         prefix = os.path.realpath(sys.base_prefix)
         shown = {"/usr": "/usr"}
-        for path in ("/etc/alternatives", "/etc/ld.so.cache"):
-            if os.path.exists(path):
-                shown[path] = path
-        links = []
+        for pattern in _SETTINGS:
+            shown |= {path: path for path in glob.glob(pattern)}
+        links = [(interpreter, f"/opt/bin/{name}") for name in ("python", "python3")]
         for name in ("bin", "lib", "lib64", "sbin"):
             if os.path.islink(f"/{name}"):
                 links.append((os.readlink(f"/{name}"), f"/{name}"))
@@ -78,17 +88,23 @@ class RootFS:
                 raise UserError(f"The path {path!r} to show in the sandbox does not exist.")
             shown[os.path.abspath(path)] = os.path.abspath(path)
         for source in package_paths(packages):
-            shown[str(source)] = f"{_PACKAGES}/{source.name}"
+            shown[str(source)] = f"{PACKAGES}/{source.name}"
         return cls(interpreter, tuple(shown.items()), tuple(links), tmpfs_mb)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as `inside.mounts.build_root` reads it."""
+        texts = [(path, content.decode()) for path, content in _ETC.items()]
+        return {"binds": list(self.binds), "links": list(self.links), "texts": texts}
 
     def arguments(self, source: Callable[[int], str], file: Callable[[str, bytes], list[str]]) -> list[str]:
         """Arguments of bwrap. `source` gives the host path of bind i as the launcher sees it, `file` writes a file."""
         size = str(self.tmpfs_mb << 20)
         arguments = ["--clearenv"]
-        for name, value in _ENVIRONMENT.items():
+        for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
         # The tmpfs first: an interpreter or a path to show may lie below it.
-        arguments += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+        for path in WRITABLE:
+            arguments += ["--perms", "1777", "--size", size, "--tmpfs", path]
         for index, (_, shown) in enumerate(self.binds):
             arguments += ["--ro-bind", source(index), shown]
         for target, link in self.links:

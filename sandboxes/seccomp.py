@@ -12,7 +12,7 @@ import errno
 import platform
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from agentloop.errors import UserError
@@ -48,6 +48,8 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
     "move_pages": (279, 239),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
     "name_to_handle_at": (303, 264),
     "nfsservctl": (180, 42),
     "open_by_handle_at": (304, 265),
@@ -66,7 +68,8 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
     "request_key": (249, 218),
     "setns": (308, 268),
     "settimeofday": (164, 170),
-    "shmget": (29, 194),  # memory that no limit of the sandbox counts
+    "semget": (64, 190),  # objects that outlive their process
+    "shmget": (29, 194),  # and memory that no limit counts
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
@@ -97,8 +100,9 @@ _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
-# Offsets into struct seccomp_data; the low half of the first argument (both architectures are little-endian).
-_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
+# Offsets into struct seccomp_data; the low halves of the first and last argument (both architectures are
+# little-endian).
+_NUMBER, _ARCHITECTURE, _ARGUMENT, _LAST_ARGUMENT = 0, 4, 16, 56
 
 
 class _Architecture(NamedTuple):
@@ -119,6 +123,14 @@ def _refuse(number: int, error: int) -> Iterator[bytes]:
     yield _instruction(_RETURN, _ERRNO | error)
 
 
+def _refuse_without(number: int, key: int, error: int) -> Iterator[bytes]:
+    yield _instruction(_JUMP_EQUAL, number, 0, 4)
+    yield _instruction(_LOAD, _LAST_ARGUMENT)
+    yield _instruction(_JUMP_EQUAL, key, 0, 1)
+    yield _instruction(_RETURN, _ALLOW)
+    yield _instruction(_RETURN, _ERRNO | error)
+
+
 def _clone(number: int) -> Iterator[bytes]:
     yield _instruction(_JUMP_EQUAL, number, 0, 4)
     yield _instruction(_LOAD, _ARGUMENT)
@@ -136,12 +148,27 @@ def _socket(number: int) -> Iterator[bytes]:
     yield _instruction(_RETURN, _ALLOW)
 
 
-def build_filter(machine: str | None = None) -> bytes:
+def build_filter(machine: str | None = None, *, keyed: Container[str] = (), key: int = 0) -> bytes:
     """The filter for an architecture (`platform.machine()` by default), as `bwrap --seccomp` reads it.
 
-    Raises `UserError` for an architecture whose system call numbers are not known here.
+    `keyed` are calls that it lets pass where their last argument, which they do not use, is `key`: one filter can hold
+    for a process that needs them and for those that it starts. Raises `UserError` for an architecture whose system call
+    numbers are not known here.
     """
-    machine = machine or platform.machine()
+    architecture, program = _start(machine or platform.machine())
+    for calls, error in ((_REFUSED, errno.EPERM), (_UNKNOWN, errno.ENOSYS)):
+        for name, numbers in calls.items():
+            if (number := numbers[architecture.column]) is not None:
+                program += _refuse_without(number, key, error) if name in keyed else _refuse(number, error)
+    program += _clone(_CLONE[architecture.column])
+    program += _socket(_SOCKET[architecture.column])
+    program += _socket(_SOCKETPAIR[architecture.column])
+    program.append(_instruction(_RETURN, _ALLOW))
+    return b"".join(program)
+
+
+def _start(machine: str) -> tuple[_Architecture, list[bytes]]:
+    """The beginning of every filter: the number of the system call, where it is one of the architecture."""
     if machine not in _ARCHITECTURES:
         raise UserError(f"The sandbox has no system call filter for {machine}; it has for {', '.join(_ARCHITECTURES)}.")
     architecture = _ARCHITECTURES[machine]
@@ -153,12 +180,4 @@ def build_filter(machine: str | None = None) -> bytes:
     ]
     if machine == "x86_64":  # The x32 ABI has the same calls under other numbers.
         program += [_instruction(_JUMP_ABOVE, 0x40000000, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
-    for calls, error in ((_REFUSED, errno.EPERM), (_UNKNOWN, errno.ENOSYS)):
-        for numbers in calls.values():
-            if (number := numbers[architecture.column]) is not None:
-                program += _refuse(number, error)
-    program += _clone(_CLONE[architecture.column])
-    program += _socket(_SOCKET[architecture.column])
-    program += _socket(_SOCKETPAIR[architecture.column])
-    program.append(_instruction(_RETURN, _ALLOW))
-    return b"".join(program)
+    return architecture, program

@@ -2,13 +2,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from agentloop.sandboxes.bubblewrap import Bubblewrap
+from agentloop.sandboxes.slots import Slots
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox() -> AsyncIterator[Bubblewrap]:
+async def sandbox() -> AsyncIterator[Slots]:
     """One sandbox a module: executions share nothing, and that is tested."""
-    sandbox = Bubblewrap(max_concurrent=4, disk_mb=64)
+    sandbox = Slots(slots=4, disk_mb=64)
     await sandbox.start()
     yield sandbox
     await sandbox.close()

@@ -16,7 +16,7 @@ def test_files_outside_of_the_working_directory_are_refused(name):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"memory_mb": -1}, {"language": "perl"}],
+    [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"memory_mb": -1}, {"language": "fortran"}],
 )
 def test_unusable_executions_are_refused(bad):
     with pytest.raises(UserError):
@@ -29,11 +29,11 @@ def test_a_package_that_is_not_installed_is_named():
 
 
 def test_create_by_level():
-    assert sandboxes.create("bubblewrap", max_concurrent=1).level == "bubblewrap"
+    assert sandboxes.create("bubblewrap", slots=1).level == "bubblewrap"
     with pytest.raises(UserError, match=r"'bubblewarp'.*Did you mean 'bubblewrap'"):
         sandboxes.create("bubblewarp")
-    with pytest.raises(UserError, match="max_concurent"):
-        sandboxes.create("bubblewrap", max_concurent=1)
+    with pytest.raises(UserError, match="slotts"):
+        sandboxes.create("bubblewrap", slotts=1)
 
 
 def test_requirements_of_a_package_come_along():

@@ -1,0 +1,95 @@
+"""The level `auto`: the strongest level that works on this machine, found by running something in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.sandboxes.base import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
+from agentloop.sandboxes.levels import AUTOMATIC, Level, check_options
+from agentloop.sandboxes.slot_template import preload_packages
+
+_log = logging.getLogger(__name__)
+
+
+class Auto:
+    """Options are those of all levels; each level gets those that it has.
+
+    `start` raises `UserError` where none works, and says what each is missing. It never falls back on `none`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        check_options(options, [name for level in AUTOMATIC for name in level.options()], "No sandbox level")
+        self._options = options
+        AUTOMATIC[0].create(self._options_of(AUTOMATIC[0]))  # a value that cannot be is an error now, no lack of slots
+        self._chosen: Sandbox | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Lock | None = None
+
+    @property
+    def level(self) -> str:
+        """What was chosen; "auto" before `start`."""
+        return self._chosen.level if self._chosen else "auto"
+
+    async def start(self) -> None:
+        if self._chosen is None:
+            if self._loop is not (loop := asyncio.get_running_loop()):
+                self._loop, self._starting = loop, asyncio.Lock()
+            assert self._starting is not None
+            async with self._starting:
+                if self._chosen is None:
+                    self._chosen = await self._choose()
+        await self._chosen.start()
+
+    async def _choose(self) -> Sandbox:
+        reasons: list[str] = []
+        for level in AUTOMATIC:
+            try:
+                sandbox = level.create(self._options_of(level))
+                await sandbox.start()
+            except UserError as error:
+                reasons.append(str(error))
+                continue
+            _log.log(
+                logging.WARNING if reasons else logging.INFO,
+                "Sandbox level: %s (%s).%s",
+                level.name,
+                level.protects,
+                f" Stronger or faster ones do not work here. {' '.join(reasons)}" if reasons else "",
+            )
+            return sandbox
+        raise UserError(
+            f"No sandbox level works on this machine, and code is not run without one. {' '.join(reasons)} On your own "
+            "machine, for code that you trust, the level 'none' can be asked for by name."
+        )
+
+    def _options_of(self, level: Level) -> Mapping[str, Any]:
+        known = level.options()
+        options = {name: value for name, value in self._options.items() if name in known}
+        if (preload := self._options.get("preload")) and "preload" not in known and "packages" in known:
+            # What is imported in advance can be imported in any case.
+            options["packages"] = [*options.get("packages", ()), *preload_packages(preload)]
+        return options
+
+    async def run(self, execution: Execution, *, max_queue_seconds: float = float("inf")) -> ExecutionResult:
+        return await (await self._started()).run(execution, max_queue_seconds=max_queue_seconds)
+
+    async def session(self, settings: SessionSettings | None = None) -> Session:
+        return await (await self._started()).session(settings)
+
+    def load(self) -> Load:
+        return self._chosen.load() if self._chosen else Load(slots=0, busy=0, waiting=0, sessions=0)
+
+    async def close(self) -> None:
+        if self._chosen is not None:
+            chosen, self._chosen = self._chosen, None
+            await chosen.close()
+
+    async def _started(self) -> Sandbox:
+        if self._chosen is None:
+            await self.start()
+        assert self._chosen is not None
+        return self._chosen

@@ -1,0 +1,178 @@
+"""Control groups: what the kernel lets a whole world have, memory and processes.
+
+Version 1 (memory and pids mounted below /sys/fs/cgroup) and version 2 (one tree). They are made below the cgroup of
+this process, so that the limits of a container or of a service hold for all of them together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TOP = Path("/sys/fs/cgroup")
+_PREFIX = "agentloop-"
+_MAIN = f"{_PREFIX}main"
+
+
+@dataclass(slots=True)
+class Cgroup:
+    """One world's. `directories` by controller; in version 2 they are the same."""
+
+    directories: Mapping[str, Path]
+    version: int
+    _memory: int = 0
+    _kills: int = 0
+    _events: int = -1
+
+    def limit(self, memory: int) -> None:
+        """Bytes of memory, files in memory included. Raises `OSError`."""
+        if memory == self._memory:
+            return
+        name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
+        (self.directories["memory"] / name).write_text(str(memory))
+        self._memory = memory
+
+    def add(self, pid: int) -> None:
+        for directory in set(self.directories.values()):
+            (directory / "cgroup.procs").write_text(str(pid))
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has ended something here since the last call."""
+        if self._events < 0:
+            name = "memory.events" if self.version == 2 else "memory.oom_control"
+            self._events = os.open(self.directories["memory"] / name, os.O_RDONLY | os.O_CLOEXEC)
+        words = os.pread(self._events, 4096, 0).decode().split()
+        kills = int(words[words.index("oom_kill") + 1])
+        before, self._kills = self._kills, kills
+        return kills > before
+
+    def processes(self) -> list[int]:
+        """The processes in it, for tests and for the curious."""
+        return [int(word) for word in (self.directories["pids"] / "cgroup.procs").read_text().split()]
+
+    def remove(self) -> bool:
+        """Whether it is gone. It is not while a process in it has not been reaped."""
+        if self._events >= 0:
+            os.close(self._events)
+            self._events = -1
+        try:
+            for directory in set(self.directories.values()):
+                if directory.exists():
+                    directory.rmdir()
+        except OSError:
+            return False
+        return True
+
+
+class Cgroups:
+    """The cgroups of one owner: a directory of its own in each hierarchy."""
+
+    def __init__(self, parents: Mapping[str, Path], version: int) -> None:
+        self._version = version
+        self._parents = parents
+        self._dying: list[Cgroup] = []
+        self._made = 0
+
+    @classmethod
+    def find(cls, top: Path = _TOP) -> Cgroups | None:
+        """Where this process may make cgroups that limit memory and processes; None where it may not."""
+        own = dict(_own_cgroups())
+        if (top / "cgroup.controllers").exists():
+            home = top / own.get("", "").lstrip("/")
+            version, homes = 2, _delegated(home.parent if home.name == _MAIN else home)
+        else:
+            version = 1
+            homes = {name: top / name / own.get(name, "").lstrip("/") for name in ("memory", "pids")}
+        if not homes or not all(os.access(home, os.W_OK) for home in homes.values()):
+            return None
+        for home in set(homes.values()):
+            _remove_stale(home)
+        name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+        parents = {controller: home / name for controller, home in homes.items()}
+        try:
+            for parent in set(parents.values()):
+                parent.mkdir()
+                if version == 2:
+                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
+        except OSError:
+            for parent in set(parents.values()):
+                if parent.exists():
+                    parent.rmdir()
+            return None
+        return cls(parents, version)
+
+    @property
+    def paths(self) -> list[str]:
+        return sorted({str(parent) for parent in self._parents.values()})
+
+    def create(self, processes: int) -> Cgroup:
+        """A new one that may hold so many processes and threads. Raises `OSError`."""
+        self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
+        self._made += 1
+        directories = {name: parent / f"slot-{self._made}" for name, parent in self._parents.items()}
+        for directory in set(directories.values()):
+            directory.mkdir()
+        (directories["pids"] / "pids.max").write_text(str(processes))
+        if self._version == 2 and (swap := directories["memory"] / "memory.swap.max").exists():
+            swap.write_text("0")
+        return Cgroup(directories, self._version)
+
+    def discard(self, cgroup: Cgroup) -> None:
+        """Remove one whose processes are dying: now, or when the next is made."""
+        if not cgroup.remove():
+            self._dying.append(cgroup)
+
+    def close(self) -> None:
+        """Remove all; their processes are dead."""
+        for cgroup in self._dying:
+            cgroup.remove()
+        for parent in set(self._parents.values()):
+            _remove(parent)
+
+
+def _own_cgroups() -> list[tuple[str, str]]:
+    pairs = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        pairs += [(controller, path) for controller in controllers.split(",")]
+    return pairs
+
+
+def _delegated(home: Path) -> dict[str, Path]:
+    """In version 2 a cgroup with processes cannot limit those below it: this process moves to one below its own.
+
+    That is what a service with `Delegate=yes` is expected to do, and a container's first process may do.
+    """
+    try:
+        if not {"memory", "pids"} <= set((home / "cgroup.controllers").read_text().split()):
+            return {}
+        if not {"memory", "pids"} <= set((home / "cgroup.subtree_control").read_text().split()):
+            leaf = home / _MAIN
+            leaf.mkdir(exist_ok=True)
+            for pid in (home / "cgroup.procs").read_text().split():
+                (leaf / "cgroup.procs").write_text(pid)
+            (home / "cgroup.subtree_control").write_text("+memory +pids")
+    except OSError:
+        return {}
+    return {"memory": home, "pids": home}
+
+
+def _remove_stale(home: Path) -> None:
+    """Those of owners that were killed together with their template."""
+    for path in home.glob(f"{_PREFIX}*"):
+        match = re.fullmatch(rf"{_PREFIX}(\d+)-[0-9a-f]+", path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            _remove(path)
+
+
+def _remove(directory: Path) -> None:
+    if not directory.exists():
+        return
+    for path in [*(child for child in directory.iterdir() if child.is_dir()), directory]:
+        try:
+            path.rmdir()
+        except OSError:
+            return

@@ -1,0 +1,152 @@
+"""The system calls that Python 3.11 has no function for."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import signal
+import socket
+import struct
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 36, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_SECCOMP_MODE_FILTER = 2
+_MOUNT_SETATTR = 442
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 0)
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 0)
+_SYS_MOUNT = {"x86_64": 165, "aarch64": 40}.get(platform.machine(), 0)
+_SYS_UMOUNT = {"x86_64": 166, "aarch64": 39}.get(platform.machine(), 0)
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+
+
+def _prctl(option: int, *arguments: int | ctypes.c_void_p) -> int:
+    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
+    values += [ctypes.c_ulong(0)] * (4 - len(values))
+    result: int = _libc.prctl(option, *values)
+    return result
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), "new namespaces")
+
+
+def mount(
+    source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None, *, key: int = 0
+) -> None:
+    """`key` is for the seccomp filter: it goes where the system call has no argument."""
+    texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind, data)]
+    result = _libc.syscall(ctypes.c_long(_SYS_MOUNT), *texts[:3], ctypes.c_ulong(flags), texts[3], ctypes.c_ulong(key))
+    _checked(result, f"mount {kind or source} at {target}")
+
+
+def umount(target: str, flags: int = 0, *, key: int = 0) -> None:
+    unused = [ctypes.c_ulong(0)] * 3
+    result = _libc.syscall(
+        ctypes.c_long(_SYS_UMOUNT), os.fsencode(target), ctypes.c_ulong(flags), *unused, ctypes.c_ulong(key)
+    )
+    _checked(result, f"unmount {target}")
+
+
+def read_only(target: str) -> None:
+    """Make a mount and all below it read-only, without device nodes and set-user-id programs. Needs Linux 5.12."""
+    attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
+    result = _libc.syscall(
+        ctypes.c_long(_MOUNT_SETATTR), _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes)
+    )
+    _checked(result, f"make {target} read-only")
+
+
+def pivot_root(root: str) -> None:
+    """Make `root`, a mount point, the root; the old one is gone."""
+    os.chdir(root)
+    _checked(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT), b".", b"."), "pivot_root")
+    umount(".", MNT_DETACH)
+    os.chdir("/")
+
+
+def set_hostname(name: str) -> None:
+    _checked(_libc.sethostname(name.encode(), len(name)), "hostname")
+
+
+def loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+
+
+def die_with_parent() -> None:
+    _checked(_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "PR_SET_PDEATHSIG")
+
+
+def become_subreaper() -> None:
+    _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
+
+
+def set_dumpable(value: bool) -> None:
+    """Whether processes of the same user may look into this one; also who owns its files in /proc."""
+    _checked(_prctl(_PR_SET_DUMPABLE, int(value)), "PR_SET_DUMPABLE")
+
+
+def no_new_privileges() -> None:
+    _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
+
+
+def drop_bounding_set() -> None:
+    """No capability can be had through a program from here on. Those that are held stay."""
+    capability = 0
+    while _prctl(_PR_CAPBSET_DROP, capability) == 0:
+        capability += 1
+
+
+def drop_capabilities() -> None:
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, bytes(24)), "drop capabilities")
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def install_filter(program: bytes) -> None:
+    """Install a seccomp filter on top of those that are there; needs `no_new_privileges`."""
+    structure = _FilterProgram(len(program) // 8, program)
+    result = _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.cast(ctypes.byref(structure), ctypes.c_void_p))
+    _checked(result, "seccomp filter")
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from `first` on."""
+    _close_range(first, 0xFFFFFFFF)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close all descriptors above 2 but these."""
+    first = 3
+    for fd in sorted(keep):
+        if fd > first:
+            _close_range(first, fd - 1)
+        first = fd + 1
+    close_from(first)
+
+
+def _close_range(first: int, last: int) -> None:
+    _checked(_libc.close_range(ctypes.c_uint(first), ctypes.c_uint(last), 0), "close_range")

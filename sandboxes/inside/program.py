@@ -1,0 +1,156 @@
+"""Runs main.py as `__main__` of this interpreter, as if python had been called with the file.
+
+The interpreter is a fork of a warm one, so what differs from a fresh one is put right here: the main module, the
+random state, the frames of agentloop in tracebacks, and what the end of an interpreter does.
+"""
+
+from __future__ import annotations
+
+import _ast
+import atexit
+import builtins
+import gc
+import io
+import sys
+import threading
+import types
+from typing import Any
+
+MAIN = "main.py"
+_ONLY_AST = 0x400
+_FUTURES = 0x1FF0000
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def start_of_interpreter() -> None:
+    """What `site` adds, without its search for packages: that is slow, and looks where nothing is."""
+    import _sitebuiltins
+
+    vars(builtins)["exit"] = _sitebuiltins.Quitter("exit", "EOF")
+    vars(builtins)["quit"] = _sitebuiltins.Quitter("quit", "EOF")
+    vars(builtins)["help"] = _sitebuiltins._Helper()
+
+
+def prepare(directory: str) -> None:
+    """Make this process what a program of `directory` finds: done once, since every fork has its own copy of it.
+
+    Nothing of agentloop can be imported from here on.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == "agentloop"]:
+        del sys.modules[name]
+    sys.argv[:] = [MAIN]
+    sys.path[0] = directory
+
+
+def begin() -> dict[str, Any]:
+    """What is left to do in a fork: other random numbers than in other forks, and the main module, which must be young
+    enough for the garbage collector to end what it holds. The namespace of that."""
+    if "numpy.random" in sys.modules:  # `random` does this by itself
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+    gc.enable()
+    main = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return vars(main)
+
+
+def run(source: bytes, echo: bool) -> int:
+    """The exit code of the program; everything that ends with an interpreter has been done."""
+    main = begin()
+    main["__file__"] = MAIN
+    try:
+        for code in _compile(source, echo):
+            exec(code, main)
+        status = 0
+    except BaseException as error:
+        status = _status(error)
+    del main
+    return end_of_interpreter(status)
+
+
+def _compile(source: bytes, echo: bool) -> list[types.CodeType]:
+    """The code of the program; with `echo` a last expression has code of its own, which prints its value."""
+    if b"\0" in source:
+        raise SyntaxError("source code cannot contain null bytes")
+    if not echo:
+        return [compile(source, MAIN, "exec", dont_inherit=True)]
+    tree = compile(source, MAIN, "exec", flags=_ONLY_AST, dont_inherit=True)
+    if not (tree.body and isinstance(tree.body[-1], _ast.Expr)):
+        return [compile(tree, MAIN, "exec", dont_inherit=True)]
+    last = _ast.Interactive([tree.body.pop()])
+    body = compile(tree, MAIN, "exec", dont_inherit=True)
+    return [body, compile(last, MAIN, "single", flags=body.co_flags & _FUTURES, dont_inherit=True)]
+
+
+def without_own_frames(error: BaseException) -> None:
+    """Take our frames out of its traceback, and out of those of the exceptions that led to it."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _theirs(each.__traceback__)
+        waiting += [each.__cause__, each.__context__]
+
+
+def _theirs(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    kept = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith("<agentloop "):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    following = None
+    for link in reversed(kept):
+        link.tb_next = following
+        following = link
+    return following
+
+
+def _status(error: BaseException) -> int:
+    """The exit code of a program that ended with this exception, which has been shown where it has to be."""
+    without_own_frames(error)
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as second:  # as the interpreter does it: both are shown
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _write_open_files() -> None:
+    """The collector may end the descriptor of a file before its buffer."""
+    for each in gc.get_objects():  # without what was warm
+        if type(each) in _BUFFERED and not each.closed and each.writable():
+            each.flush()
+
+
+def end_of_interpreter(status: int) -> int:
+    """Wait for threads, call `atexit` functions, end what the program still holds (open files are written), flush."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        _write_open_files()
+        sys.modules.pop("__main__", None)
+        gc.collect()
+    except BaseException as error:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:
+            status = 120
+    return status

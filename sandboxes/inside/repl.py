@@ -1,0 +1,140 @@
+"""A Python that remembers: runs cells in one namespace as they come, and shows the value of a last expression."""
+
+from __future__ import annotations
+
+import _ast
+import builtins
+import gc
+import io
+import linecache
+import os
+import signal
+import socket
+import sys
+import traceback
+import types
+import warnings
+from typing import Any, NoReturn
+
+from agentloop.sandboxes.inside import channel, displays, program
+
+_ONLY_AST = 0x400
+_TOP_LEVEL_AWAIT = 0x2000
+_FUTURES = 0x1FF0000
+_COROUTINE = 0x80
+
+
+def serve(channel_fd: int) -> int:
+    """Run what the socket brings until it closes."""
+    main = program.begin()
+    sys.argv[:] = [""]
+    return Repl(socket.socket(fileno=channel_fd), main).serve()
+
+
+class Repl:
+    def __init__(self, control: socket.socket, main: dict[str, Any]) -> None:
+        self._control = control
+        self._main = main
+        self._pid = os.getpid()
+        self._running = False
+        self._futures = 0
+        self._loop: Any = None
+        self._displays = displays.Displays()
+        self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        vars(builtins)["display"] = self._displays.display
+        vars(builtins)["exit"] = vars(builtins)["quit"] = _exit
+        # The figures are shown at the end of the cell.
+        warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
+
+    def serve(self) -> int:
+        signal.signal(signal.SIGINT, self._interrupted)
+        channel.send(self._control, {"ready": True})
+        while True:
+            try:
+                request, fds = channel.receive(self._control)
+            except (EOFError, OSError):
+                return 0
+            with open(fds[0], "rb") as file:
+                file.seek(0)
+                source = file.read()
+            self._redirect(fds[1], fds[2])
+            self._displays.begin(fds[3], request["limit"])
+            self._cell(source, f"<cell {request['cell']}>")
+            self._displays.end()
+            self._redirect(self._nowhere, self._nowhere, close=False)
+            if os.getpid() != self._pid:  # a child that the cell has forked: its life ends with the cell
+                os._exit(0)
+            channel.send(self._control, {"cell": request["cell"]})
+
+    def _redirect(self, out: int, errors: int, *, close: bool = True) -> None:
+        for number, fd in ((1, out), (2, errors)):
+            os.dup2(fd, number)
+            if close:
+                os.close(fd)
+
+    def _cell(self, source: bytes, name: str) -> None:
+        signal.signal(signal.SIGINT, self._interrupted)
+        try:
+            try:
+                self._running = True
+                self._execute(source, name)
+                self._displays.figures()
+            finally:
+                self._running = False
+        except BaseException as error:
+            self._failed(error)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                continue
+
+    def _execute(self, source: bytes, name: str) -> None:
+        if b"\0" in source:
+            raise SyntaxError("source code cannot contain null bytes")
+        text = _decode(source)
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        tree = compile(source, name, "exec", flags=_ONLY_AST | _TOP_LEVEL_AWAIT | self._futures, dont_inherit=True)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        if tree.body:
+            self._evaluate(compile(tree, name, "exec", self._futures | _TOP_LEVEL_AWAIT, dont_inherit=True))
+        if last is not None:
+            expression = _ast.Expression(last.value)
+            code = compile(expression, name, "eval", self._futures | _TOP_LEVEL_AWAIT, dont_inherit=True)
+            if (value := self._evaluate(code)) is not None:
+                self._main["_"] = value
+                self._displays.show(value)
+
+    def _evaluate(self, code: types.CodeType) -> Any:
+        self._futures |= code.co_flags & _FUTURES
+        if not code.co_flags & _COROUTINE:
+            return eval(code, self._main)
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(eval(code, self._main))
+
+    def _failed(self, error: BaseException) -> None:
+        program.without_own_frames(error)
+        try:
+            value = str(error)
+            lines = "".join(traceback.format_exception(error)).splitlines()
+        except BaseException as second:  # an exception that cannot be shown
+            value, lines = "", [f"{type(error).__name__}: <{type(second).__name__} when it was shown>"]
+        self._displays.error(type(error).__name__, value, lines)
+        error.__traceback__ = None  # it would keep what the frames hold
+        gc.collect(0)
+
+    def _interrupted(self, *_: object) -> None:
+        if self._running:
+            raise KeyboardInterrupt
+
+
+def _decode(source: bytes) -> str:
+    return io.TextIOWrapper(io.BytesIO(source), encoding="utf-8", errors="replace", newline=None).read()
+
+
+def _exit(code: object = None) -> NoReturn:
+    raise SystemExit(code)

@@ -1,0 +1,118 @@
+"""Makes a slot: a fork of the template, first process of namespaces of its own, that serves executions one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any, NoReturn
+
+from agentloop.sandboxes.inside import libc, mounts
+from agentloop.sandboxes.inside.walls import Walls
+from agentloop.sandboxes.inside.world import World
+
+_NAMESPACES = (
+    libc.CLONE_NEWUSER
+    | libc.CLONE_NEWPID
+    | libc.CLONE_NEWNS
+    | libc.CLONE_NEWNET
+    | libc.CLONE_NEWIPC
+    | libc.CLONE_NEWUTS
+    | libc.CLONE_NEWCGROUP
+)
+_ANSWER = 4096
+
+
+class SlotError(Exception):
+    """Why a slot could not be made."""
+
+
+def create(control: socket.socket, plan: dict[str, Any], host_user: int | None) -> int:
+    """The pid of a new slot that serves `control`. Raises `SlotError`.
+
+    Two forks: the first enters the namespaces, and only its child can be the first process of the pid namespace.
+    `host_user` is what the slot's root is outside, and the next number what the code is; None maps one user only.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _enter(theirs, control, plan, host_user)
+        theirs.close()
+        try:
+            _expect(ours, b"entered")
+            _map_users(pid, host_user)
+            ours.send(b"mapped")
+            slot = int(_expect(ours))
+            os.waitpid(pid, 0)
+            ours.send(b"adopted")
+            _expect(ours, b"ready")
+        except (SlotError, OSError) as error:
+            os.kill(pid, signal.SIGKILL)
+            raise SlotError(str(error)) from error
+        return slot
+
+
+def _expect(channel: socket.socket, word: bytes = b"") -> bytes:
+    answer = channel.recv(_ANSWER)
+    if not answer or answer.startswith(b"!"):
+        raise SlotError(answer[1:].decode(errors="replace") or "it died while it was set up")
+    assert not word or answer == word, answer
+    return answer
+
+
+def _map_users(pid: int, host_user: int | None) -> None:
+    mapping = "1000 1000 1\n" if host_user is None else f"0 {host_user} 1\n1000 {host_user + 1} 1\n"
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{pid}/{name}", "w") as file:
+            file.write(mapping)
+
+
+def _enter(template: socket.socket, control: socket.socket, plan: dict[str, Any], host_user: int | None) -> NoReturn:
+    """The first fork, and in it the second. Neither returns."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        libc.close_all_but(template.fileno(), control.fileno())
+        libc.unshare(_NAMESPACES)
+        libc.set_dumpable(True)  # so that the template may write the maps
+        template.send(b"entered")
+        _expect(template, b"mapped")
+        pid = os.fork()
+        if pid != 0:
+            template.send(str(pid).encode())
+            os._exit(0)
+        _expect(template, b"adopted")
+        walls = _build(plan, host_user)
+        libc.die_with_parent()  # last: it is forgotten when the user changes
+        template.send(b"ready")
+        template.close()
+        World(control, walls).serve()
+    except BaseException as error:
+        if template.fileno() >= 0:
+            template.send(f"!{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(1)
+
+
+def _build(plan: dict[str, Any], host_user: int | None) -> Walls:
+    if host_user is not None:
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        os.setgroups([])
+    libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
+    mounts.mount_proc()
+    libc.set_hostname("sandbox")
+    libc.loopback_up()
+    libc.drop_bounding_set()
+    libc.no_new_privileges()
+    libc.install_filter(plan["filter"])
+    libc.set_dumpable(host_user is not None)  # the code is another user than this process, or must not look into it
+    is_owner = host_user is not None
+    scratch = mounts.Scratch(plan["writable"], plan["disk_mb"], plan["key"], is_owner=is_owner)
+    return Walls(
+        directory=plan["directory"],
+        user=None if host_user is None else 1000,
+        renew=scratch.renew,
+    )

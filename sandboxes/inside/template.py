@@ -1,0 +1,151 @@
+"""The template: an interpreter with modules already imported, of which every slot is a fork.
+
+It serves one socket of one owner. When the owner goes, however it goes, the template ends every slot, removes their
+cgroups and ends. Started as root it stays root outside of the slots, and sees nothing but the view that slots see.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from agentloop.sandboxes.inside import channel, libc, mounts, program, slot
+
+_FIRST_USER = 0x70000000
+_USERS = 0x0FFF0000
+"""Users that the slots of this machine are outside: above those of container managers, below 2^31."""
+_MAX_SLOTS = 4096
+
+
+def main(control_fd: int, plan: dict[str, Any]) -> None:
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    owner = os.pidfd_open(plan["owner"])
+    if os.getppid() != plan["owner"]:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its owner, who gets the signal too
+    template = Template(control, owner, plan)
+    try:
+        template.build()
+    except Exception as error:
+        channel.send(control, {"error": f"{type(error).__name__}: {error}"})
+        return
+    channel.send(control, {"ready": True})
+    template.serve()
+
+
+class Template:
+    """Serves requests for slots."""
+
+    def __init__(self, control: socket.socket, owner: int, plan: dict[str, Any]) -> None:
+        self._control = control
+        self._owner = owner
+        self._plan = plan
+        self._root = os.geteuid() == 0
+        self._made = 0
+        self._slots: dict[int, int] = {}  # pidfd -> pid
+        self._poll = select.poll()
+        self._cgroups = [
+            (os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC), os.path.basename(path))
+            for path in plan["cgroups"]
+        ]
+
+    def build(self) -> None:
+        """Enter the view and import what is to be warm. Raises `OSError`, `ImportError`."""
+        if self._root:
+            libc.unshare(libc.CLONE_NEWNS)
+        else:
+            _own_user_namespace()
+        mounts.build_root(self._plan["root"], self._plan["writable"])
+        libc.become_subreaper()
+        sys.path_importer_cache.clear()  # it remembers what was absent before
+        program.start_of_interpreter()
+        for name in self._plan["preload"]:
+            __import__(name)
+            if len(os.listdir("/proc/self/task")) > 1:
+                raise ImportError(f"the module {name!r} starts threads when it is imported: it cannot be preloaded")
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Until the owner is gone."""
+        for fd in (self._control.fileno(), self._owner):
+            self._poll.register(fd, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd == self._owner:
+                        return
+                    if fd == self._control.fileno():
+                        self._request(*channel.receive(self._control))
+                    else:
+                        self._ended(fd)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            self._close()
+
+    def _request(self, request: dict[str, Any], fds: list[int]) -> None:
+        with socket.socket(fileno=fds[0]) as control:
+            try:
+                pid = slot.create(control, self._plan, self._next_user())
+            except slot.SlotError as error:
+                channel.send(self._control, {"id": request["id"], "error": str(error)})
+                return
+        pidfd = os.pidfd_open(pid)
+        self._slots[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        channel.send(self._control, {"id": request["id"], "pid": pid}, [pidfd])
+
+    def _next_user(self) -> int | None:
+        if not self._root:
+            return None
+        self._made += 1
+        return _FIRST_USER + 2 * (os.getpid() * _MAX_SLOTS + self._made % _MAX_SLOTS) % _USERS
+
+    def _ended(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        os.waitpid(self._slots.pop(pidfd), 0)
+
+    def _close(self) -> None:
+        for pid in self._slots.values():
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._slots.values():
+            os.waitpid(pid, 0)
+        for parent, name in self._cgroups:
+            _remove_cgroup(parent, name)
+
+
+def _own_user_namespace() -> None:
+    user, group = os.geteuid(), os.getegid()
+    libc.unshare(libc.CLONE_NEWUSER | libc.CLONE_NEWNS)
+    libc.set_dumpable(True)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {user} 1"), ("gid_map", f"1000 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _remove_cgroup(parent: int, name: str) -> None:
+    """A cgroup and those in it. A moment may pass until the kernel has taken the dead out of them."""
+    try:
+        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    below = [entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+    for path, fd in [*((each, directory) for each in below), (name, parent)]:
+        for _ in range(100):
+            try:
+                os.rmdir(path, dir_fd=fd)
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.02)

@@ -1,0 +1,100 @@
+"""Descriptors of a step: content to be read by it, and output that is drained from it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Iterable
+
+_CHUNK = 1 << 16
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+_PAUSE = 0.005
+"""Seconds between two reads of a pipe that is not nearly full: a program that prints a character a time must not cost
+the event loop a wake-up each."""
+
+
+def memory_file(parts: Iterable[bytes]) -> int:
+    """A descriptor that reads `parts` and that nobody can write to."""
+    fd = os.memfd_create("agentloop", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    for content in _batches(parts):
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def _batches(parts: Iterable[bytes]) -> Iterable[bytes]:
+    """The same bytes in pieces that are worth a system call."""
+    small: list[bytes] = []
+    size = 0
+    for part in parts:
+        small.append(part)
+        size += len(part)
+        if size >= _CHUNK:
+            yield b"".join(small)
+            small, size = [], 0
+    yield b"".join(small)
+
+
+class Drain:
+    """Reads a pipe, always, and keeps its first `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._kept = 0
+        self._open = True
+        self._listening = False
+        self.truncated = False
+        self._fd, self.writer = os.pipe2(os.O_CLOEXEC)
+        """`writer` is the end to give away; whoever takes it closes it here."""
+        os.set_blocking(self._fd, False)
+        os.fchmod(self.writer, 0o666)  # so that programs may open /dev/stdout, whoever they are
+        self._timer = self._loop.call_later(_PAUSE, self._listen)
+
+    def _listen(self) -> None:
+        self._listening = True
+        self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        count = self._read()
+        if count == 0:
+            self.close()
+        elif count < _CHUNK // 2:
+            self._listening = False
+            self._loop.remove_reader(self._fd)
+            self._timer = self._loop.call_later(_PAUSE, self._listen)
+
+    def _read(self) -> int:
+        """How many bytes there were; 0 at the end, -1 where there are none now."""
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return -1
+        room = self._limit - self._kept
+        self.truncated |= len(data) > room
+        if room:
+            self._chunks.append(data[:room])
+            self._kept += len(self._chunks[-1])
+        return len(data)
+
+    def finish(self) -> bytes:
+        """All that was written until now, or its first part; what is written from now on is lost."""
+        if self._open:
+            while not self.truncated and self._read() > 0:
+                pass
+            self.close()
+        return b"".join(self._chunks)
+
+    def close(self) -> None:
+        """Stop reading, at the end of the pipe or before."""
+        if self._open:
+            self._open = False
+            self._timer.cancel()
+            if self._listening:
+                self._loop.remove_reader(self._fd)
+            os.close(self._fd)

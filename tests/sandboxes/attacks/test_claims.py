@@ -1,0 +1,26 @@
+"""What a level does not claim is said to those who choose one."""
+
+import importlib.util
+from pathlib import Path
+
+from agentloop.sandboxes.levels import LEVELS
+
+_HERE = Path(__file__).parent
+
+
+def test_the_page_says_what_each_level_does_not_promise():
+    spec = importlib.util.spec_from_file_location("attacks_conftest", _HERE / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    page = " ".join((_HERE.parents[2] / "docs" / "sandboxes.md").read_text().split())
+    assert set(conftest.LEVELS) == LEVELS.keys() - {"none"}
+    for level in conftest.LEVELS:
+        for claim, reason in conftest.NOT_CLAIMED[level].items():
+            if claim != "packages":  # of the tests' machine, not of the level
+                assert reason in page, (level, claim)
+
+
+def test_the_page_has_the_words_of_the_table_of_levels():
+    page = " ".join((_HERE.parents[2] / "docs" / "sandboxes.md").read_text().split())
+    for level in LEVELS.values():
+        assert level.needs in page, level.name
