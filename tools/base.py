@@ -8,11 +8,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agentloop.errors import FailureKind
+from agentloop.limits import StopReason
 from agentloop.messages import Content
 from agentloop.tools import docstrings
+from agentloop.tools.rate_limits import SharedLimit
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,11 +26,12 @@ class ToolResult:
     is_error: bool = False
     """What was asked for did not work (code that raised, a query that failed); `content` says how."""
     failure: FailureKind | None = None
-    """Set where the call itself failed: MODEL (arguments refused, unknown tool) or TOOL (raised, timed out)."""
+    """Set where the call itself failed: MODEL (arguments refused, unknown tool), TOOL (raised, timed out), or ENV."""
     reward: float = 0.0
     """Added to the rewards of the turn that made the call."""
-    stop: bool = False
-    """End the episode after this turn."""
+    stop: bool | StopReason = False
+    """End the episode after this turn. Tools that are the moves of an environment say why; others end it as
+    TOOL_STOPPED. With a `StopReason` that is a failure, `content` is the error of the trajectory."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the log, averaged over calls."""
 
@@ -44,6 +47,8 @@ class ToolContext:
     """Seeded from the trajectory: use it in place of the global one."""
     images: Sequence[Any] = ()
     """Images the trajectory has shown so far (`PIL.Image.Image`), the prompt's first."""
+    env: Any = None
+    """The environment of the episode, for tools that are its moves."""
     deadline: float = float("inf")
     """`time.monotonic()` by which the current call must be over."""
     state: Any = None
@@ -52,6 +57,17 @@ class ToolContext:
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+class ArgumentSchema(Protocol):
+    """What a tool takes."""
+
+    schema: dict[str, Any]
+    """JSON Schema of an object."""
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool wants them. Raises `ArgumentError`."""
+        ...
 
 
 class _DefaultName:
@@ -83,6 +99,10 @@ class Tool:
     """Default: the docstring of the class, up to its `Args:`."""
     timeout: float = 30.0
     """Seconds one call may take."""
+    arguments: ArgumentSchema | None = None
+    """What it takes, where the signature of `call` does not say so."""
+    limit: SharedLimit | None = None
+    """Bounds its calls over all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 
     async def start(self) -> None:
         """Make ready what all trajectories share; before any of them, so that what is missing is an error at once.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentloop.errors import UserError, nearest
 from agentloop.loading import load_object
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
+from agentloop.tools.rate_limits import SharedLimit
 
 GROUP = "agentloop.tools"
 
@@ -19,16 +21,46 @@ def available() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 
+@runtime_checkable
+class ToolSource(Protocol):
+    """Something that brings several tools, such as a server of them."""
+
+    def tools(self) -> list[Tool]:
+        """Raises `UserError` where they cannot be had."""
+        ...
+
+
 def load(spec: str, **options: Any) -> Tool:
     """The tool that `spec` names: registered, `package.module:name`, or `path/to/file.py:name`.
 
     It may be a `Tool` class, which is made with `options`, a `Tool`, or a function, which becomes one. Raises
     `UserError`.
     """
-    return _make(spec, load_object(spec, "tool") if ":" in spec else _load_registered(spec), options)
+    tools = load_all(spec, **options)
+    if len(tools) != 1:
+        raise UserError(f"{spec!r} brings {len(tools)} tools ({', '.join(tool.name for tool in tools)}): include one.")
+    return tools[0]
 
 
-def _load_registered(name: str) -> Any:
+def load_all(
+    spec: str, *, max_concurrency: int | None = None, calls_per_second: float | None = None, **options: Any
+) -> list[Tool]:
+    """As `load`, and also the tools of a `ToolSource`.
+
+    `max_concurrency` and `calls_per_second` bound the calls of each tool over all processes of the machine.
+    """
+    found = _make(spec, load_object(spec, "tool") if ":" in spec else definition(spec), options)
+    tools = found.tools() if isinstance(found, ToolSource) else [found]
+    if max_concurrency is None and calls_per_second is None:
+        return tools
+    tools = [copy.copy(each) for each in tools]  # the tool of a module may be used elsewhere without limits
+    for each in tools:
+        each.limit = SharedLimit(each.name, max_concurrency=max_concurrency, calls_per_second=calls_per_second)
+    return tools
+
+
+def definition(name: str) -> Any:
+    """What a package registered under the name: a class, a `Tool` or a function. Raises `UserError`."""
     tools = available()
     if name not in tools:
         raise UserError(
@@ -49,8 +81,8 @@ def package_of(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else "unknown"
 
 
-def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool:
-    if isinstance(found, type) and issubclass(found, Tool):
+def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
+    if isinstance(found, type) and (issubclass(found, Tool) or issubclass(found, ToolSource)):
         try:
             inspect.signature(found).bind(**options)
         except TypeError as error:
@@ -59,8 +91,8 @@ def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool:
                 f"The tool {spec!r} cannot be made with these options: {error}. It takes: {', '.join(known) or 'none'}."
             ) from error
         return found(**options)
-    if not isinstance(found, Tool) and not inspect.isfunction(found):
+    if not isinstance(found, Tool | ToolSource) and not inspect.isfunction(found):
         raise UserError(f"{spec!r} is {type(found).__name__}, not a Tool class, a Tool or a function.")
     if options:
         raise UserError(f"The tool {spec!r} is already made, so that it takes no options: got {', '.join(options)}.")
-    return found if isinstance(found, Tool) else tool(found)
+    return found if isinstance(found, Tool | ToolSource) else tool(found)

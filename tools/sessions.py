@@ -7,12 +7,15 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentloop.errors import FailureKind, ToolError, nearest
 from agentloop.messages import ToolCall
-from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.schema import ArgumentError, Arguments
+from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
+from agentloop.tools.first_step import first_step
+from agentloop.tools.rate_limits import SharedLimit
+from agentloop.tools.schema import ArgumentError
 
 _logger = logging.getLogger(__name__)
 
@@ -43,11 +46,12 @@ class ToolSessions:
     def __init__(
         self,
         tools: Mapping[str, Tool],
-        arguments: Mapping[str, Arguments],
+        arguments: Mapping[str, ArgumentSchema],
         trajectory_id: str,
         task: Mapping[str, Any],
         seed: int,
         images: Sequence[Any],
+        env: Any = None,
     ) -> None:
         self._tools = tools
         self._arguments = arguments
@@ -55,6 +59,7 @@ class ToolSessions:
         self._task = task
         self._seed = seed
         self._images = images
+        self._env = env
         self._sessions: dict[str, _Session] = {}
 
     async def call(self, call: ToolCall, deadline: float) -> ToolResult:
@@ -68,10 +73,10 @@ class ToolSessions:
         except ArgumentError as error:
             return _refused(f"Wrong arguments for {call.name!r}:\n{error}")
         session = self._sessions.get(call.name) or self._session(tool)
-        seconds = min(tool.timeout, deadline - time.monotonic())
-        session.ctx.deadline = time.monotonic() + seconds
         try:
-            return await _run(session, arguments, seconds)
+            if tool.limit is None:
+                return await _run(session, arguments, deadline)
+            return await _run_limited(tool.limit, session, arguments, deadline)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -88,6 +93,7 @@ class ToolSessions:
             task=self._task,
             rng=random.Random(f"{self._seed}/{tool.name}"),
             images=self._images,
+            env=self._env,
         )
         session = self._sessions[tool.name] = _Session(tool, ctx)
         return session
@@ -103,23 +109,48 @@ class ToolSessions:
         return [outcome for outcome in outcomes if outcome is not None]
 
 
-async def _run(session: _Session, arguments: dict[str, Any], seconds: float) -> ToolResult:
-    tool = session.tool
-    expiry = asyncio.timeout(seconds)
+async def _run_limited(limit: SharedLimit, session: _Session, arguments: dict[str, Any], deadline: float) -> ToolResult:
+    """Waiting is not the tool's fault: it takes from the time of the episode, not from that of the tool."""
+    started = time.monotonic()
+    running = limit.admitted()
     try:
-        async with expiry:
-            if not session.is_open:
-                await session.open()
-            result = await tool.call(session.ctx, **arguments)
+        async with asyncio.timeout(deadline - started):
+            await running.__aenter__()
     except TimeoutError:
-        if expiry.expired():
+        return _failed(f"The call waited {time.monotonic() - started:.3g} s for its turn and did not get it.")
+    waited = time.monotonic() - started
+    try:
+        result = await _run(session, arguments, deadline)
+    finally:
+        await running.__aexit__(None, None, None)
+    return replace(result, metrics={**result.metrics, "seconds_waiting": waited})
+
+
+async def _run(session: _Session, arguments: dict[str, Any], deadline: float) -> ToolResult:
+    seconds = min(session.tool.timeout, deadline - time.monotonic())
+    session.ctx.deadline = time.monotonic() + seconds
+    expiry: asyncio.Timeout | None = None
+    try:
+        is_done, result = first_step(_call(session, arguments))
+        if not is_done:
+            expiry = asyncio.timeout(seconds)
+            async with expiry:
+                result = await result
+    except TimeoutError:
+        if expiry is not None and expiry.expired():
             return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
         raise
     if isinstance(result, str):
         return ToolResult(result)
     if isinstance(result, ToolResult):
         return result
-    return _failed(f"The tool {tool.name!r} returned {type(result).__name__}, not a string or a ToolResult.")
+    return _failed(f"The tool {session.tool.name!r} returned {type(result).__name__}, not a string or a ToolResult.")
+
+
+async def _call(session: _Session, arguments: dict[str, Any]) -> Any:
+    if not session.is_open:
+        await session.open()
+    return await session.tool.call(session.ctx, **arguments)
 
 
 async def _close(session: _Session) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.tools.base import Tool
+from agentloop.tools.base import ArgumentSchema, Tool
 from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
 from agentloop.tools.sessions import ToolSessions
@@ -38,10 +38,10 @@ class Toolset:
         """As OpenAI-style APIs and chat templates take them; always the same list."""
 
     def sessions(
-        self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = ()
+        self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = (), env: Any = None
     ) -> ToolSessions:
         """The tools of one trajectory. `images` is kept, not copied: what the trajectory adds to it, tools see."""
-        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images)
+        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env)
 
     async def start(self) -> None:
         """Make all tools ready; again it does nothing. Raises `UserError` where one cannot work here."""
@@ -61,8 +61,10 @@ class Toolset:
                 _logger.exception("The tool %r failed to shut down.", name)
 
 
-def arguments_of(tool: Tool) -> Arguments:
-    """What a tool takes, from the signature of its `call`."""
+def arguments_of(tool: Tool) -> ArgumentSchema:
+    """What a tool takes: as it says, or from the signature of its `call`."""
+    if tool.arguments is not None:
+        return tool.arguments
     if isinstance(tool, FunctionTool):
         return Arguments(tool.function, skip=int(tool.takes_context))
     return Arguments(tool.call, skip=1, docstring=type(tool).__doc__)

@@ -31,6 +31,21 @@ def test_list():
     assert "agentloop" in result.output
 
 
+def test_list_says_which_options_a_tool_needs(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = run("list").output.splitlines()
+    for name, parameter, needed in (
+        ("search", "query", "source"),
+        ("web_search", "query", "provider_name"),
+        ("mcp", "", "command or url"),
+    ):
+        (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
+        assert f"needs: {needed}" in line
+        assert parameter in line
+    assert "cannot be made" not in "".join(lines)
+    assert "Search for passages that answer a question." in "".join(lines)
+
+
 def test_call_with_pairs_and_json(spec):
     assert run("call", spec, 'words=["a", "b"]', "count=2", "sign=1").output == "a1b1a1b\n"
     assert run("call", spec, "--json", '{"words": ["a", "b"]}', "sign=-").output == "a-b\n"
@@ -51,3 +66,12 @@ def test_the_code_interpreter_from_the_shell():
     result = run("call", "code_interpreter", "code=1/0")
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.output
+
+
+def test_index_a_corpus_and_search_it(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"title": "Oslo", "text": "Capital of Norway."}\n{"title": "Bergen", "text": "Rain."}\n')
+    index = str(tmp_path / "corpus.sqlite")
+    assert "2 passages" in run("index", str(corpus), index).output
+    found = run("call", "search", "--option", f"source={index}", "query=capital").output
+    assert found == "Doc 1(Title: Oslo) Capital of Norway.\n"

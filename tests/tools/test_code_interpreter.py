@@ -1,5 +1,9 @@
 import asyncio
+import re
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,6 +12,21 @@ from agentloop.messages import ToolCall
 from agentloop.tools.base import ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter, strip_fence
 from agentloop.tools.toolset import Toolset
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[str]:
+    """The address of a sandbox daemon."""
+    command = [sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--isolation", "slots"]
+    command += ["--packages", "matplotlib"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        printed = ""
+        while not (address := re.search(r"http://127\.0\.0\.1:\d+", printed)):
+            line = process.stdout.readline()
+            assert line, f"The daemon ended: {printed}"
+            printed += line
+        yield address[0]
+        process.kill()
 
 
 async def interpret(*codes: str, seconds: float = 60.0, **options) -> list[ToolResult]:
@@ -29,7 +48,9 @@ def test_what_the_model_is_shown():
     }
 
 
-async def test_feedback():
+@pytest.mark.parametrize("where", ["local", "daemon"])
+async def test_feedback(where, request):
+    sandbox = request.getfixturevalue("daemon") if where == "daemon" else "local"
     codes = {
         "print('hi')\n2 ** 10": "hi\n1024",
         "x = 1": "[no output]",
@@ -41,7 +62,7 @@ async def test_feedback():
         "print('x' * 100_000)": "x" * 32768 + "\n[output cut]",
         "def f(n): return f(n + 1)\nf(0)": None,
     }
-    results = dict(zip(codes, await interpret(*codes), strict=True))
+    results = dict(zip(codes, await interpret(*codes, sandbox=sandbox), strict=True))
     for code, content in codes.items():
         if content is not None:
             assert results[code].content == content
@@ -109,9 +130,10 @@ def test_fences(text, code):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sandbox": "http://localhost:8080"}, "tools serve"),
+        ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*Give the others to `agentloop tools serve`"),
+        ({"sandbox": "http://"}, "must be the address of a daemon"),
         ({"sandbox": "bubblewarp"}, "Did you mean 'bubblewrap'"),
-        ({"timeout": -1}, "timeout of an execution must be above 0"),
+        ({"timeout": -1}, "timeout must be a finite number above 0"),
         ({"packages": ["no-such-package"]}, "not installed"),
     ],
 )
@@ -120,7 +142,190 @@ def test_bad_options(options, message):
         CodeInterpreter(**options)
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+async def test_what_a_daemon_does_not_allow_is_an_error_at_the_start(daemon, stateful):
+    interpreter = CodeInterpreter(daemon, stateful=stateful, memory_mb=1 << 20)
+    with pytest.raises(UserError, match=r"memory.*max-memory-mb"):
+        await Toolset([interpreter]).start()
+
+
 async def test_without_bubblewrap_the_start_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="apt-get install bubblewrap"):
-        await Toolset([CodeInterpreter()]).start()
+        await Toolset([CodeInterpreter("bubblewrap")]).start()
+
+
+NOTEBOOK = {"sandbox": "slots", "stateful": True}
+
+
+@pytest.fixture(params=["slots", "bubblewrap", "daemon"])
+def notebook(request) -> dict:
+    """Options of a notebook, in each of the places where it can be."""
+    place = request.getfixturevalue("daemon") if request.param == "daemon" else request.param
+    return {"sandbox": place, "stateful": True}
+
+
+async def test_what_the_model_is_shown_of_a_notebook():
+    (schema,) = Toolset([CodeInterpreter(**NOTEBOOK)]).schemas
+    assert "kept for the next call" in schema["function"]["description"]
+    assert "Nothing is kept" in CodeInterpreter().description
+
+
+async def run_cells(*cells: str, **options) -> list[ToolResult]:
+    """The cells of one trajectory, one after the other."""
+    toolset = Toolset([CodeInterpreter(**{**NOTEBOOK, **options})])
+    await toolset.start()
+    try:
+        sessions = toolset.sessions("t", {}, 0)
+        calls = [ToolCall("code_interpreter", {"code": code}, "call_0") for code in cells]
+        results = [await sessions.call(call, time.monotonic() + 60) for call in calls]
+        assert await sessions.close() == []
+        return results
+    finally:
+        await toolset.shutdown()
+
+
+async def test_a_notebook_keeps_what_its_cells_define(notebook):
+    results = await run_cells(
+        "import math\nx = 41\nopen('kept', 'w').write('text')",
+        "```python\nx + 1\n```",
+        "print(math.floor(2.5), open('kept').read())\n'echo'",
+        "x = 1",
+        "def f():\n    return 1 / 0\n\nf()",
+        "x = (",
+        "x",
+        **notebook,
+    )
+    assert [result.content for result in results[:4]] == ["4", "42", "2 text\n'echo'", "[no output]"]
+    assert results[4].content.startswith("Traceback (most recent call last):")
+    assert "line 4, in <module>\n    f()" in results[4].content
+    assert results[4].content.endswith("ZeroDivisionError: division by zero")
+    assert results[5].content.endswith("SyntaxError: '(' was never closed")
+    assert results[6].content == "1"
+    assert [result.is_error for result in results] == [False, False, False, False, True, True, False]
+    assert not any(result.failure for result in results)
+    assert results[0].metrics.keys() == {"seconds", "timed_out", "ok"}
+
+
+async def test_notebooks_of_two_trajectories_know_nothing_of_each_other():
+    toolset = Toolset([CodeInterpreter(**NOTEBOOK)])
+    await toolset.start()
+    one, two = (toolset.sessions(name, {}, 0) for name in "ab")
+
+    async def cell(sessions, code):
+        return await sessions.call(ToolCall("code_interpreter", {"code": code}, "call_0"), time.monotonic() + 60)
+
+    await cell(one, "x = 1; open('left', 'w')")
+    result = await cell(two, "import os; print(os.path.exists('left'), 'x' in globals())")
+    assert result.content == "False False"
+    (interpreter,) = toolset.tools.values()
+    assert interpreter.sandbox.load().sessions == 2
+    await one.close()
+    await two.close()
+    assert interpreter.sandbox.load().sessions == 0
+    await toolset.shutdown()
+
+
+async def test_who_finds_all_sessions_taken_waits_for_one():
+    toolset = Toolset([CodeInterpreter(**NOTEBOOK, max_sessions=1)])
+    await toolset.start()
+    one, two = (toolset.sessions(name, {}, 0) for name in "ab")
+    call = ToolCall("code_interpreter", {"code": "1"}, "call_0")
+    assert (await one.call(call, time.monotonic() + 60)).content == "1"
+    late = await two.call(call, time.monotonic() + 0.3)
+    assert late.failure is FailureKind.TOOL
+    waiting = asyncio.create_task(two.call(call, time.monotonic() + 60))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await one.close()
+    assert (await waiting).content == "1"
+    await two.close()
+    await toolset.shutdown()
+
+
+async def test_calls_of_one_turn_run_in_their_order():
+    toolset = Toolset([CodeInterpreter(**NOTEBOOK)])
+    await toolset.start()
+    sessions = toolset.sessions("t", {}, 0)
+    codes = ["x = [0]", *[f"x.append({number}); x" for number in range(1, 5)]]
+    calls = [ToolCall("code_interpreter", {"code": code}, f"call_{code}") for code in codes]
+    results = await asyncio.gather(*(sessions.call(call, time.monotonic() + 60) for call in calls))
+    assert [result.content for result in results[1:]] == ["[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]", "[0, 1, 2, 3, 4]"]
+    await sessions.close()
+    await toolset.shutdown()
+
+
+async def test_a_cell_that_takes_too_long_is_interrupted_and_the_notebook_goes_on(notebook):
+    cells = ["x = 5\nprint('partial')\nwhile True: pass", "x"]
+    slow, after = await run_cells(*cells, timeout=0.5, **notebook)
+    assert slow.content == "partial\n[timed out after 0.5 s]"
+    assert slow.is_error
+    assert slow.failure is None
+    assert slow.metrics["timed_out"] == 1.0
+    assert after.content == "5"
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [("import os; os._exit(0)", "exited"), ("import os; os.kill(os.getpid(), 9)", "was killed")]
+)
+async def test_a_notebook_that_ended_says_so_and_the_next_call_has_a_new_one(code, how, notebook):
+    _, ended, after = await run_cells("x = 5", code, "print('x' in globals())", **notebook)
+    assert ended.content == f"[Python {how}: variables and files are lost, and the next call starts afresh]"
+    assert ended.is_error
+    assert ended.failure is None
+    assert after.content == "False"
+
+
+async def test_memory_of_a_notebook_runs_out(notebook):
+    result, after = await run_cells("x = bytearray(1 << 30)", "1", memory_mb=256, **notebook)
+    assert "[out of memory]" in result.content
+    assert after.content == "1"
+
+
+async def test_much_output_of_a_cell(notebook):
+    cells = ["print('x' * 100_000)", "'y' * 100_000"]
+    printed, shown = await run_cells(*cells, max_output_bytes=1000, **notebook)
+    assert printed.content == "x" * 1000 + "\n[output cut]"
+    assert shown.content == "'" + "y" * 999 + "\n[output cut]"
+
+
+async def test_plots_are_pictures(notebook):
+    plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nprint('drawn')\nplt.show()"
+    (result,) = await run_cells(plot, packages=["matplotlib"], max_images=2, **notebook)
+    assert [part["type"] for part in result.content] == ["text", "image"], result.content
+    assert result.content[0]["text"].startswith("drawn")
+    picture = result.content[1]["image"]
+    assert picture.mode == "RGB"
+    assert picture.width > 100
+    assert len(picture.getcolors(1 << 16)) > 2
+    (result,) = await run_cells(plot, packages=["matplotlib"], **notebook)
+    assert result.content.endswith("[a picture, not shown]")
+
+
+async def test_a_lost_session_is_a_failure_of_the_tool_and_the_next_call_has_a_new_one():
+    interpreter = CodeInterpreter(**NOTEBOOK)
+    run = interpreter.sandbox.session
+    opened = []
+
+    async def session(settings):
+        opened.append(await run(settings))
+        return opened[-1]
+
+    interpreter.sandbox.session = session
+
+    async def cells():
+        toolset = Toolset([interpreter])
+        await toolset.start()
+        sessions = toolset.sessions("t", {}, 0)
+        for code in ("x = 1", "x", "print('x' in globals())"):
+            if code == "x":
+                await opened[-1].close()  # as when it was idle for too long
+            yield await sessions.call(ToolCall("code_interpreter", {"code": code}, "call_0"), time.monotonic() + 60)
+        await sessions.close()
+        await toolset.shutdown()
+
+    _, lost, after = [result async for result in cells()]
+    assert lost.failure is FailureKind.TOOL
+    assert lost.content.startswith("The session is over")
+    assert lost.content.endswith("Variables and files are lost: the next call starts afresh.")
+    assert after.content == "False"

@@ -1,0 +1,82 @@
+"""Servers that misbehave: an error that says so, at the start or as a failure of one call."""
+
+import sys
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.tools.mcp.server import McpServer
+from agentloop.tools.toolset import Toolset
+
+SERVER = """
+import json, sys
+
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+for line in sys.stdin:
+    message = json.loads(line)
+    def answer(**content):
+        send(id=message["id"], **content)
+    if message.get("method") == "initialize":
+        print("a banner that is no JSON", flush=True)
+        send(id="s1", method="ping")
+        send(id="s2", method="sampling/createMessage", params={})
+        about = {"serverInfo": {"name": "x", "version": "1"}, "capabilities": {}}
+        answer(result={"protocolVersion": "2025-06-18", **about})
+    elif message.get("method") == "tools/list":
+        LISTING
+"""
+
+
+def tools_of(listing: str, **options):
+    code = SERVER.replace("LISTING", listing)
+    return McpServer([sys.executable, "-c", code], timeout=10, **options).tools()
+
+
+def test_pages_and_noise_are_read():
+    listing = """
+        cursor = message["params"].get("cursor")
+        page = {"tools": [{"name": "b" if cursor else "a", "inputSchema": {"type": "object"}}]}
+        answer(result=page if cursor else {**page, "nextCursor": "2"})
+    """
+    assert [tool.name for tool in tools_of(listing.strip())] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        ('answer(error={"code": -32601, "message": "no tools here"})', "no tools here"),
+        ("answer(result=[])", "has no result"),
+        ("sys.exit(1)", "ended"),
+        ('sys.exit("needs a key")', "ended: needs a key"),
+        ('answer(result={"tools": [], "nextCursor": "again"})', "more than 100 pages"),
+        ('answer(result={"tools": [{"name": "a", "inputSchema": {"type": "nonsense"}}]})', "is no JSON Schema"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named(listing, message):
+    with pytest.raises(UserError, match=message):
+        tools_of(listing)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for():
+    with pytest.raises(UserError, match="no answer in 1 s"):
+        McpServer([sys.executable, "-c", "import time; time.sleep(60)"], timeout=1.0).tools()
+
+
+def test_what_is_not_there_is_named():
+    with pytest.raises(UserError, match="no-such-program cannot be started"):
+        McpServer("no-such-program --flag").tools()
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/mcp cannot be reached"):
+        McpServer(url="http://127.0.0.1:1/mcp").tools()
+    with pytest.raises(UserError, match="one of the two"):
+        McpServer()
+    with pytest.raises(UserError, match="one of the two"):
+        McpServer("x", url="http://y")
+
+
+def test_two_servers_with_a_tool_of_one_name_need_a_prefix():
+    listing = 'answer(result={"tools": [{"name": "a", "inputSchema": {"type": "object"}}]})'
+    with pytest.raises(UserError, match="Two tools have the name 'a'"):
+        Toolset([*tools_of(listing), *tools_of(listing)])
+    assert set(Toolset([*tools_of(listing), *tools_of(listing, prefix="b_")]).tools) == {"a", "b_a"}

@@ -1,0 +1,116 @@
+"""/run_code where the sandbox does what a test wants: failures, the queue, and how results are written."""
+
+import asyncio
+
+import pytest
+
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes import ProcessResult, SandboxBusyError
+
+
+def raising(error):
+    def answer(execution):
+        raise error
+
+    return answer
+
+
+async def test_defaults(by_hand):
+    async with by_hand(memory_mb=700) as (client, sandbox):
+        await client.run("x")
+        (execution,) = sandbox.executions
+        assert (execution.language, execution.stdin, execution.memory_mb) == ("python", None, 700)
+        assert (execution.timeout, execution.compile_timeout) == (10.0, 10.0)
+        assert not execution.files
+
+
+async def test_minus_one_is_the_daemons_memory(by_hand):
+    async with by_hand(memory_mb=700) as (client, sandbox):
+        await client.run("x", memory_limit_MB=-1)
+        await client.run("x", memory_limit_MB=64)
+        assert [execution.memory_mb for execution in sandbox.executions] == [700, 64]
+
+
+@pytest.mark.parametrize(
+    "error", [SandboxError("the slot broke."), UserError("The language 'rust' needs the program rustc.")]
+)
+async def test_a_sandbox_that_fails_is_a_status(by_hand, error):
+    async with by_hand() as (client, sandbox):
+        sandbox.answer = raising(error)
+        body = await client.run("fn main() {}", language="rust")
+        assert body["status"] == "SandboxError"
+        assert body["message"] == str(error)
+        assert body["run_result"]["status"] == "Error"
+        assert body["run_result"]["stderr"] == str(error)
+
+
+async def test_what_does_not_compile(by_hand, make_result):
+    async with by_hand() as (client, sandbox):
+        compilation = ProcessResult(stdout="", stderr="error: expected ';'", return_code=1, seconds=0.2)
+        sandbox.answer = lambda execution: make_result(return_code=1, compilation=compilation)
+        body = await client.run("int main", language="cpp")
+        assert (body["status"], body["run_result"]) == ("Failed", None)
+        assert body["compile_result"]["status"] == "Finished"
+        assert body["compile_result"]["return_code"] == 1
+        assert body["compile_result"]["stderr"] == "error: expected ';'"
+
+
+async def test_what_compiles(by_hand, make_result):
+    async with by_hand() as (client, sandbox):
+        compilation = ProcessResult(stdout="", stderr="", return_code=0, seconds=0.2)
+        sandbox.answer = lambda execution: make_result(compilation=compilation, queue_seconds=1.5)
+        body = await client.run("int main() {}", language="cpp")
+        assert body["status"] == "Success"
+        assert body["compile_result"]["return_code"] == 0
+        assert body["run_result"]["stdout"] == "1\n"
+        assert body["queue_seconds"] == 1.5
+
+
+async def test_504_when_the_queue_outlives_the_client(by_hand):
+    async with by_hand() as (client, sandbox):
+        sandbox.answer = raising(SandboxBusyError("No slot became free in 14.5 s."))
+        response = await client.post("/run_code", json={"code": "x", "run_timeout": 3, "compile_timeout": 2})
+        assert response.status_code == 504
+        assert "No slot became free" in response.json()["detail"]
+        assert sandbox.queue_seconds == [14.5]  # the client waits for 15 s
+
+
+async def test_the_queue_time_that_the_client_asks_for(by_hand):
+    async with by_hand() as (client, sandbox):
+        await client.run("x", max_queue_seconds=0.25)
+        await client.run("x", max_queue_seconds=1e6)
+        assert sandbox.queue_seconds == [0.25, 29.5]
+
+
+async def test_a_client_that_leaves_cancels_and_is_counted(by_hand, until):
+    async with by_hand() as (client, sandbox):
+        _, writer = await client.send_only("POST", "/run_code", {"code": "wait"})
+        await sandbox.begun.wait()
+        writer.close()
+        await until(lambda: sandbox.cancelled == 1)
+        await until(lambda: b'outcome="client_gone"} 1.0' in client.daemon.metrics.text())
+
+
+async def test_half_a_close_is_a_client_that_left(by_hand, until):
+    async with by_hand() as (client, sandbox):
+        _, writer = await client.send_only("POST", "/run_code", {"code": "wait"})
+        await sandbox.begun.wait()
+        writer.write_eof()
+        await until(lambda: sandbox.cancelled == 1)
+
+
+async def test_a_thousand_open_connections_harm_nobody(by_hand):
+    async with by_hand() as (client, _):
+        connections = [await client.raw(b"") for _ in range(1000)]
+        assert (await client.run())["status"] == "Success"
+        for _, writer in connections:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, writer in connections))
+
+
+async def test_more_connections_than_may_be_are_turned_away(by_hand):
+    async with by_hand(max_connections=5) as (client, _):
+        connections = [await client.raw(b"") for _ in range(6)]
+        assert (await client.post("/run_code", json={"code": "x"})).status_code == 503
+        for _, writer in connections:
+            writer.close()

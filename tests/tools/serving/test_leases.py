@@ -1,0 +1,80 @@
+"""What clients hold: bounded in number, and given back when nobody uses it."""
+
+import pytest
+from fastapi import HTTPException
+
+from agentloop.errors import SandboxError
+from agentloop.tools.serving import leases
+from agentloop.tools.serving.leases import Leases
+
+
+@pytest.fixture(autouse=True)
+def _sweep_often(monkeypatch):
+    monkeypatch.setattr(leases, "_SWEEP_SECONDS", 0.01)
+
+
+def held(maximum: int = 10) -> tuple[Leases, list]:
+    closed: list = []
+
+    async def close(item) -> None:
+        closed.append(item)
+        if item == "broken":
+            raise SandboxError("no")
+
+    return Leases("thing", "/v1/things", close, maximum, "--max-things"), closed
+
+
+async def give(item):
+    return item
+
+
+async def test_what_is_idle_for_too_long_is_closed(until):
+    things, closed = held()
+    async with things.kept():
+        await things.open(lambda: give("a"), 0.05)
+        busy = await things.open(lambda: give("b"), 0.05)
+        with things.use(busy.id) as item:
+            assert item == "b"
+            await until(lambda: closed == ["a"])
+            assert things.find(busy.id).idle_seconds == 0.0
+        await until(lambda: closed == ["a", "b"])
+    assert len(things) == 0
+
+
+async def test_the_end_closes_all_of_them_also_where_one_fails():
+    things, closed = held()
+    async with things.kept():
+        for item in ("a", "broken", "c"):
+            await things.open(lambda item=item: give(item), 60)
+    assert sorted(closed) == ["a", "broken", "c"]
+
+
+async def test_there_are_no_more_than_may_be():
+    things, _ = held(maximum=1)
+    first = await things.open(lambda: give("a"), 60)
+    with pytest.raises(HTTPException) as raised:
+        await things.open(lambda: give("b"), 60)
+    assert raised.value.status_code == 429
+    assert "--max-things" in raised.value.detail
+    await things.end(first.id)
+    await things.open(lambda: give("b"), 60)
+
+
+async def test_one_that_could_not_be_made_takes_no_place():
+    things, _ = held(maximum=1)
+
+    async def fail():
+        raise SandboxError("no")
+
+    for _ in range(3):
+        with pytest.raises(SandboxError):
+            await things.open(fail, 60)
+    await things.open(lambda: give("a"), 60)
+
+
+async def test_over_http(by_hand):
+    async with by_hand(max_sessions=1) as (client, _):
+        first = await client.post("/v1/sessions", json={})
+        second = await client.post("/v1/sessions", json={})
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert "--max-sessions" in second.json()["detail"]

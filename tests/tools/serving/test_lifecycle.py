@@ -1,0 +1,238 @@
+"""The daemon as a process: how it starts, refuses to start, drains and dies."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.tools.serving.settings import Settings
+
+COMMAND = (sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--isolation", "slots", "--slots", "2")
+
+
+class Process:
+    """A daemon of its own; `url` is what it printed."""
+
+    def __init__(self, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [*COMMAND, *options], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(env or {})}
+            )
+        assert self.popen.stdout is not None
+        lines = []
+        while not lines or "token" not in lines[-1]:
+            line = self.popen.stdout.readline()
+            assert line, self.log.read_text()
+            lines.append(line)
+        self.banner = "".join(lines)
+        self.url = lines[0].split()[-1]
+
+    def post(self, path: str, body: dict, **options) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60, trust_env=False, **options)
+
+    def descendants(self) -> set[int]:
+        """Of all generations; in sandboxes, too."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        found = {self.popen.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found - {self.popen.pid}
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def make(*options: str, **more) -> Process:
+        started.append(Process(tmp_path, *options, **more))
+        return started[-1]
+
+    yield make
+    for process in started:
+        process.close()
+
+
+def gone(pids: set[int]) -> bool:
+    def ended(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    return all(map(ended, pids))
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def slow_request(process: Process, code: str) -> socket.socket:
+    """Post it, and do not wait for the answer."""
+    host, port = process.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    body = f'{{"code": "{code}", "run_timeout": 60}}'
+    connection.sendall(f"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    wait_for(lambda: httpx.get(f"{process.url}/v1/health", trust_env=False).json()["busy"] == 1)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    received = b""
+    with connection, contextlib.suppress(ConnectionError):
+        while data := connection.recv(1 << 16):
+            received += data
+    return received
+
+
+def test_it_says_what_it_is(start):
+    process = start("--preload", "json,decimal", "--memory-mb", "300", env={"AGENTLOOP_TOKEN": "t-1"})
+    assert "http://127.0.0.1:" in process.banner
+    assert "isolation  slots: " in process.banner
+    assert "2 at once, 300 MiB each" in process.banner
+    assert "json, decimal" in process.banner
+    assert "token      required" in process.banner
+    assert "t-1" not in process.banner
+    assert process.post("/run_code", {"code": "print(1)"}).status_code == 401
+    answered = process.post("/run_code", {"code": "print(1)"}, headers={"authorization": "Bearer t-1"})
+    assert answered.json()["run_result"]["stdout"] == "1\n"
+    wait_for(lambda: '"route": "/run_code", "status": 200' in process.log.read_text())
+
+
+def test_sigterm_finishes_what_runs(start):
+    process = start()
+    connection = slow_request(process, "import time; time.sleep(1.5); print('whole')")
+    descendants = process.descendants()
+    process.popen.send_signal(signal.SIGTERM)
+    assert b"whole" in answer(connection)
+    assert process.popen.wait(20) == 0
+    wait_for(lambda: gone(descendants))
+    with pytest.raises(httpx.ConnectError):
+        process.post("/run_code", {"code": "1"})
+
+
+def test_what_does_not_finish_in_time_is_ended(start):
+    process = start("--drain-seconds", "1")
+    connection = slow_request(process, "import time; time.sleep(60)")
+    descendants = process.descendants()
+    process.popen.send_signal(signal.SIGTERM)
+    assert b"503" in answer(connection)
+    assert process.popen.wait(20) == 0
+    wait_for(lambda: gone(descendants))
+
+
+def test_a_second_sigterm_ends_at_once(start):
+    process = start()
+    connection = slow_request(process, "import time; time.sleep(60)")
+    descendants = process.descendants()
+    process.popen.send_signal(signal.SIGTERM)
+    wait_for(lambda: "draining" in process.log.read_text())
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(10) == 0
+    wait_for(lambda: gone(descendants))
+    connection.close()
+
+
+def test_kill_9_takes_everything_along(start):
+    process = start()
+    session = process.post("/v1/sessions", {}).json()["id"]
+    process.post(f"/v1/sessions/{session}/run", {"code": "import subprocess; subprocess.Popen(['sleep', '100'])"})
+    connection = slow_request(process, "import os, time; os.fork(); os.setsid(); time.sleep(60)")
+    descendants = process.descendants()
+    assert len(descendants) >= 4
+    process.popen.kill()
+    wait_for(lambda: gone(descendants))
+    connection.close()
+
+
+def refused(*options: str, env: dict[str, str] | None = None) -> str:
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_a_level_that_does_not_work_names_one_that_does(tmp_path):
+    (tmp_path / "docker.sock").write_text("")
+    says = refused("--isolation", "docker", env={"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
+    assert "'docker'" in says
+    assert "--isolation slots works" in says
+
+
+def test_auto_says_what_it_took(start):
+    process = start("--isolation", "auto")
+    assert "isolation  slots: " in process.banner
+
+
+def test_other_addresses_need_a_token():
+    assert "give a token by AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--isolation", "slotz"), "Did you mean 'slots'?"),
+        (("--slots", "0"), "--slots must be at least 1"),
+        (("--level-option", "colour=red"), "colour"),
+        (("--packages", "no-such-thing-1"), "no-such-thing-1"),
+        (("--tool", "nowhere:thing"), "nowhere"),
+        (("--tool", "search={'a'}"), "no JSON object"),
+        (("--tool", 'search={"colour": 1}'), "It takes: source"),
+        (("--log-level", "loud"), "--log-level"),
+        (("--host", "host.invalid", "--token", "x"), "cannot listen on host.invalid"),
+    ],
+)
+def test_what_it_cannot_start_with(options, says):
+    assert says in refused(*options)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"host": "example.org"},
+        {"token": ""},
+        {"token": "a b"},
+        {"token": "é"},
+        {"port": 70000},
+        {"memory_mb": 0},
+        {"memory_mb": 20_000},
+        {"max_seconds": float("nan")},
+        {"drain_seconds": -1},
+    ],
+)
+def test_settings_that_cannot_be(wrong):
+    with pytest.raises(UserError):
+        Settings(**wrong)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_loopback_needs_no_token(host):
+    assert Settings(host=host).token is None

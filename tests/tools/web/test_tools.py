@@ -1,0 +1,96 @@
+"""The two tools, as a model calls them."""
+
+import asyncio
+import json
+import math
+
+import pytest
+
+from agentloop.errors import FailureKind, UserError
+from agentloop.messages import ToolCall
+from agentloop.tools.toolset import Toolset
+from agentloop.tools.web_search import WebFetch, WebSearch
+
+
+def call(tool, **arguments):
+    async def run():
+        toolset = Toolset([tool])
+        await toolset.start()
+        sessions = toolset.sessions("t", task={}, seed=0)
+        try:
+            return await sessions.call(ToolCall(tool.name, arguments, "call_0"), math.inf)
+        finally:
+            await sessions.close()
+            await toolset.shutdown()
+
+    return asyncio.run(run())
+
+
+def respond(connection, body: bytes, content_type: str = "application/json", status: str = "200 OK") -> None:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+
+
+ANSWERS = {
+    "serper": {"organic": [{"title": "T", "link": "http://a.b", "snippet": "S"}]},
+    "brave": {"web": {"results": [{"title": "T", "url": "http://a.b", "description": "S"}]}},
+    "tavily": {"results": [{"title": "T", "url": "http://a.b", "content": "S"}]},
+    "searxng": {"results": [{"title": "T", "url": "http://a.b", "content": "S"}] * 9},
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_providers(name, serving):
+    with serving(lambda path, c: respond(c, json.dumps(ANSWERS[name]).encode())) as port:
+        result = call(WebSearch(name, url=f"http://127.0.0.1:{port}/search", key="k", topk=2), query="rain")
+    one = "1. T\nhttp://a.b\nS"
+    assert result.content == (one if name != "searxng" else f"{one}\n\n{one.replace('1', '2', 1)}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{}", "429 Too Many", "HTTP 429"),
+        (b"no json", "200 OK", "cannot be read"),
+        (b'{"results": 7}', "200 OK", "cannot be read"),
+        (b"[]", "200 OK", "cannot be read"),
+    ],
+)
+def test_a_search_that_fails_is_a_failure_of_the_tool(body, status, message, serving):
+    with serving(lambda path, c: respond(c, body, status=status)) as port:
+        result = call(WebSearch("searxng", url=f"http://127.0.0.1:{port}/secret-path"), query="rain")
+    assert result.failure is FailureKind.TOOL
+    assert message in result.content
+    assert "secret-path" not in result.content
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.delenv("AGENTLOOP_WEB_SEARCH_KEY", raising=False)
+    with pytest.raises(UserError, match="AGENTLOOP_WEB_SEARCH_KEY"):
+        WebSearch("brave")
+    with pytest.raises(UserError, match="needs url"):
+        WebSearch("searxng")
+    with pytest.raises(UserError, match="Did you mean 'brave'"):
+        WebSearch("brav")
+    with pytest.raises(UserError, match="no network"):
+        WebFetch(allowed_networks=["x"])
+
+
+def test_a_page_is_shown_to_the_bound(serving):
+    page = b"<html><title>Rain</title><body><p>" + b"It rains. " * 5000 + b"</p></body></html>"
+    with serving(lambda path, c: respond(c, page, "text/html")) as port:
+        tool = WebFetch(ports=[port], allowed_networks=["127.0.0.0/8"], max_chars=200)
+        result = call(tool, url=f"http://127.0.0.1:{port}/x")
+    assert result.content.startswith(f"Rain\nhttp://127.0.0.1:{port}/x\n\nIt rains.")
+    assert result.content.endswith("\n[the rest of the page is cut]")
+    assert len(result.content) < 240
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/", "http://169.254.169.254/latest", "file:///etc/passwd", "x"])
+def test_what_may_not_be_fetched_is_feedback(url):
+    result = call(WebFetch(), url=url)
+    assert result.is_error
+    assert result.failure is None
+    assert result.content.startswith("Error: ")

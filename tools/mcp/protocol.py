@@ -1,0 +1,102 @@
+"""What a client of an MCP server says, over any transport. Messages are JSON-RPC 2.0.
+
+https://modelcontextprotocol.io/specification/2025-11-25
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from agentloop.errors import AgentLoopError
+
+PROTOCOL_VERSION = "2025-11-25"
+_MAX_PAGES = 100
+
+Message = dict[str, Any]
+
+
+class McpError(AgentLoopError):
+    """The server failed, or answered what cannot be used."""
+
+
+class Transport(Protocol):
+    """Carries messages to one server and back."""
+
+    async def open(self) -> None:
+        """Raises `McpError` where there is no server."""
+
+    async def request(self, message: Message, on_request: Callable[[Message], Message | None]) -> Message:
+        """Send a request and wait for its answer. `on_request` answers what the server asks meanwhile. Raises
+        `McpError`."""
+        ...
+
+    async def notify(self, message: Message) -> None: ...
+
+    def negotiated(self, version: str) -> None:
+        """The version that both sides speak from now on."""
+
+    async def close(self) -> None: ...
+
+
+class Client:
+    """A session with one server."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._numbers = itertools.count(1)
+
+    async def open(self) -> None:
+        """Raises `McpError`."""
+        await self._transport.open()
+        answer = await self._request(
+            "initialize",
+            {
+                "protocolVersion": PROTOCOL_VERSION,
+                "capabilities": {},
+                "clientInfo": {"name": "agentloop", "version": "0.1.0"},
+            },
+        )
+        self._transport.negotiated(str(answer.get("protocolVersion", PROTOCOL_VERSION)))
+        await self._transport.notify({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """`{"name", "description", "inputSchema", ...}` each."""
+        tools: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await self._request("tools/list", {"cursor": cursor} if cursor else {})
+            tools += page.get("tools", ())
+            if not (cursor := page.get("nextCursor")):
+                return tools
+        raise McpError(f"the list of its tools has more than {_MAX_PAGES} pages")
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """`{"content": [...], "isError": bool, ...}`."""
+        return await self._request("tools/call", {"name": name, "arguments": arguments})
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        message = {"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": params}
+        answer = await self._transport.request(message, _answer)
+        if "error" in answer:
+            error = answer["error"]
+            text = error.get("message") if isinstance(error, dict) else error
+            raise McpError(f"{method} failed: {text}")
+        result = answer.get("result")
+        if not isinstance(result, dict):
+            raise McpError(f"the answer to {method} has no result")
+        return result
+
+
+def _answer(message: Message) -> Message | None:
+    """To what the server asks of us: we are alive, and offer nothing (no sampling, no roots, no elicitation)."""
+    if "method" not in message or "id" not in message:
+        return None
+    if message["method"] == "ping":
+        return {"jsonrpc": "2.0", "id": message["id"], "result": {}}
+    error = {"code": -32601, "message": f"{message['method']} is not offered"}
+    return {"jsonrpc": "2.0", "id": message["id"], "error": error}

@@ -1,0 +1,205 @@
+"""`McpServer`: the tools of an MCP server, as tools of a task."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.errors import ToolError, UserError, nearest
+from agentloop.messages import ImagePart, TextPart
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.json_schema import SchemaArguments
+from agentloop.tools.mcp.http import HttpTransport
+from agentloop.tools.mcp.protocol import Client, McpError, Transport
+from agentloop.tools.mcp.stdio import StdioTransport
+from agentloop.tools.vision.images import load_image
+
+
+class McpServer:
+    """The tools of an MCP server, as many as a task may use: `tools()` gives them.
+
+    `command`: starts it, a list or a line as in a shell; or `url`: where it runs. `env` and `folder`: of the command,
+    which gets nothing else of our environment but what programs need to run. `headers`: sent to the URL. `include`:
+    names of the tools to use, all by default; `prefix`: put before their names. With `stateful` (default) each
+    trajectory has a session of its own, which for a command is a process; else all share one. `timeout`: seconds of
+    one call. Raises `UserError` for settings that do not fit together.
+    """
+
+    needs = "command or url"
+    """What `agentloop tools list` says of its options."""
+
+    def __init__(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        include: Sequence[str] | None = None,
+        prefix: str = "",
+        stateful: bool = True,
+        timeout: float = 60.0,
+    ) -> None:
+        if (command is None) == (url is None):
+            raise UserError("An MCP server is given by its command or by its url, one of the two.")
+        self._command = shlex.split(command) if isinstance(command, str) else list(command or ())
+        self._url = url
+        self._env, self._folder, self._headers = dict(env or {}), folder, dict(headers or {})
+        self._include = include
+        self._prefix = prefix
+        self.stateful = stateful
+        self.timeout = timeout
+        self._open: dict[str, _Shared] = {}
+
+    @property
+    def name(self) -> str:
+        return self._url or shlex.join(self._command)
+
+    def tools(self) -> list[Tool]:
+        """Asks the server for its tools, in a session of its own. Raises `UserError` where that fails."""
+        try:
+            listed = _run(self._list())
+        except (McpError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {self.timeout:g} s"
+            raise UserError(f"The MCP server {self.name} cannot be used: {reason}.") from error
+        known = {str(tool.get("name")): tool for tool in listed}
+        for name in self._include or ():
+            if name not in known:
+                raise UserError(
+                    f"The MCP server {self.name} has no tool {name!r}.{nearest(name, known)} It has: "
+                    f"{', '.join(known) or 'none'}."
+                )
+        return [McpTool(self, known[name], self._prefix) for name in self._include or known]
+
+    async def _list(self) -> list[dict[str, Any]]:
+        async with asyncio.timeout(self.timeout):
+            client = Client(self._transport())
+            try:
+                await client.open()
+                return await client.list_tools()
+            finally:
+                await client.close()
+
+    async def acquire(self, trajectory_id: str) -> Client:
+        """The session of a trajectory, which its tools share. Raises `ToolError`."""
+        shared = self._open.setdefault(self._key(trajectory_id), _Shared())
+        shared.users += 1
+        try:
+            async with shared.lock:
+                if shared.client is None:
+                    client = Client(self._transport())
+                    try:
+                        await client.open()
+                    except BaseException:
+                        await client.close()
+                        raise
+                    shared.client = client
+                return shared.client
+        except BaseException as error:
+            await self.release(trajectory_id)
+            if isinstance(error, McpError):
+                raise ToolError(f"The tool server cannot be used: {error}.") from error
+            raise
+
+    async def release(self, trajectory_id: str) -> None:
+        """Ends the session with its last user."""
+        key = self._key(trajectory_id)
+        shared = self._open[key]
+        shared.users -= 1
+        if shared.users == 0:
+            del self._open[key]
+            if shared.client is not None:
+                await shared.client.close()
+
+    def _key(self, trajectory_id: str) -> str:
+        return trajectory_id if self.stateful else ""
+
+    def _transport(self) -> Transport:
+        if self._url is not None:
+            return HttpTransport(self._url, self._headers, self.timeout)
+        return StdioTransport(self._command, self._env, self._folder)
+
+
+class _Shared:
+    """A session that several tools use."""
+
+    def __init__(self) -> None:
+        self.client: Client | None = None
+        self.users = 0
+        self.lock = asyncio.Lock()
+
+
+class McpTool(Tool):
+    """One tool of a server. Its schema is the server's."""
+
+    def __init__(self, server: McpServer, listed: Mapping[str, Any], prefix: str) -> None:
+        self._server = server
+        self._remote_name = str(listed["name"])
+        self.name = prefix + self._remote_name
+        self.description = str(listed.get("description") or listed.get("title") or "")
+        self.arguments = SchemaArguments(listed.get("inputSchema") or {}, what=f"the tool {self.name!r}")
+        self.timeout = server.timeout
+        self._holds = False
+
+    async def start(self) -> None:
+        """A session that all trajectories share stays open as long as the tool."""
+        if self._server.stateful or self._holds:
+            return
+        try:
+            await self._server.acquire("")
+        except ToolError as error:
+            raise UserError(f"The MCP server {self._server.name} cannot be used: {error}") from error
+        self._holds = True
+
+    async def shutdown(self) -> None:
+        if self._holds:
+            self._holds = False
+            await self._server.release("")
+
+    async def open(self, ctx: ToolContext) -> Client:
+        return await self._server.acquire(ctx.trajectory_id)
+
+    async def close(self, ctx: ToolContext) -> None:
+        await self._server.release(ctx.trajectory_id)
+
+    async def call(self, ctx: ToolContext, /, **arguments: Any) -> ToolResult:  # type: ignore[override]
+        client: Client = ctx.state
+        try:
+            result = await client.call_tool(self._remote_name, arguments)
+        except McpError as error:
+            raise ToolError(f"The tool server failed: {error}.") from error
+        parts = [part for item in result.get("content", ()) if (part := _part(item)) is not None]
+        if all(part["type"] == "text" for part in parts):
+            text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+            return ToolResult(text, is_error=bool(result.get("isError")))
+        return ToolResult(parts, is_error=bool(result.get("isError")))
+
+
+def _part(item: Any) -> TextPart | ImagePart | None:
+    """Content of MCP as content of ours; what models cannot be shown is named."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": str(item.get("text", ""))}
+    if kind == "image":
+        try:
+            return {"type": "image", "image": load_image(base64.b64decode(item.get("data", ""), validate=True))}
+        except (binascii.Error, UserError) as error:
+            return {"type": "text", "text": f"[an image that cannot be shown: {error}]"}
+    if kind == "resource" and isinstance(resource := item.get("resource"), dict) and "text" in resource:
+        return {"type": "text", "text": str(resource["text"])}
+    if kind == "resource_link":
+        return {"type": "text", "text": f"[{item.get('name', 'resource')}: {item.get('uri', '')}]"}
+    return {"type": "text", "text": f"[content of type {kind} is not shown]"}
+
+
+def _run(coroutine: Any) -> Any:
+    """From code that is not asynchronous, whether or not an event loop runs above it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

@@ -1,0 +1,140 @@
+"""An MCP server as a child process: messages are lines on its stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from agentloop.tools.mcp.protocol import McpError, Message
+
+_LINE_BYTES = 64 << 20
+_STDERR_BYTES = 2000
+_END_SECONDS = 2.0
+_KEPT_ENVIRONMENT = ("HOME", "LANG", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+"""What a server needs to run; our secrets stay here unless they are named."""
+
+
+class StdioTransport:
+    """Starts the server and ends it, with all that it started."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
+        self._command = command
+        self._env = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ} | dict(env)
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stderr = b""
+        self._on_request: Callable[[Message], Message | None] = lambda message: None
+
+    async def open(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                limit=_LINE_BYTES,
+                env=self._env,
+                cwd=self._folder,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        except OSError as error:
+            raise McpError(f"{self._command[0]} cannot be started: {error.strerror}") from error
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._read_errors())]
+
+    async def request(self, message: Message, on_request: Callable[[Message], Message | None]) -> Message:
+        self._on_request = on_request
+        future = self._waiting[message["id"]] = asyncio.get_running_loop().create_future()
+        try:
+            await self.notify(message)
+            return await future
+        except asyncio.CancelledError:
+            cancelled = {"requestId": message["id"], "reason": "no longer needed"}
+            self._write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
+            raise
+        finally:
+            self._waiting.pop(message["id"], None)
+
+    async def notify(self, message: Message) -> None:
+        self._write(message)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._ended() from error
+
+    def negotiated(self, version: str) -> None:
+        """The stream has no place for it."""
+
+    def _write(self, message: Message) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        if self._process.returncode is not None or self._process.stdin.is_closing():
+            raise self._ended()
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        problem: McpError | None = None
+        try:
+            async for line in self._process.stdout:
+                self._receive(line)
+        except ValueError:
+            problem = McpError(f"the server wrote a line of more than {_LINE_BYTES >> 20} MiB")
+        await self._process.wait()
+        await asyncio.wait(self._tasks[1:], timeout=1.0)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(problem or self._ended())
+
+    def _receive(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return  # servers that print to stdout exist
+        if not isinstance(message, dict):
+            return
+        if "method" in message:
+            if (answer := self._on_request(message)) is not None:
+                with contextlib.suppress(McpError):  # gone meanwhile: the reader is about to say so
+                    self._write(answer)
+        elif (future := self._waiting.get(message.get("id", 0))) is not None and not future.done():
+            future.set_result(message)
+
+    async def _read_errors(self) -> None:
+        """The end of what it says of itself, for when it fails."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(65536):
+            self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
+
+    def _ended(self) -> McpError:
+        last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return McpError(f"the server {self._command[0]} ended" + (f": {last}" if last else ""))
+
+    async def close(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # which is how it is told to end
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Find passages: in an index on disk, on a retrieval server, on the web."""

@@ -1,0 +1,1 @@
+"""`agentloop tools serve`: the sandboxes and the tools behind HTTP."""

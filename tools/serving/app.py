@@ -1,0 +1,75 @@
+"""The application: the routes of all parts, and what errors answer."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes.base import SandboxBusyError
+from agentloop.tools.serving import fusion, health, notebooks, outcomes, retrieval, sessions, tool_calls
+from agentloop.tools.serving.bodies import ClientGoneError
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.front import Front
+
+_logger = logging.getLogger(__name__)
+
+_CLIENT_GONE = 499
+"""nginx's word for it; nobody reads it but the log."""
+
+
+def application(daemon: Daemon) -> ASGIApp:
+    """The ASGI application of a daemon that runs.
+
+    /openapi.json describes it. There is no /docs: FastAPI's loads a page's programs from elsewhere.
+    """
+    app = FastAPI(
+        title="agentloop tools",
+        description="Untrusted code in sandboxes, on SandboxFusion's protocol; sessions; tools.",
+        version=version("agentloop"),
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.daemon = daemon
+    for part in (fusion, notebooks, sessions, tool_calls, retrieval, health):
+        app.include_router(part.router)
+    app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]
+    app.add_exception_handler(UserError, _refused)
+    app.add_exception_handler(SandboxBusyError, _busy)
+    app.add_exception_handler(SandboxError, _failed)
+    app.add_exception_handler(ClientGoneError, _gone)
+    app.add_exception_handler(Exception, _broken)
+    return Front(app, daemon)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": [{"type": "value_error", "loc": ["body"], "msg": str(error)}]}, 422)
+
+
+async def _busy(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 504)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    outcomes.note(request, "sandbox_error")
+    return JSONResponse({"detail": str(error)}, 500)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    outcomes.note(request, "client_gone")
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A mistake of ours. Where it happened is logged; not its message, which may hold what was sent."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    identifier = outcomes.request_id(request)
+    _logger.error("request %s: %s\n%s", identifier, type(error).__name__, frames)
+    return JSONResponse({"detail": f"The daemon failed; its log has the reason under request {identifier}."}, 500)

@@ -1,0 +1,97 @@
+"""`Daemon`: what the routes share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import Request
+
+from agentloop import sandboxes
+from agentloop.errors import UserError
+from agentloop.sandboxes.base import Sandbox, Session
+from agentloop.sandboxes.levels import LEVELS
+from agentloop.tools.serving.bodies import Reader
+from agentloop.tools.serving.leases import Leases
+from agentloop.tools.serving.metrics import Metrics
+from agentloop.tools.serving.settings import Settings
+from agentloop.tools.serving.toolbox import Toolbox
+
+_MAX_NOTEBOOKS = 64
+
+
+class Daemon:
+    """The sandbox, the sessions in it, the tools and the figures of one process.
+
+    Raises `UserError` where the sandbox or a tool cannot be made.
+    """
+
+    def __init__(self, settings: Settings, sandbox: Sandbox | None = None) -> None:
+        """`sandbox`: by default, one as `settings` say."""
+        self.settings = settings
+        self.sandbox = sandbox or make_sandbox(settings)
+        self.reader = Reader(settings)
+        self.sessions: Leases[Session] = Leases(
+            "session", "/v1/sessions", lambda session: session.close(), settings.max_sessions, "--max-sessions"
+        )
+        self.toolbox = Toolbox(settings.tools, settings.max_sessions, self.sandbox)
+        self.metrics = Metrics(self.sandbox.load, lambda: len(self.toolbox.sessions))
+        self.draining = False
+        self.notebooks = asyncio.Semaphore(2)
+        """For /run_jupyter, whose sessions wait for one another as executions do."""
+
+    @classmethod
+    def of(cls, request: Request) -> Daemon:
+        daemon: Daemon = request.app.state.daemon
+        return daemon
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Raises `UserError` where the sandbox cannot start. At the end everything that still runs is ended."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.sandbox.close)
+            await self._start_sandbox()
+            self.notebooks = asyncio.Semaphore(min(max(2, self.sandbox.load().slots), _MAX_NOTEBOOKS))
+            await stack.enter_async_context(self.sessions.kept())
+            await stack.enter_async_context(self.toolbox.running())
+            yield
+
+    async def _start_sandbox(self) -> None:
+        try:
+            await self.sandbox.start()
+        except UserError as error:
+            if self.settings.isolation == "auto":
+                raise
+            raise UserError(f"{error} {await _other_level()}") from error
+
+
+def make_sandbox(settings: Settings) -> Sandbox:
+    """The sandbox that the settings ask for, not started. Raises `UserError`."""
+    options = _options(settings)
+    level = LEVELS.get(settings.isolation)
+    if level is not None and "max_sessions" not in level.options():
+        del options["max_sessions"]
+    return sandboxes.create(settings.isolation, **options)
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    # The daemon counts sessions itself: the sandbox gets room for all that it opens, those of tools included.
+    options: dict[str, Any] = {"max_sessions": 2 * settings.max_sessions + _MAX_NOTEBOOKS}
+    asked = {name: getattr(settings, name) for name in ("slots", "disk_mb", "preload", "packages")}
+    options |= {name: value for name, value in asked.items() if value}
+    return options | dict(settings.level_options)
+
+
+async def _other_level() -> str:
+    """What to do where the level that was asked for does not work."""
+    other = sandboxes.create("auto", max_sessions=1)
+    try:
+        await other.start()
+    except UserError:
+        return "No other level works on this machine either."
+    try:
+        return f"On this machine --isolation {other.level} works."
+    finally:
+        await other.close()

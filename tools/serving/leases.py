@@ -1,0 +1,129 @@
+"""`Leases`: things that clients hold by an id that cannot be guessed, until they give them back or forget them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastapi import HTTPException
+
+from agentloop.errors import SandboxError
+
+_logger = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Lease(Generic[T]):
+    id: str
+    item: T
+    idle_limit: float
+    opened: float
+    used: float
+    users: int = 0
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self.users else time.monotonic() - self.used
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.opened
+
+
+class Leases(Generic[T]):
+    """`what` they are called and `path` where they are, for the client; `close` ends one; `maximum` at once, which
+    the option `flag` raises."""
+
+    def __init__(self, what: str, path: str, close: Callable[[T], Awaitable[object]], maximum: int, flag: str) -> None:
+        self._what, self._path, self._close, self._maximum, self._flag = what, path, close, maximum, flag
+        self._leases: dict[str, Lease[T]] = {}
+        self._opening = 0
+
+    def __iter__(self) -> Iterator[Lease[T]]:
+        return iter(list(self._leases.values()))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    async def open(self, make: Callable[[], Awaitable[T]], idle_limit: float) -> Lease[T]:
+        """Hold what `make` gives; after `idle_limit` seconds without use it is closed. Raises `HTTPException` 429."""
+        if len(self._leases) + self._opening >= self._maximum:
+            raise HTTPException(
+                429,
+                f"{self._maximum} {self._what}s are open, which is all that there may be: close some "
+                f"(DELETE {self._path}/{{id}}), or start the daemon with a larger {self._flag}.",
+            )
+        self._opening += 1
+        try:
+            item = await make()
+        finally:
+            self._opening -= 1
+        now = time.monotonic()
+        lease = Lease(secrets.token_urlsafe(18), item, idle_limit, opened=now, used=now)
+        self._leases[lease.id] = lease
+        return lease
+
+    def find(self, id: str) -> Lease[T]:
+        """Raises `HTTPException` 404."""
+        if id not in self._leases:
+            raise HTTPException(
+                404,
+                f"There is no {self._what} with this id: it was closed, ended, or was idle for too long. Open another: "
+                f"POST {self._path}.",
+            )
+        return self._leases[id]
+
+    @contextmanager
+    def use(self, id: str) -> Iterator[T]:
+        """The item, which is not idle meanwhile. Raises as `find`."""
+        lease = self.find(id)
+        lease.users += 1
+        try:
+            yield lease.item
+        finally:
+            lease.users -= 1
+            lease.used = time.monotonic()
+
+    async def end(self, id: str) -> None:
+        """Close one. Raises as `find`."""
+        lease = self.find(id)
+        del self._leases[id]
+        await self._close(lease.item)
+
+    async def forget(self, id: str) -> None:
+        """Close one that is over by itself, if it is still there."""
+        if id in self._leases:
+            await self._end_quietly(self._leases[id])
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Sweep what is idle, and close all at the end."""
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(*(self._end_quietly(lease) for lease in self))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            idle = [lease for lease in self if lease.idle_seconds > lease.idle_limit]
+            await asyncio.gather(*map(self._end_quietly, idle))
+
+    async def _end_quietly(self, lease: Lease[T]) -> None:
+        if self._leases.pop(lease.id, None) is not None:
+            try:
+                await self._close(lease.item)
+            except SandboxError as error:
+                _logger.warning("A %s did not close: %s", self._what, error)

@@ -1,0 +1,134 @@
+"""`serve`: the daemon from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from agentloop.errors import UserError
+from agentloop.tools.serving.app import application
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.front import access_log
+from agentloop.tools.serving.protocol import BoundedProtocol
+from agentloop.tools.serving.settings import Settings
+
+_logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_IDLE_SECONDS = 75.0
+"""How long a connection may rest between requests: longer than clients keep theirs, so that they close first."""
+
+
+def serve(settings: Settings, announce: Callable[[Daemon, str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then end what runs, within `drain_seconds`. A second signal ends it at once.
+
+    `announce` gets the address when requests are taken. Raises `UserError` where it cannot start.
+    """
+    _prepare_logs(settings.log_level)
+    _allow_many_connections()
+    daemon = Daemon(settings)
+    with (
+        contextlib.closing(listen(settings.host, settings.port)) as listener,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        runner.run(_serve(daemon, listener, announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # it has no builds for some platforms
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _serve(daemon: Daemon, listener: socket.socket, announce: Callable[[Daemon, str], None]) -> None:
+    async with daemon.running():
+        server = Server(daemon)
+        # They stay to the end: a signal that comes while the sandbox is closed must not cut that short.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop, number.name)
+        announce(daemon, address_of(listener))
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it
+        await server.serve(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains at the first signal and stops at the second."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        settings = daemon.settings
+        config = uvicorn.Config(
+            application(daemon),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=settings.max_connections,
+            timeout_keep_alive=int(_IDLE_SECONDS),
+            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        )
+        super().__init__(config)
+        self._daemon = daemon
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # uvicorn would raise the signal again when it has ended, before the sandbox is closed
+
+    def stop(self, reason: str) -> None:
+        """Finish what runs and end; the second time, end at once."""
+        _logger.info("%s: %s", reason, "ending at once" if self.should_exit else "draining")
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._daemon.draining = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises `UserError` where that is not possible."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"The daemon cannot listen on {host}, port {port}: {reason}. Choose another with --host and --port; port 0 "
+            "takes any that is free."
+        ) from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """As clients write it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _prepare_logs(level: str) -> None:
+    """Lines of the access log stand alone, so that programs read them; ours are plain text. Both go to stderr."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise UserError(f"--log-level {level!r} is none of debug, info, warning, error.")
+    logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_log.addHandler(handler)
+    access_log.propagate = False
+
+
+def _allow_many_connections() -> None:
+    """As many descriptors as this process may have: each connection and each execution takes some."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

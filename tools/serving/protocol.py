@@ -1,0 +1,90 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on how slowly a client may send headers and read answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_HEAD_SECONDS = 20.0
+"""From the connection, or the first byte of a later request, to the end of the headers."""
+_HEAD_BYTES = 64 << 10
+_STALL_SECONDS = 60.0
+"""In which a client that has not read all of an answer must read some of it."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Ends connections whose headers come too slowly or are too large, and those where an answer is not read."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        self._forget_stall()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        if self._timer is None:
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_progress()
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(_STALL_SECONDS, self._check_progress, unread)
+
+    def _check_progress(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._expect_progress()
+        else:
+            self.transport.abort()
+
+    def _forget_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            self.transport.abort()
+
+    def _expect_head(self) -> None:
+        self._timer = self.loop.call_later(_HEAD_SECONDS, self._give_up)
+
+    def _head_is_there(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()

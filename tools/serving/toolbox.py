@@ -1,0 +1,90 @@
+"""`Toolbox`: the tools that the daemon offers, each started when it is first called."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import HTTPException
+
+from agentloop.errors import UserError, nearest
+from agentloop.sandboxes.base import Sandbox
+from agentloop.tools import registry
+from agentloop.tools.base import Tool
+from agentloop.tools.code_interpreter import CodeInterpreter
+from agentloop.tools.serving.leases import Leases
+from agentloop.tools.sessions import ToolSessions
+from agentloop.tools.toolset import Toolset
+
+_logger = logging.getLogger(__name__)
+
+_WITH_OPTIONS = re.compile(r"(?P<name>[^={]+)=(?P<options>\{.*\})", re.DOTALL)
+
+
+class Toolbox:
+    """The tools that `specs` name, and the registered ones that need no options. Code interpreters use `sandbox`.
+
+    Raises `UserError` where one of `specs` cannot be loaded.
+    """
+
+    def __init__(self, specs: Sequence[str], max_sessions: int, sandbox: Sandbox) -> None:
+        named = [tool for spec in specs for tool in _named(spec)]
+        taken = {tool.name for tool in named}
+        self.toolset = Toolset([*named, *(tool for tool in _registered() if tool.name not in taken)])
+        for tool in self.toolset.tools.values():
+            if isinstance(tool, CodeInterpreter):
+                tool.sandbox = sandbox  # one for all, with the level and the limits that the daemon has
+        self.sessions: Leases[ToolSessions] = Leases(
+            "tool session", "/v1/tools/sessions", lambda item: item.close(), max_sessions, "--max-sessions"
+        )
+        self._starting = {name: asyncio.Lock() for name in self.toolset.tools}
+        self._started: set[str] = set()
+
+    async def ready(self, name: str) -> Tool:
+        """The tool, started. Raises `HTTPException`: 404 for none of this name, 501 where it cannot start here."""
+        tools = self.toolset.tools
+        if name not in tools:
+            raise HTTPException(404, f"There is no tool {name!r}.{nearest(name, tools)} Tools: {', '.join(tools)}.")
+        if name not in self._started:
+            async with self._starting[name]:
+                if name not in self._started:
+                    try:
+                        await tools[name].start()
+                    except UserError as error:
+                        raise HTTPException(501, f"The tool {name!r} cannot work here: {error}") from error
+                    self._started.add(name)
+        return tools[name]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with self.sessions.kept():
+                yield
+        finally:
+            await self.toolset.shutdown()
+
+
+def _named(spec: str) -> list[Tool]:
+    """Raises `UserError`."""
+    match = _WITH_OPTIONS.fullmatch(spec)
+    if match is None:
+        return registry.load_all(spec)
+    try:
+        return registry.load_all(match["name"], **json.loads(match["options"]))
+    except json.JSONDecodeError as error:
+        raise UserError(f"The options of --tool {match['name']} are no JSON object: {error}.") from error
+
+
+def _registered() -> list[Tool]:
+    """Those that need no options."""
+    tools = []
+    for name in registry.available():
+        try:
+            tools += registry.load_all(name)
+        except UserError as error:
+            _logger.info("Not offered: %s With options: --tool '%s={...}'.", error, name)
+    return tools

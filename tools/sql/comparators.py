@@ -1,0 +1,130 @@
+"""Do two results say the same? The rules of the benchmarks, for rewards.
+
+All take (predicted, gold). A gold query that failed says nothing about the prediction: that is a `GoldQueryError`, for
+the caller to count, never a match.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentloop.errors import AgentLoopError, UserError, nearest
+from agentloop.tools.sql.results import QueryResult, Row
+
+Comparator = Callable[[QueryResult, QueryResult], bool]
+
+_DIGITS = 9
+"""Significant digits of floats: sums come out differently with the order of their rows."""
+
+
+class GoldQueryError(AgentLoopError):
+    """The reference query failed: the task cannot be judged."""
+
+
+def bird_set(predicted: QueryResult, gold: QueryResult) -> bool:
+    """BIRD's execution accuracy: the same set of rows, whatever their order and number. arXiv 2305.03111."""
+    return _both_ok(predicted, gold) and set(map(_plain, predicted.rows)) == set(map(_plain, gold.rows))
+
+
+def multiset(predicted: QueryResult, gold: QueryResult) -> bool:
+    """The same rows, each as often, in any order."""
+    return _both_ok(predicted, gold) and Counter(map(_plain, predicted.rows)) == Counter(map(_plain, gold.rows))
+
+
+def ordered(predicted: QueryResult, gold: QueryResult) -> bool:
+    """The same rows in the same order."""
+    return _both_ok(predicted, gold) and list(map(_plain, predicted.rows)) == list(map(_plain, gold.rows))
+
+
+def test_suite(predicted: QueryResult, gold: QueryResult, *, order_matters: bool = False) -> bool:  # noqa: PT028
+    """Spider's test-suite accuracy on one database: the same multiset of rows after some permutation of the columns.
+    Set `order_matters` where the gold query `sorts`: then in the same order. arXiv 2010.02840."""
+    if not _both_ok(predicted, gold):
+        return False
+    ours, theirs = [list(map(_plain, result.rows)) for result in (predicted, gold)]
+    if len(ours) != len(theirs):
+        return False
+    if not ours:
+        return True
+    width = len(theirs[0])
+    if len(ours[0]) != width:
+        return False
+    same: Callable[[Any, Any], bool] = (
+        (lambda a, b: a == b) if order_matters else (lambda a, b: Counter(a) == Counter(b))
+    )
+    # A column of ours can stand for one of theirs only if it holds the same values.
+    candidates = [
+        [i for i in range(width) if same([row[i] for row in ours], [row[j] for row in theirs])] for j in range(width)
+    ]
+    return _match_columns(ours, theirs, candidates, same)
+
+
+test_suite.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it by its name
+
+
+def sorts(sql: str) -> bool:
+    """Whether a query asks for an order of its rows: it has ORDER BY outside of parentheses and strings."""
+    depth, outside = 0, []
+    for piece in re.findall(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|[()]|[^()'\"]", sql, re.DOTALL):
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        if depth == 0 and piece not in ("(", ")") and piece[:1] not in "'\"":
+            outside.append(" " if piece[:2] in ("--", "/*") else piece)
+    return re.search(r"\border\s+by\b", "".join(outside), re.IGNORECASE) is not None
+
+
+def comparator(name: str) -> Comparator:
+    """By name: bird_set, multiset, ordered, test_suite. Raises `UserError`."""
+    known: dict[str, Comparator] = {
+        "bird_set": bird_set,
+        "multiset": multiset,
+        "ordered": ordered,
+        "test_suite": test_suite,
+    }
+    if name not in known:
+        raise UserError(f"There is no comparator {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return known[name]
+
+
+def _match_columns(
+    ours: Sequence[Row], theirs: Sequence[Row], candidates: Sequence[Sequence[int]], same: Callable[[Any, Any], bool]
+) -> bool:
+    """Whether a permutation of our columns gives their rows: depth first, the columns with fewest candidates first,
+    cut where the columns chosen so far already differ."""
+    order = sorted(range(len(candidates)), key=lambda j: len(candidates[j]))
+
+    def search(chosen: list[int]) -> bool:
+        done = len(chosen)
+        left = [tuple(row[i] for i in chosen) for row in ours]
+        right = [tuple(row[j] for j in order[:done]) for row in theirs]
+        if not same(left, right):
+            return False
+        if done == len(order):
+            return True
+        return any(search([*chosen, i]) for i in candidates[order[done]] if i not in chosen)
+
+    return search([])
+
+
+def _same_counts(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    return Counter(ours) == Counter(theirs)
+
+
+def _both_ok(predicted: QueryResult, gold: QueryResult) -> bool:
+    if not gold.ok or gold.truncated:
+        reason = "it took too long" if gold.timed_out else gold.error or "it gives more rows than are read"
+        raise GoldQueryError(f"the reference query cannot be used: {reason}")
+    return predicted.ok and not predicted.truncated
+
+
+def _plain(row: Row) -> Row:
+    return tuple(_rounded(value) if isinstance(value, float) else value for value in row)
+
+
+def _rounded(value: float) -> float:
+    if not math.isfinite(value) or value == 0:
+        return value
+    return float(f"{value:.{_DIGITS - 1}e}")

@@ -1,0 +1,66 @@
+"""What a query gave, and how a model reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Value = None | bool | int | float | str | bytes
+Row = tuple[Value, ...]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class QueryResult:
+    """Rows, or why there are none."""
+
+    columns: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    truncated: bool = False
+    """There were more rows, or more bytes, than were asked for."""
+    error: str | None = None
+    """What the database said; the query's own fault."""
+    timed_out: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and not self.timed_out
+
+
+def as_text(result: QueryResult, *, max_chars: int = 4000, max_cell_chars: int = 200) -> str:
+    """A header, one line a row, cells between bars; as many rows as fit into `max_chars`."""
+    if result.timed_out:
+        return f"The query took too long and was stopped after {result.seconds:.3g} s."
+    if result.error is not None:
+        return f"Error: {result.error}"
+    if not result.columns:
+        return "The query gave no rows."
+    lines = [" | ".join(_cell(name, max_cell_chars) for name in result.columns)]
+    length = len(lines[0])
+    shown = 0
+    for row in result.rows:
+        line = " | ".join(_cell(value, max_cell_chars) for value in row)
+        length += len(line) + 1
+        if length > max_chars and shown:
+            break
+        lines.append(line[:max_chars])
+        shown += 1
+    if shown < len(result.rows) or result.truncated:
+        more = "more than " if result.truncated else ""
+        lines.append(f"({shown} of {more}{len(result.rows)} rows shown)")
+    else:
+        lines.append(f"({shown} row{'' if shown == 1 else 's'})")
+    return "\n".join(lines)
+
+
+def _cell(value: Value, max_chars: int) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        text = f"<{len(value)} bytes>"
+    elif isinstance(value, float) and value.is_integer() and math.fabs(value) < 1e15:
+        text = f"{value:.1f}"
+    else:
+        text = str(value).replace("\r", "\\r").replace("\n", "\\n")
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."

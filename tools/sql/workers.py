@@ -1,0 +1,47 @@
+"""A pool of query workers (`worker.py`), killed when a query outlives its time."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import ToolError
+from agentloop.tools.sql.results import QueryResult, Value
+from agentloop.tools.workers import WorkerDiedError, Workers
+
+_GRACE = 0.5
+"""Seconds that the database has to stop by itself before its process is killed."""
+_SCRIPT = Path(__file__).with_name("worker.py")
+
+
+class WorkerPool:
+    """At most `size` queries at once; others wait. Belongs to one event loop at a time."""
+
+    def __init__(self, size: int = 4) -> None:
+        self._workers = Workers(_SCRIPT, size)
+
+    async def query(self, request: dict[str, Any]) -> QueryResult:
+        """Run one request of `worker.py`. Raises `ToolError` where the worker fails, not for the query's faults."""
+        try:
+            answer = await self._workers.ask(request, seconds=request["timeout"] + _GRACE)
+        except TimeoutError:
+            return QueryResult(timed_out=True, seconds=request["timeout"] + _GRACE)
+        except WorkerDiedError:
+            return QueryResult(error="the query used more memory than it may")
+        except ValueError as error:  # a line above the limit: max_bytes of the request is far below it
+            raise ToolError(f"The answer of the database cannot be read: {error}.") from error
+        return _result(answer)
+
+    async def close(self) -> None:
+        """End the workers."""
+        await self._workers.close()
+
+
+def _result(answer: dict[str, Any]) -> QueryResult:
+    rows = [tuple(map(_value, row)) for row in answer.pop("rows", ())]
+    return QueryResult(**answer, rows=rows)
+
+
+def _value(value: Any) -> Value:
+    return base64.b64decode(value["bytes"]) if isinstance(value, dict) else value

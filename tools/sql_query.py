@@ -1,0 +1,68 @@
+"""`SqlQuery`: the model asks a database."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from agentloop.errors import ToolError, UserError
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.sql.databases import Database, Databases
+from agentloop.tools.sql.results import as_text
+
+
+class SqlQuery(Tool):
+    """Run one SQL query on the task's database and read the rows. Nothing can be changed."""
+
+    def __init__(
+        self,
+        database: str | None = None,
+        *,
+        database_field: str = "database",
+        folder: str = ".",
+        timeout: float = 5.0,
+        max_rows: int = 50,
+        max_chars: int = 4000,
+        max_bytes: int = 1 << 20,
+        workers: int = 4,
+    ) -> None:
+        """`database`: the path of a SQLite or DuckDB file, or postgresql://...; by default each task names a file
+        below `folder` in its field `database_field`. `timeout`: seconds of a query. `max_rows`, `max_bytes`: what is
+        read of its result; `max_chars`: what is shown of it. `workers`: queries at once.
+
+        Raises `UserError` for limits that cannot be.
+        """
+        if not (timeout > 0 and max_rows > 0 and max_chars > 0 and max_bytes > 0 and workers > 0):
+            raise UserError("timeout, max_rows, max_chars, max_bytes and workers of sql_query must be above 0.")
+        self.seconds = timeout
+        self.timeout = timeout + 600.0  # queries wait for workers, which bound their time
+        self._field = database_field
+        self._max_rows, self._max_chars, self._max_bytes = max_rows, max_chars, max_bytes
+        self._databases = Databases(database, folder, workers)
+
+    async def start(self) -> None:
+        await self._databases.start()
+
+    async def shutdown(self) -> None:
+        await self._databases.shutdown()
+
+    async def call(self, ctx: ToolContext, sql: Annotated[str, "One SQL statement that reads"]) -> ToolResult:
+        seconds = max(min(self.seconds, ctx.seconds_left), 0.001)
+        result = await self._database_of(ctx).query(
+            sql, seconds=seconds, max_rows=self._max_rows, max_bytes=self._max_bytes
+        )
+        return ToolResult(
+            as_text(result, max_chars=self._max_chars),
+            is_error=not result.ok,
+            metrics={"seconds": result.seconds, "timed_out": float(result.timed_out), "ok": float(result.ok)},
+        )
+
+    def _database_of(self, ctx: ToolContext) -> Database:
+        if self._databases.common is not None:
+            return self._databases.common
+        name = ctx.task.get(self._field)
+        if not isinstance(name, str):
+            raise ToolError(f"This task names no database in its field {self._field!r}.")
+        try:
+            return self._databases.named(name)
+        except UserError as error:
+            raise ToolError("The database of this task cannot be read.") from error

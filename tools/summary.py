@@ -1,0 +1,51 @@
+"""What a registered tool is, without making it: some need options first, such as the place of an index."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.tools import docstrings, registry
+from agentloop.tools.base import Tool
+from agentloop.tools.function import tool
+from agentloop.tools.schema import Arguments
+from agentloop.tools.toolset import arguments_of
+
+
+@dataclass(slots=True, frozen=True)
+class Summary:
+    needs: str
+    """Options without which it cannot be made, as "source"; empty where there are none."""
+    parameters: tuple[str, ...]
+    """What the model may pass; empty for a source of tools, which have their own."""
+    description: str
+
+
+def summary(name: str) -> Summary:
+    """Of a registered tool. Raises `UserError` where it does not import, or cannot be shown to a model."""
+    found = registry.definition(name)
+    if isinstance(found, type):
+        return Summary(_needs(found), _parameters_of_class(found), _description(found))
+    made = found if isinstance(found, Tool) else tool(found)
+    return Summary("", tuple(arguments_of(made).schema["properties"]), made.description)
+
+
+def _needs(found: type) -> str:
+    """What its constructor has no default for, or what it says itself."""
+    parameters = inspect.signature(found).parameters.values()
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in open_ended]
+    return getattr(found, "needs", "") or ", ".join(required)
+
+
+def _parameters_of_class(found: type) -> tuple[str, ...]:
+    if not issubclass(found, Tool):
+        return ()
+    arguments: Any = found.arguments or Arguments(found.call, skip=2, docstring=found.__doc__)
+    return tuple(arguments.schema["properties"])
+
+
+def _description(found: type) -> str:
+    text = found.description if issubclass(found, Tool) else docstrings.split(found.__doc__)[0].partition("\n\n")[0]
+    return " ".join(text.split())

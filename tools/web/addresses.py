@@ -1,0 +1,76 @@
+"""Which addresses may be connected to, and connecting to exactly the one that was checked.
+
+A name is resolved once; what was checked is what is connected to, so that a second answer of the name server (DNS
+rebinding) changes nothing. OWASP, Server-Side Request Forgery Prevention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import httpcore
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SIX_TO_FOUR = ipaddress.ip_network("2002::/16")
+
+
+class AddressError(Exception):
+    """The address may not be connected to; the message is for the model."""
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to the public internet, an IPv4 one inside of an IPv6 one included."""
+    if isinstance(address, ipaddress.IPv6Address):
+        for inner in (address.ipv4_mapped, address.teredo and address.teredo[1]):
+            if inner:
+                return is_public(inner)
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address in _SIX_TO_FOUR:
+            return is_public(ipaddress.IPv4Address((int(address) >> 80) & 0xFFFFFFFF))
+    return address.is_global and not address.is_multicast
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name. Raises `AddressError`."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"the host {host!r} is not known") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class PublicOnly(httpcore.AsyncNetworkBackend):
+    """Connects to public addresses on allowed ports, nothing else."""
+
+    def __init__(self, ports: Iterable[int], resolve: Resolve = resolve, allowed: Iterable[str] = ()) -> None:
+        """`allowed`: networks (CIDR) that may be reached although they are not public."""
+        self._backend = httpcore.AnyIOBackend()
+        self._ports = frozenset(ports)
+        self._resolve = resolve
+        self._allowed = [ipaddress.ip_network(network) for network in allowed]
+
+    async def connect_tcp(self, host: str, port: int, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        if port not in self._ports:
+            raise AddressError(f"port {port} is not one of {', '.join(map(str, sorted(self._ports)))}")
+        addresses = await self._resolve(host, port)
+        for text in addresses:  # one that is not public condemns the name
+            address = ipaddress.ip_address(text.partition("%")[0])
+            if not is_public(address) and not any(address in network for network in self._allowed):
+                raise AddressError(f"the host {host!r} is not on the public internet")
+        if not addresses:
+            raise AddressError(f"the host {host!r} has no address")
+        return await self._backend.connect_tcp(addresses[0], port, *args, **options)
+
+    async def connect_unix_socket(self, path: str, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        raise AddressError("sockets of this machine are not reached")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)

@@ -1,0 +1,81 @@
+"""Search engines of the web, by name: how each is asked and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.errors import UserError, nearest
+
+
+@dataclass(slots=True, frozen=True)
+class Hit:
+    title: str
+    url: str
+    snippet: str
+
+
+@dataclass(slots=True, frozen=True)
+class Provider:
+    """One engine. `request(query, count, key)` gives what httpx sends besides the URL; `hits(answer)` reads the JSON
+    that comes back and raises `KeyError` or `TypeError` where it is another."""
+
+    name: str
+    method: str
+    url: str
+    """Empty where it runs at a place of one's own."""
+    needs_key: bool
+    request: Callable[[str, int, str], dict[str, Any]]
+    hits: Callable[[Any], list[Hit]]
+
+
+def _items(items: Any, title: str, url: str, snippet: str) -> list[Hit]:
+    return [Hit(str(item.get(title, "")), str(item[url]), str(item.get(snippet) or "")) for item in items]
+
+
+_PROVIDERS = (
+    Provider(
+        "serper",
+        "POST",
+        "https://google.serper.dev/search",
+        True,
+        lambda query, count, key: {"json": {"q": query, "num": count}, "headers": {"X-API-KEY": key}},
+        lambda answer: _items(answer.get("organic", ()), "title", "link", "snippet"),
+    ),
+    Provider(
+        "brave",
+        "GET",
+        "https://api.search.brave.com/res/v1/web/search",
+        True,
+        lambda query, count, key: {"params": {"q": query, "count": count}, "headers": {"X-Subscription-Token": key}},
+        lambda answer: _items(answer.get("web", {}).get("results", ()), "title", "url", "description"),
+    ),
+    Provider(
+        "tavily",
+        "POST",
+        "https://api.tavily.com/search",
+        True,
+        lambda query, count, key: {
+            "json": {"query": query, "max_results": count},
+            "headers": {"Authorization": f"Bearer {key}"},
+        },
+        lambda answer: _items(answer["results"], "title", "url", "content"),
+    ),
+    Provider(
+        "searxng",
+        "GET",
+        "",
+        False,
+        lambda query, count, key: {"params": {"q": query, "format": "json"}},
+        lambda answer: _items(answer["results"], "title", "url", "content"),
+    ),
+)
+
+
+def provider(name: str) -> Provider:
+    """Raises `UserError`."""
+    known = {each.name: each for each in _PROVIDERS}
+    if name not in known:
+        raise UserError(f"There is no web search provider {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return known[name]

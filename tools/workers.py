@@ -1,0 +1,98 @@
+"""Processes that answer JSON requests: started when needed, killed when a request outlives its time.
+
+For C code and for pure Python that nothing else can interrupt. A worker is a script that reads one JSON object a line
+from stdin and writes one a line to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LINE_BYTES = 64 << 20
+_LONG = 100_000
+"""Bytes of an answer from which reading it would hold the event loop for milliseconds."""
+_START_SECONDS = 120.0
+"""What a new worker may take to import what it needs, on a machine with much else to do."""
+
+
+class WorkerDiedError(Exception):
+    """The process ended in the middle of a request: what was asked of it used more than it may."""
+
+
+class Workers:
+    """At most `size` requests at once; others wait. Belongs to one event loop at a time."""
+
+    def __init__(self, script: Path, size: int, *, hello: Mapping[str, Any] | None = None) -> None:
+        """`hello` is asked of each new worker first: the time of its imports counts against no request."""
+        self._script = script
+        self._size = size
+        self._hello = hello
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room = asyncio.Semaphore(size)
+        self._idle: list[asyncio.subprocess.Process] = []
+
+    async def ask(self, request: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+        """The answer. Raises `TimeoutError` after `seconds`, in which waiting for a worker does not count,
+        `WorkerDiedError`, and `ValueError` for an answer of more than 64 MiB."""
+        if self._loop is not asyncio.get_running_loop():  # processes of an earlier loop have ended with it
+            self._loop, self._idle, self._room = asyncio.get_running_loop(), [], asyncio.Semaphore(self._size)
+        async with self._room:
+            worker = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await _ask(worker, request)
+            except BaseException:
+                await _kill(worker)
+                raise
+            self._idle.append(worker)
+            return answer
+
+    async def close(self) -> None:
+        """End the workers."""
+        idle, self._idle = self._idle, []
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.gather(*map(_kill, idle))
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        # -I leaves the environment and the working directory out; site-packages stay.
+        command = (sys.executable, "-I", str(self._script))
+        worker = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=_LINE_BYTES, env={}
+        )
+        if self._hello is not None:
+            try:
+                async with asyncio.timeout(_START_SECONDS):
+                    await _ask(worker, self._hello)
+            except BaseException:
+                await _kill(worker)
+                raise
+        return worker
+
+
+async def _ask(worker: asyncio.subprocess.Process, request: Mapping[str, Any]) -> dict[str, Any]:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(request).encode() + b"\n")
+        await worker.stdin.drain()
+        line = await worker.stdout.readline()
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise WorkerDiedError from error
+    if not line.endswith(b"\n"):
+        raise WorkerDiedError
+    answer: dict[str, Any] = json.loads(line) if len(line) < _LONG else await asyncio.to_thread(json.loads, line)
+    return answer
+
+
+async def _kill(worker: asyncio.subprocess.Process) -> None:
+    if worker.returncode is None:
+        worker.kill()
+    await worker.wait()
+    if worker.stdin is not None:
+        worker.stdin.close()
