@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import Env, Observation
+from agentloop.envs.row_images import has_row_images, load_images
 from agentloop.messages import Message
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ class ToolEnv(Env):
         self._reward = reward
 
     async def reset(self) -> Observation:
-        return Observation(tuple(self.task["messages"]))
+        messages = self.task["messages"]
+        if has_row_images(messages):
+            messages = await asyncio.to_thread(load_images, messages)
+        return Observation(tuple(messages))
 
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
         return Observation(), 0.0, True, False

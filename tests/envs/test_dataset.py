@@ -1,5 +1,6 @@
 import gzip
 import json
+import subprocess
 import sys
 
 import pyarrow as pa
@@ -100,3 +101,41 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UserError, match=r"agentloop\[parquet\]"):
         load_dataset(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.gz", ".jsonl"])
+def test_files_that_are_broken_are_named(tmp_path, suffix):
+    path = tmp_path / f"d{suffix}"
+    path.write_bytes(b"\xff\xfePAR1 or nothing at all\n")
+    with pytest.raises(UserError, match=rf"d{suffix} cannot be read"):
+        load_dataset(str(path))
+
+
+def test_a_folder_of_shards_is_read_by_name(tmp_path):
+    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}])
+    parquet.write_table(pa.Table.from_pylist([{"prompt": "1"}, {"prompt": "2"}]), tmp_path / "a.parquet")
+    (tmp_path / "README.md").write_text("# Data")
+    rows = load_dataset(str(tmp_path))
+    assert [(row["prompt"], row["id"]) for row in rows] == [("1", "0"), ("2", "1"), ("3", "2")]
+
+
+def test_folders_that_the_library_datasets_saved(tmp_path):
+    rows = [{"prompt": f"task {i}", "answer": str(i)} for i in range(5)]
+    script = (
+        "import sys, json, datasets\n"
+        "train = datasets.Dataset.from_list(json.loads(sys.argv[2])).shuffle(seed=1)\n"
+        "datasets.DatasetDict(train=train).save_to_disk(sys.argv[1], num_shards={'train': 2})\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "data"), json.dumps(rows)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert len(list((tmp_path / "data" / "train").glob("*.arrow"))) == 2
+    read = load_dataset(f"{tmp_path}/data/train")
+    assert sorted(row["answer"] for row in read) == ["0", "1", "2", "3", "4"]
+    assert [row["answer"] for row in read] != ["0", "1", "2", "3", "4"]
+    with pytest.raises(UserError, match=r"several splits \(train\): give the folder of one"):
+        load_dataset(f"{tmp_path}/data")
+
+
+def test_a_folder_without_a_dataset(tmp_path):
+    with pytest.raises(UserError, match="has no dataset"):
+        load_dataset(str(tmp_path))

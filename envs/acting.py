@@ -1,0 +1,183 @@
+"""`ActingEnv`: environments that are played move by move, each turn of the model a move: a tool call, or text.
+
+Subclasses say how the game begins, what a move does and how a move is read from text; here is how that becomes turns,
+rewards, feedback to unusable moves and the end of the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from agentloop.envs.base import Env, Observation
+from agentloop.errors import EnvError, FailureKind, UserError
+from agentloop.limits import StopReason
+from agentloop.messages import Content, Message, text_of
+from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
+from agentloop.tools.schema import ArgumentError
+from agentloop.tools.toolset import Toolset
+
+if TYPE_CHECKING:
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.trajectory import Trajectory
+
+ActionMode = Literal["tool", "text"]
+
+
+@dataclass(slots=True, frozen=True)
+class Move:
+    """What came of a move."""
+
+    content: Content
+    """What the model gets to see."""
+    reward: float | None
+    """None where the environment does not score this move, which is not 0."""
+    terminated: bool = False
+    truncated: bool = False
+
+
+class Act(Tool):
+    """Makes a move in the environment of the episode."""
+
+    name = "act"
+    timeout = float("inf")  # the environment has its own, and whoever waits too long has broken it
+
+    def __init__(self, arguments: ArgumentSchema, description: str = "Make a move.") -> None:
+        self.arguments = arguments
+        self.description = description
+
+    async def call(self, ctx: ToolContext, /, **arguments: Any) -> ToolResult:  # type: ignore[override]
+        env: ActingEnv = ctx.env
+        return await env.act(arguments)
+
+
+class ActingEnv(Env):
+    """A game. With `actions="tool"` the model calls `act(...)`, with "text" the text of its turn is the move.
+
+    `row["messages"]` come first and `row["seed"]` (else one made of the id) seeds the game: all episodes of a group
+    have the same row, so that they begin alike. The outcome is the sum of the rewards of the moves, and of `reward`
+    where there is one. A turn without a usable move gets feedback; `max_invalid_actions` of them in a row truncate.
+    """
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+        actions: ActionMode = "tool",
+        max_invalid_actions: int = 3,
+    ) -> None:
+        if actions not in get_args(ActionMode):
+            raise UserError(f"`actions` of the environment is 'tool' or 'text', not {actions!r}.")
+        if max_invalid_actions < 1:
+            raise UserError(f"`max_invalid_actions` of the environment must be at least 1, got {max_invalid_actions}.")
+        self.task = row
+        self.toolset = toolset
+        self._reward = reward
+        self._actions = actions
+        self._max_invalid = max_invalid_actions
+        self._turn = asyncio.Lock()
+        self._invalid_in_a_row = 0
+        self._invalid = 0
+        self._num_moves = 0
+        self._is_scored = False
+        self._is_over = False
+
+    @property
+    def seed(self) -> int:
+        """Of the game, 31 bits."""
+        own = self.task.get("seed")
+        return int(own) & 0x7FFFFFFF if own is not None else zlib.crc32(str(self.task.get("id", "")).encode()) >> 1
+
+    @abstractmethod
+    async def begin(self) -> Content:
+        """Start the game: what the model is shown first, beneath the prompt of the row."""
+
+    @abstractmethod
+    async def move(self, arguments: dict[str, Any]) -> Move:
+        """Make a move, as the tool's arguments say. Raises `ArgumentError` where it is none, and `EnvError` where the
+        game itself fails."""
+
+    @abstractmethod
+    def read(self, text: str) -> dict[str, Any]:
+        """The arguments of the move that a turn of plain text is. Raises `ArgumentError`, for the model to read."""
+
+    async def reset(self) -> Observation:
+        content = await self.begin()
+        messages = list(self.task.get("messages", ()))
+        if messages and messages[-1]["role"] == "user":
+            content = _joined(messages.pop().get("content", ""), content)
+        return Observation((*messages, {"role": "user", "content": content}))
+
+    async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
+        if self._actions == "tool":
+            return self._refuse("This was no move: call the tool 'act' in each of your turns.")
+        try:
+            move = await self._made(self.read(text_of(message.get("content", ""))))
+        except ArgumentError as error:
+            return self._refuse(str(error))
+        observation = Observation(({"role": "user", "content": move.content},))
+        return observation, move.reward or 0.0, move.terminated, move.truncated
+
+    async def act(self, arguments: dict[str, Any]) -> ToolResult:
+        """Make a move for the tool. Its results say how the episode goes on; a game that fails ends it."""
+        async with self._turn:  # the calls of one turn come at once, in their order
+            if self._is_over:
+                return ToolResult("Not done: the game was over before this move.", is_error=True)
+            try:
+                move = await self._made(arguments)
+            except ArgumentError as error:
+                return ToolResult(str(error), is_error=True, failure=FailureKind.MODEL)
+            except EnvError as error:
+                self._is_over = True
+                return ToolResult(str(error), is_error=True, failure=FailureKind.ENV, stop=StopReason.ENV_ERROR)
+        stop: bool | StopReason = False
+        if move.terminated or move.truncated:
+            stop = StopReason.COMPLETED if move.terminated else StopReason.ENV_TRUNCATED
+        return ToolResult(move.content, reward=move.reward or 0.0, stop=stop)
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """What the reward says beside the rewards of the moves, which the loop adds. Raises `LookupError` where there
+        are neither: such an episode has no reward, which is not a reward of 0."""
+        trajectory.metrics["moves"] = self._num_moves
+        trajectory.metrics["invalid_moves"] = self._invalid
+        for _ in range(self._invalid):
+            trajectory.count(FailureKind.MODEL)
+        if self._reward is not None:
+            return await self._reward(trajectory, self.task)
+        if self._num_moves and not self._is_scored:
+            raise LookupError("the environment gave no reward for any move, and the config names none")
+        return 0.0
+
+    async def _made(self, arguments: dict[str, Any]) -> Move:
+        move = await self.move(arguments)
+        self._invalid_in_a_row = 0
+        self._num_moves += 1
+        self._is_scored = self._is_scored or move.reward is not None
+        self._is_over = self._is_over or move.terminated or move.truncated
+        return move
+
+    def _refuse(self, feedback: str) -> tuple[Observation, float, bool, bool]:
+        self._invalid += 1
+        self._invalid_in_a_row += 1
+        observation = Observation(({"role": "user", "content": feedback},))
+        return observation, 0.0, False, self._invalid_in_a_row >= self._max_invalid
+
+
+@lru_cache(maxsize=256)
+def with_act(toolset: Toolset | None, act: Act) -> Toolset:
+    """`toolset` and `act`. Once for all episodes, since renderers know tools by the identity of their schemas."""
+    return Toolset([*(toolset.tools.values() if toolset is not None else ()), act])
+
+
+def _joined(first: Content, second: Content) -> Content:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}" if first else second
+    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second)]
+    return [*parts[0], *parts[1]]  # type: ignore[list-item]

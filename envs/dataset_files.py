@@ -1,0 +1,111 @@
+"""Raw rows out of files: JSON lines, Parquet, and folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+
+JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson")
+SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
+
+RawRows = Iterator[tuple[str, object]]
+"""(where, row) of each row; `where` ("data.jsonl, line 7") is for errors."""
+
+
+def file_rows(path: Path) -> RawRows:
+    """Of a file of `SUFFIXES`. Raises `UserError` where it cannot be read."""
+    return _jsonl_rows(path) if path.name.endswith(JSONL_SUFFIXES) else _parquet_rows(path)
+
+
+def folder_rows(folder: Path) -> RawRows:
+    """Of what `datasets` saved with `save_to_disk`, or of all files of `SUFFIXES` in the folder, by name.
+
+    Raises `UserError` for a folder that is neither, and for one of several splits.
+    """
+    if (splits := folder / "dataset_dict.json").is_file():
+        names = ", ".join(_read_json(splits).get("splits", ()))
+        raise UserError(f"{folder} has several splits ({names}): give the folder of one, as {folder}/train.")
+    if (state := folder / "state.json").is_file():
+        return _arrow_rows([folder / each["filename"] for each in _read_json(state).get("_data_files", ())])
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    if not files:
+        raise UserError(
+            f"The folder {folder} has no dataset: neither a file ({', '.join(SUFFIXES)}) nor the state.json that "
+            "datasets' save_to_disk writes."
+        )
+    return (row for path in files for row in file_rows(path))
+
+
+def _jsonl_rows(path: Path) -> RawRows:
+    open_text = gzip.open if path.suffix == ".gz" else open
+    try:
+        with open_text(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}, line {number}", _json_line(line, f"{path}, line {number}")
+    except (EOFError, zlib.error, UnicodeDecodeError, gzip.BadGzipFile) as error:
+        raise UserError(f"The dataset file {path} cannot be read: {error}. Is it whole?") from error
+
+
+def _json_line(line: str, where: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where} is not JSON: {error.msg} at column {error.colno}. Each line must be one JSON object."
+        ) from error
+
+
+def _parquet_rows(path: Path) -> RawRows:
+    pyarrow = _pyarrow(path)
+    import pyarrow.parquet as parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"The dataset file {path} cannot be read behind row {number}: {error}.") from error
+
+
+def _arrow_rows(paths: list[Path]) -> RawRows:
+    """The files of `save_to_disk` are streams of Arrow's own format: the library itself is not needed."""
+    number = 0
+    for path in paths:
+        pyarrow = _pyarrow(path)
+        try:
+            with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+                for batch in stream:
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{path.parent}, row {number}", row
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"The dataset file {path} cannot be read behind row {number}: {error}.") from error
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            f"Reading {path} needs pyarrow, which is not installed: pip install 'agentloop[parquet]', or save the "
+            "dataset as JSONL."
+        ) from error
+    return pyarrow
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Save the dataset again.") from error
+    return read if isinstance(read, dict) else {}

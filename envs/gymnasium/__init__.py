@@ -1,0 +1,1 @@
+"""gymnasium environments as environments of agentloop."""

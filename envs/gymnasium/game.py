@@ -1,0 +1,64 @@
+"""`Game`: one gymnasium.Env, called in threads, one call at a time, each within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from agentloop.errors import EnvError
+
+R = TypeVar("R")
+
+_THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="agentloop-gymnasium")
+
+
+class Game:
+    """Owns the environment that `make` gives. After a call that took too long it is lost: a thread cannot be ended, and
+    nobody knows what the environment is in the middle of."""
+
+    def __init__(self, make: Callable[[], Any], *, timeout: float) -> None:
+        self.env: Any = None
+        """None until `start`."""
+        self._make = make
+        self._timeout = timeout
+        self._lock = asyncio.Lock()
+        self._running: Future[Any] | None = None
+
+    async def start(self) -> None:
+        await self.run(self._start)
+
+    async def run(self, function: Callable[..., R], *args: Any) -> R:
+        """`function(*args)` in a thread. Raises what it raises, and `EnvError` where it takes too long."""
+        async with self._lock:
+            if self._running is not None:
+                raise EnvError("the environment is lost: its last call was given up and may still be running")
+            self._running = _THREADS.submit(function, *args)
+            future = asyncio.wrap_future(self._running)
+            done, _ = await asyncio.wait([future], timeout=self._timeout)
+            if not done:
+                future.add_done_callback(_forget)
+                raise EnvError(f"the environment took longer than {self._timeout:g} s for one call")
+            self._running = None
+            return future.result()
+
+    async def close(self) -> None:
+        """Close the environment; one that is still at work when it has finished."""
+        if self._running is not None:
+            self._running.add_done_callback(lambda _: self._close())
+        elif self.env is not None:
+            await self.run(self._close)
+
+    def _start(self) -> None:
+        self.env = self._make()
+
+    def _close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    """Whatever came of a call that was given up: nobody waits for it."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,29 @@
+"""Rows for environments that need no data but a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentloop.errors import UserError
+
+
+def seeds(
+    *, prompt: str, num_rows: int = 1024, first_seed: int = 0, system: str | None = None, **columns: Any
+) -> Iterator[Mapping[str, Any]]:
+    """A row for each of the seeds from `first_seed` on; held-out rows are those of other seeds.
+
+        data:
+          train: agentloop.envs.gymnasium.rows:seeds
+          train_options: {prompt: "Get to the goal.", num_rows: 4096}
+          eval: agentloop.envs.gymnasium.rows:seeds
+          eval_options: {prompt: "Get to the goal.", num_rows: 100, first_seed: 1000000}
+
+    `prompt` is the user message before the first observation; `columns` are in all rows. Raises `UserError`.
+    """
+    if num_rows < 1 or first_seed < 0 or not prompt.strip():
+        raise UserError("`seeds` makes rows of a prompt, from a seed of at least 0, and at least one.")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    for seed in range(first_seed, first_seed + num_rows):
+        yield {**columns, "id": f"seed-{seed}", "seed": seed, "messages": messages}

@@ -1,0 +1,47 @@
+"""Find environments: by the name that a package registered (entry point group `agentloop.envs`), or by their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from agentloop.envs.base import Env
+from agentloop.errors import UserError, nearest
+from agentloop.loading import load_object
+
+GROUP = "agentloop.envs"
+
+
+def available() -> dict[str, EntryPoint]:
+    """The registered environments, by name; nothing of them is imported."""
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+def load_factory(spec: str) -> Callable[..., Env]:
+    """The class or function that `spec` names: registered, `package.module:name`, or `path/to/file.py:name`.
+
+    It is called as factory(row, toolset=..., reward=..., **options) for every episode. Raises `UserError`.
+    """
+    factory = load_object(spec, "environment") if ":" in spec else _registered(spec)
+    if not callable(factory):
+        raise UserError(
+            f"The environment {spec!r} must be an Env class or a function that makes one, got {type(factory).__name__}."
+        )
+    return factory
+
+
+def _registered(name: str) -> Callable[..., Env]:
+    envs = available()
+    if name not in envs:
+        raise UserError(
+            f"There is no environment {name!r}.{nearest(name, envs)} Registered: {', '.join(envs) or 'none'}. Your own "
+            "is named by its place: 'package.module:name' or 'path/to/file.py:name'."
+        )
+    try:
+        return envs[name].load()
+    except Exception as error:  # the boundary: the package is somebody else's
+        package = entry.dist.name if (entry := envs[name]).dist is not None else "unknown"
+        raise UserError(
+            f"The environment {name!r} of the package {package!r} fails to import: {type(error).__name__}: {error}. "
+            "Update or remove the package."
+        ) from error

@@ -1,0 +1,90 @@
+"""Rewards that compare the final text with the row's `answer`: 1.0 where it is right, 0.0 where not."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.rewards.base import answer_of, inline
+from agentloop.envs.rewards.texts import inside, last_boxed
+
+if TYPE_CHECKING:
+    from agentloop.trajectory import Trajectory
+
+_NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_BOX_CHARS = 100
+
+
+@inline
+def exact(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
+    """The final text is the answer, white space around it aside."""
+    return float(trajectory.final_text.strip() == str(answer_of(task)).strip())
+
+
+@inline
+def contains(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
+    """The answer stands somewhere in the final text, as a word of its own; case does not count."""
+    answer = re.escape(str(answer_of(task)).strip())
+    return float(re.search(rf"(?<!\w){answer}(?!\w)", trajectory.final_text, re.IGNORECASE) is not None)
+
+
+@inline
+def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: float = 1e-6) -> float:
+    """The last number of the final text equals the answer, to a relative `tolerance`."""
+    wanted = _numbers(str(answer_of(task)))
+    if not wanted:
+        raise ValueError(f"the row's answer {task['answer']!r} has no number")
+    found = _numbers(trajectory.final_text)
+    return float(bool(found) and abs(found[-1] - wanted[-1]) <= tolerance * max(1.0, abs(wanted[-1])))
+
+
+@inline
+def exact_match(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | None = None) -> float:
+    """The exact match of question answering: the final text, or what stands in the last `<tag>` of it, is one of the
+    answers, after case, punctuation, articles and white space are taken off both. SQuAD, arXiv 1606.05250.
+
+    `answer` is a string, a list of them, or Search-R1's `{"target": [...]}`.
+    """
+    if tag is None:
+        return float(_normal(trajectory.final_text) in _golds(task))
+    found = inside(trajectory.final_text, tag)
+    return float(bool(found) and _normal(found[-1]) in _golds(task))
+
+
+@inline
+def search_r1(trajectory: Trajectory, task: Mapping[str, Any], *, format_reward: float = 0.0) -> float:
+    """Search-R1's reward (arXiv 2503.09516): exact match of what stands in the last `<answer>` of the final turn.
+    `format_reward` is what a wrong answer inside of the tags is worth."""
+    if not inside(trajectory.final_text, "answer"):
+        return 0.0
+    return exact_match(trajectory, task, tag="answer") or format_reward
+
+
+@inline
+def strict_box(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
+    r"""The last `\boxed{...}` that begins in the last 100 characters of the final text is the answer, character for
+    character: `math_dapo` of verl with `strict_box_verify`."""
+    return float(last_boxed(trajectory.final_text[-_BOX_CHARS:]) == str(answer_of(task)))
+
+
+def _golds(task: Mapping[str, Any]) -> set[str]:
+    answer = answer_of(task)
+    if isinstance(answer, Mapping):
+        answer = answer.get("target")
+    golds = {_normal(str(gold)) for gold in (answer if isinstance(answer, list | tuple) else [answer])} - {""}
+    if not golds or answer is None:
+        raise ValueError(f"the row's answer {task['answer']!r} is none that a text can match")
+    return golds
+
+
+def _normal(text: str) -> str:
+    text = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]

@@ -1,0 +1,98 @@
+"""`RewardFunction`: any reward as the environment calls it: asynchronous, off the event loop, its result checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.rewards.base import RawReward, Reward
+
+if TYPE_CHECKING:
+    from agentloop.trajectory import Trajectory
+
+
+@dataclass(slots=True, frozen=True)
+class Judgement:
+    """A checked outcome."""
+
+    reward: float
+    turn_rewards: Sequence[float] = ()
+    """Empty, or one for each sampled turn."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class RewardFunction:
+    """A reward as the environment calls it: asynchronous, off the event loop where it may take time, checked."""
+
+    def __init__(self, function: RawReward | Reward, *, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """`options` are keyword arguments of every call."""
+        self.name = name
+        self._reward = function if isinstance(function, Reward) else None
+        self._call: RawReward = partial(function, **(options or {}))
+        self._is_async = isinstance(function, Reward) or inspect.iscoroutinefunction(function)
+        self._is_inline = getattr(function, "runs_inline", False)
+
+    async def start(self) -> None:
+        """See `Reward.start`."""
+        if self._reward is not None:
+            await self._reward.start()
+
+    async def shutdown(self) -> None:
+        """See `Reward.shutdown`."""
+        if self._reward is not None:
+            await self._reward.shutdown()
+
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> float:
+        """The outcome reward. Rewards of turns are added to `trajectory.turn_rewards`, numbers beside it go to
+        `trajectory.metrics` as `reward/<name>`. Raises as `judge` does, and then changes nothing.
+        """
+        judgement = await self.judge(trajectory, task)
+        for turn, value in enumerate(judgement.turn_rewards):
+            trajectory.turn_rewards[turn] += value
+        for key, value in judgement.metrics.items():
+            trajectory.metrics[f"reward/{key}"] = value
+        return judgement.reward
+
+    async def judge(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Judgement:
+        """Ask the reward. Raises whatever it raises, `TypeError` for a result that is no reward and `ValueError` for
+        one that is not finite or has another number of turns."""
+        if self._is_async or self._is_inline:
+            outcome = self._call(trajectory, task)
+        else:
+            outcome = await asyncio.to_thread(self._call, trajectory, task)
+        if inspect.isawaitable(outcome):
+            outcome = await outcome
+        return _checked(outcome, len(trajectory.turn_rewards))
+
+
+def _checked(outcome: object, num_turns: int) -> Judgement:
+    if not isinstance(outcome, Mapping):
+        return Judgement(_finite(outcome, "its result"))
+    if "reward" not in outcome:
+        raise TypeError(f"it returned a dict without 'reward', only {sorted(map(str, outcome))}")
+    turns = outcome.get("turn_rewards", ())
+    if len(turns) not in (0, num_turns):
+        raise ValueError(f"'turn_rewards' of its result has {len(turns)} numbers for {num_turns} sampled turns")
+    metrics = {key: value for key, value in outcome.items() if key not in ("reward", "turn_rewards")}
+    return Judgement(
+        _finite(outcome["reward"], "'reward' of its result"),
+        [_finite(value, "'turn_rewards' of its result") for value in turns],
+        {key: _finite(value, f"{key!r} of its result") for key, value in metrics.items()},
+    )
+
+
+def _finite(value: object, what: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, str):
+        raise TypeError(f"{what} must be a number, got {type(value).__name__} {value!r}")
+    if not math.isfinite(number):
+        raise ValueError(f"{what} must be finite, got {number}")
+    return number

@@ -1,0 +1,132 @@
+"""Rewards for SQL: the query gives the same rows as the reference query."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.rewards.base import Outcome, Reward
+from agentloop.envs.rewards.texts import assistant_turns, inside, last_fence, turn_text
+from agentloop.errors import UserError
+from agentloop.tools.sql.comparators import comparator, sorts, test_suite
+from agentloop.tools.sql.databases import Database, Databases
+
+if TYPE_CHECKING:
+    from agentloop.tools.sql.results import QueryResult
+    from agentloop.trajectory import Trajectory
+
+_FENCES = ("sql", "sqlite", "postgresql", "duckdb")
+_MAX_ROWS, _MAX_BYTES = 100_000, 16 << 20
+"""Of one result. A reference that gives more cannot be judged; a query that does is wrong."""
+
+
+class SqlExecution(Reward):
+    """1.0 where the query gives what the row's reference query gives, on all the row's databases, else 0.0.
+
+    The query is what stands in the last `<tag>` of the final text, or in its last SQL fence, or the text itself. A
+    reference that fails, or a database that cannot be read, leaves the trajectory without a reward: neither says
+    anything about the query.
+    """
+
+    def __init__(
+        self,
+        database: str | None = None,
+        *,
+        database_field: str = "database",
+        folder: str = ".",
+        gold_field: str = "answer",
+        compare: str = "bird_set",
+        tag: str | None = None,
+        timeout: float = 30.0,
+        workers: int = 4,
+    ) -> None:
+        """`database`: the path of a SQLite or DuckDB file, or postgresql://...; by default each row names a file below
+        `folder`, or a list of them, in its column `database_field`. `gold_field`: the column of the reference query.
+        `compare`: bird_set, multiset, ordered or test_suite. `timeout`: seconds of a query; `workers`: queries at once.
+        Raises `UserError` for what of it cannot be."""
+        if timeout <= 0 or workers < 1:
+            raise UserError("timeout and workers of sql_execution must be above 0.")
+        self._same = comparator(compare)
+        self._field, self._gold_field = database_field, gold_field
+        self._tag = tag
+        self._seconds = timeout
+        self._databases = Databases(database, folder, workers)
+
+    async def start(self) -> None:
+        await self._databases.start()
+
+    async def shutdown(self) -> None:
+        await self._databases.shutdown()
+
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
+        """Raises `LookupError`, `UserError` and `GoldQueryError` for rows that cannot be judged, `ToolError` where a
+        database fails."""
+        gold = task.get(self._gold_field)
+        if not isinstance(gold, str):
+            raise LookupError(f"the row has no reference query in its column {self._gold_field!r}")
+        databases = self._databases_of(task)
+        query = self._query_of(trajectory)
+        if not query:
+            return {"reward": 0.0, "ran": 0.0}
+        ran = 1.0
+        for database in databases:
+            predicted, wanted = await asyncio.gather(self._run(database, query), self._run(database, gold))
+            ran = min(ran, float(predicted.ok))
+            # Many rows take long to compare, and so do many columns that may be permuted.
+            if not await asyncio.to_thread(self._matches, predicted, wanted, gold):
+                return {"reward": 0.0, "ran": ran}
+        return {"reward": 1.0, "ran": ran}
+
+    def _query_of(self, trajectory: Trajectory) -> str:
+        text = trajectory.final_text
+        if self._tag is None:
+            return (last_fence(text, *_FENCES) or text).strip()
+        found = inside(text, self._tag)
+        return (last_fence(found[-1], *_FENCES) or found[-1]).strip() if found else ""
+
+    def _matches(self, predicted: QueryResult, wanted: QueryResult, gold: str) -> bool:
+        same = partial(test_suite, order_matters=sorts(gold)) if self._same is test_suite else self._same
+        return same(predicted, wanted)
+
+    async def _run(self, database: Database, sql: str) -> QueryResult:
+        return await database.query(sql, seconds=self._seconds, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
+
+    def _databases_of(self, task: Mapping[str, Any]) -> list[Database]:
+        if self._databases.common is not None:
+            return [self._databases.common]
+        named = task.get(self._field)
+        names = [named] if isinstance(named, str) else named
+        if not names or not isinstance(names, list | tuple):
+            raise LookupError(f"the row names no database in its column {self._field!r}")
+        return [self._databases.named(name) for name in names]
+
+
+class SkyRlSql(SqlExecution):
+    """SkyRL-SQL's reward: 1.0 for the right rows, 0.0 for others, -1.0 for a wrong format.
+
+    The format: one `<solution>` in all turns, in the last of them; at least one turn thinks, and every turn behind an
+    observation begins with thinking. `compare` is bird_set, as there; it takes (a), (a) for (a): multiset does not.
+    """
+
+    def __init__(self, database: str | None = None, *, compare: str = "bird_set", **options: Any) -> None:
+        """As `SqlExecution`; the tag is `solution`."""
+        super().__init__(database, compare=compare, tag="solution", **options)
+
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
+        if not _well_formed([turn_text(message) for message in assistant_turns(trajectory)]):
+            return {"reward": -1.0, "ran": 0.0, "well_formed": 0.0}
+        outcome = await super().__call__(trajectory, task)
+        assert isinstance(outcome, Mapping)
+        return {**outcome, "well_formed": 1.0}
+
+
+def _well_formed(turns: list[str]) -> bool:
+    marks = [sum(turn.count(mark) for turn in turns) for mark in ("<solution>", "</solution>")]
+    return (
+        marks == [1, 1]
+        and len(inside(turns[-1], "solution")) == 1
+        and any(inside(turn, "think") for turn in turns)
+        and all(turn.lstrip().startswith("<think>") for turn in turns[1:])
+    )

@@ -1,0 +1,72 @@
+"""What rewards look for in what a model wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentloop.messages import Message, text_of
+
+if TYPE_CHECKING:
+    from agentloop.trajectory import Trajectory
+
+_FENCE = "```"
+
+
+def turn_text(message: Message) -> str:
+    """A turn with its thinking, which the parser takes out of the content, back in its tags."""
+    content = text_of(message.get("content", ""))
+    reasoning = message.get("reasoning_content")
+    return content if reasoning is None else f"<think>\n{reasoning}\n</think>\n{content}"
+
+
+def assistant_turns(trajectory: Trajectory) -> list[Message]:
+    """What the model wrote, turn by turn. Examples in the prompt are not the model's."""
+    turns = [message for message in trajectory.messages if message["role"] == "assistant"]
+    num_sampled = len(trajectory.turn_rewards)
+    return turns[-num_sampled:] if num_sampled else turns
+
+
+def inside(text: str, tag: str) -> list[str]:
+    """What stands between `<tag>` and the next `</tag>`, of each pair in order, stripped."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    found = []
+    place = 0
+    # Not a regular expression: with many opening tags and no closing one that takes quadratic time.
+    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
+        found.append(text[start + len(opening) : end].strip())
+        place = end + len(closing)
+    return found
+
+
+def last_fence(text: str, *languages: str) -> str | None:
+    """The content of the last Markdown fence that is marked with one of the languages, or of the last unmarked one
+    where none is. A fence that is not closed is none."""
+    found: dict[bool, str] = {}
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if language is None:
+            if bare.startswith(_FENCE):
+                language, lines = bare.removeprefix(_FENCE).strip().partition(" ")[0].lower(), []
+        elif bare == _FENCE:
+            if not language or language in languages:
+                found[bool(language)] = "".join(lines)
+            language = None
+        else:
+            lines.append(line)
+    return found.get(True, found.get(False))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, braces inside it balanced; None where there is none or it is cut off."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    opening = start + len(r"\boxed")
+    for place in range(opening, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[opening + 1 : place]
+    return None

@@ -1,0 +1,92 @@
+import pytest
+
+from agentloop.envs.rewards import inline, load_reward
+from agentloop.envs.rewards.base import Reward
+from agentloop.errors import UserError
+from agentloop.loading import load_object
+
+STARTED = []
+
+
+class Held(Reward):
+    """Counts its life."""
+
+    def __init__(self, worth: float = 1.0) -> None:
+        self.worth = worth
+
+    async def start(self):
+        STARTED.append("start")
+
+    async def shutdown(self):
+        STARTED.append("shutdown")
+
+    async def __call__(self, trajectory, task):
+        return {"reward": self.worth, "turn_rewards": [0.5, 0.25], "seen": 3.0}
+
+
+@inline
+def broken(trajectory, task):
+    raise ZeroDivisionError("division by zero")
+
+
+HELD = f"{__file__}:Held"
+BROKEN = f"{__file__}:broken"
+
+
+async def test_the_sum_of_weighted_terms_with_each_in_the_log(episode):
+    reward = load_reward(
+        ["exact", {"name": "contains", "weight": 0.5}, {"name": HELD, "weight": -2.0, "options": {"worth": 3.0}}]
+    )
+    trajectory = episode("a", "it is 7")
+    assert await reward(trajectory, {"answer": 7}) == 0.0 + 0.5 * 1.0 - 2.0 * 3.0
+    assert trajectory.turn_rewards == [-1.0, -0.5]
+    assert trajectory.metrics == {
+        "reward/exact": 0.0,
+        "reward/contains": 1.0,
+        "reward/Held": 3.0,
+        "reward/Held/seen": 3.0,
+    }
+
+
+async def test_a_term_that_depends_on_another_is_not_even_asked(episode):
+    terms = [{"name": "exact", "label": "right"}, {"name": BROKEN, "only_if": "right"}]
+    assert await load_reward(terms)(episode("no"), {"answer": "yes"}) == 0.0
+    with pytest.raises(ZeroDivisionError):
+        await load_reward(terms)(episode("yes"), {"answer": "yes"})
+
+
+async def test_a_term_that_fails_leaves_everything_as_it_was(episode):
+    trajectory = episode("a", "b")
+    with pytest.raises(ZeroDivisionError):
+        await load_reward([HELD, BROKEN])(trajectory, {"answer": "b"})
+    assert (trajectory.turn_rewards, trajectory.metrics) == ([0.0, 0.0], {})
+
+
+async def test_the_life_of_what_terms_hold():
+    started = load_object(f"{__file__}:STARTED", "list")
+    reward = load_reward([HELD, {"name": HELD, "label": "again"}])
+    await reward.start()
+    await reward.shutdown()
+    assert started == ["start", "start", "shutdown", "shutdown"]
+
+
+async def test_rewards_of_turns_must_be_one_for_each(episode):
+    with pytest.raises(ValueError, match="2 numbers for 3 sampled turns"):
+        await load_reward(HELD)(episode("a", "b", "c"), {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "words"),
+    [
+        ([], {}, "no terms"),
+        (["exact", "exact"], {}, "Two terms of the reward are called 'exact'"),
+        ([{"name": "exact", "only_if": "tags"}, "tags"], {}, "only if 'tags', which is no term further up"),
+        (["exat"], {}, "Did you mean 'exact'"),
+        (["exact"], {"tolerance": 1}, "give each term its own"),
+        ("math", {"boxd": True}, r"cannot be made with these options: .*Options it takes: boxed, timeout, workers"),
+        (HELD, {"worthy": 1}, "Options it takes: worth"),
+    ],
+)
+def test_terms_that_cannot_be(spec, options, words):
+    with pytest.raises(UserError, match=words):
+        load_reward(spec, options)
