@@ -1,14 +1,15 @@
 """Causal attention over packed rows: several sequences in one row, without padding and without a mask.
 
-A model loaded with `attn_implementation=PACKED` calls this from every layer. Where each sequence starts reaches it in
-the keyword arguments that transformers passes through the forward of its models (`cu_seq_lens_q`, `max_length_q`),
-which `PackedRow.kwargs` holds.
+A model loaded with `attn_implementation=register(kernel)` calls this from every layer. Where each sequence starts
+reaches it in the keyword arguments that transformers passes through the forward of its models (`cu_seq_lens_q`,
+`max_length_q`), which `PackedRow.kwargs` holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,62 +17,80 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agentloop.trainer import attention_ops
 from agentloop.trainer.padded_layout import PaddedLayout
+from agentloop.trainer.shared_prefix import SharedPrefixes
 
-PACKED = "agentloop_packed"
 
-
-def register() -> str:
+def register(kernel: str = "sdpa") -> str:
     """Make the attention known to transformers and return its name for `attn_implementation`.
 
-    Nothing is registered with the mask interface: transformers builds no mask for an implementation that has none.
+    `kernel` is what `attention_choice.choose` returns. Nothing is registered with the mask interface: transformers
+    builds no mask for an implementation that has none.
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED, packed_attention)
-    return PACKED
-
-
-def needs_padding(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the attention of a row must go through sdpa: FlashAttention takes half precision on CUDA only."""
-    return device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16)
+    name = f"agentloop_{kernel}"
+    AttentionInterface.register(name, partial(packed_attention, kernel=kernel))
+    return name
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class PackedRow:
-    """Where the sequences of one row are."""
+    """Where the sequences of one row are. Where sequences share a prefix, each part of them is a segment."""
 
     lengths: tuple[int, ...]
+    """Of the segments."""
     position_ids: Tensor
     """[1, num_tokens], int64; 0 where a sequence starts."""
     cu_seqlens: Tensor
-    """[num_sequences + 1], int32: start of each sequence, then the end of the row."""
+    """[num_segments + 1], int32: start of each segment, then the end of the row."""
+    prefixes: SharedPrefixes | None
     padded: PaddedLayout | None
-    """None where the kernel takes the row as it is."""
+    """For sdpa."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu", *, padded: bool = True) -> PackedRow:
-        """`padded` is for rows that no varlen kernel takes (see `needs_padding`)."""
-        position_ids = np.concatenate([np.arange(length) for length in lengths])[None]
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        *,
+        padded: bool = True,
+        parents: Sequence[int | None] = (),
+    ) -> PackedRow:
+        """`padded` is for the kernel `sdpa`. `parents[i]` is the segment before it whose tokens segment i goes on from
+        (see `SharedPrefixes`); none where left out."""
+        prefixes = SharedPrefixes.of(lengths, parents, device) if any(p is not None for p in parents) else None
+        starts = [0] * len(lengths) if prefixes is None else prefixes.positions
+        position_ids = np.concatenate([np.arange(length) + s for length, s in zip(lengths, starts, strict=True)])[None]
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return cls(
             tuple(lengths),
             torch.from_numpy(position_ids).to(device, non_blocking=True),
             torch.from_numpy(cu_seqlens).to(device, non_blocking=True),
-            PaddedLayout.of(lengths, device) if padded else None,
+            prefixes,
+            PaddedLayout.of(lengths, device) if padded and prefixes is None else None,
         )
 
     def kwargs(self) -> dict[str, Any]:
-        """For the forward of a transformers model, next to `input_ids` of shape [1, num_tokens]."""
-        return {
+        """For the forward of a transformers model, next to `input_ids` of shape [1, num_tokens].
+
+        Tensors and plain numbers but for `padded`: a compiled layer is then the same for all rows.
+        """
+        longest = max(self.lengths)
+        kwargs: dict[str, Any] = {
             "position_ids": self.position_ids,
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
-            "max_length_q": max(self.lengths),
-            "max_length_k": max(self.lengths),
-            "packed_row": self,
+            "max_length_q": longest,
+            "max_length_k": longest,
             "use_cache": False,
         }
+        if self.padded is not None:
+            kwargs["padded"] = self.padded
+        if self.prefixes is not None:
+            kwargs |= {"prefix": self.prefixes.tensors, "max_prefix": self.prefixes.longest}
+        return kwargs
 
 
 def packed_attention(
@@ -81,66 +100,44 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
+    kernel: str,
     scaling: float | None = None,
-    packed_row: PackedRow | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    padded: PaddedLayout | None = None,
+    prefix: tuple[Tensor, Tensor, Tensor, Tensor] | tuple[None, None, None, None] = (None, None, None, None),
+    max_prefix: tuple[int, int] = (0, 0),
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
 
     There is no dropout: what is trained must be the policy that sampled. Raises `ValueError` where the row comes with
-    a mask or without its `packed_row`, or has a batch dimension.
+    a mask or without what `PackedRow.kwargs` says of it, or has a batch dimension.
     """
-    if packed_row is None:
-        raise ValueError(f"{PACKED} needs packed_row (see PackedRow.kwargs)")
+    if cu_seq_lens_q is None:
+        raise ValueError("packed attention needs to know where the sequences are (see PackedRow.kwargs)")
     if attention_mask is not None or query.shape[0] != 1:
-        raise ValueError(f"{PACKED} takes one packed row without a mask")
-    if sliding_window is not None and sliding_window >= max(packed_row.lengths):
+        raise ValueError("packed attention takes one packed row without a mask")
+    if sliding_window is not None and sliding_window >= max_length_q and prefix[0] is None:
         sliding_window = None
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if packed_row.padded is None:
-        out = _varlen(*rows, packed_row, scaling, sliding_window)
-    else:
-        out = _padded_sdpa(*rows, packed_row.padded, scaling, sliding_window)
-    return out[None], None
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scale: float | None, window: int | None
-) -> Tensor:
-    """FlashAttention over the row, [n, heads, d]."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    # torch 2.11 takes fewer KV heads without being told, and has no argument for it; 2.12 wants to be told.
-    grouped: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA and query.shape[1] != key.shape[1] else {}
-    left, longest = -1 if window is None else window - 1, max(row.lengths)
-    out = varlen_attn(
-        query,
-        key,
-        value,
-        row.cu_seqlens,
-        row.cu_seqlens,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(left, 0),
-        **grouped,
+    if padded is not None:
+        return _padded_sdpa(*rows, padded, scaling, sliding_window)[None], None
+    if prefix[0] is not None and sliding_window is not None:
+        raise ValueError("packed attention has no sliding window over a shared prefix")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out, _ = attention_ops.packed_attention(
+        *rows,
+        cu_seq_lens_q,
+        max_length_q,
+        sliding_window or 0,
+        scale,
+        "math" if kernel == "sdpa" else kernel,
+        *prefix,
+        *max_prefix,
     )
-    assert isinstance(out, Tensor)
-    return out
-
-
-def _varlen_has_gqa() -> bool:
-    import inspect
-
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
-_VARLEN_HAS_GQA = _varlen_has_gqa()
+    return out[None], None
 
 
 def _padded_sdpa(

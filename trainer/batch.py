@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.trainer.advantages import group_advantages
+from agentloop.trainer import advantages
+from agentloop.trainer.advantages import Outcome
+from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trajectory import Trajectory
+
+T = TypeVar("T", bound=np.generic)
 
 NO_REWARD = "no_reward"
 NO_SAMPLED_TOKENS = "no_sampled_tokens"
+TRUNCATED = "truncated"
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -25,7 +33,14 @@ class Sample:
     logprobs: NDArray[np.float32]
     """Under the policy that sampled, temperature included; 0 where not sampled."""
     versions: NDArray[np.int32]
-    advantage: float = 1.0
+    advantage: float | NDArray[np.float32] = 1.0
+    """One for the whole trajectory, or one a sampled token, [num_sampled]."""
+    old_logprobs: NDArray[np.float32] | None = None
+    """[num_sampled]; under the weights before the first update on the batch."""
+    reference_logprobs: NDArray[np.float32] | None = None
+    """[num_sampled]; under the reference model."""
+    policy_version: int = 0
+    """Of the weights before the first update on the batch."""
     reward: float = 0.0
     trajectory_id: str = ""
     group_id: str = ""
@@ -36,6 +51,12 @@ class Sample:
             raise ValueError(f"the arrays of sample {self.trajectory_id!r} differ in length: {sorted(sizes)}")
         if len(self.loss_mask) and self.loss_mask[0]:
             raise ValueError(f"the first token of sample {self.trajectory_id!r} is sampled: nothing predicts it")
+        for values in (self.advantage, self.old_logprobs, self.reference_logprobs):
+            if isinstance(values, np.ndarray) and values.shape != (self.num_sampled,):
+                raise ValueError(
+                    f"sample {self.trajectory_id!r} has values of shape {values.shape} for {self.num_sampled} sampled "
+                    "tokens"
+                )
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -44,8 +65,15 @@ class Sample:
     def num_sampled(self) -> int:
         return int(self.loss_mask.sum())
 
+    @property
+    def has_advantage(self) -> bool:
+        """Of any token: the others have no policy gradient."""
+        return bool(np.any(self.advantage))
+
     @classmethod
-    def from_trajectory(cls, trajectory: Trajectory, advantage: float = 1.0) -> Sample:
+    def from_trajectory(
+        cls, trajectory: Trajectory, advantage: float | NDArray[np.float32] = 1.0, policy_version: int = 0
+    ) -> Sample:
         """Copies the arrays. Raises `ValueError` where the first token is a sampled one."""
         return cls(
             token_ids=trajectory.token_ids,
@@ -53,6 +81,7 @@ class Sample:
             logprobs=trajectory.logprobs,
             versions=trajectory.versions,
             advantage=advantage,
+            policy_version=policy_version,
             reward=0.0 if trajectory.reward is None else trajectory.reward,
             trajectory_id=trajectory.trajectory_id,
             group_id=trajectory.group_id,
@@ -68,6 +97,9 @@ class TrainBatch:
     """Groups that were put in, with those of which nothing was left."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Trajectories that were put in and cannot be trained on: reason -> count."""
+    companion_samples: Sequence[Sample] = ()
+    """The same samples for a model that is trained beside the policy: `advantage` has what it should learn, which is
+    value targets for a critic (`old_logprobs` has its values before the step) and the outcome for a process reward."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -81,24 +113,117 @@ class TrainBatch:
         return sum(sample.num_sampled for sample in self.samples)
 
 
-def make_batch(groups: Sequence[Sequence[Trajectory]], advantage: str = "grpo") -> TrainBatch:
-    """Score each group by itself and put all of them into one batch, in order.
+ScoreFn = Callable[[Sequence[Sample]], Sequence[NDArray[np.float32]]]
+"""Something of the sampled tokens of each sample that a model says, [num_sampled] each."""
 
-    A trajectory without a reward counts neither in its group's statistics nor in the batch. One that has a reward but
-    no sampled token is part of the statistics, since it is an outcome of the policy, but has nothing to train on.
-    Raises `UserError` for an unknown advantage.
+
+@dataclass(slots=True, frozen=True)
+class TokenModels:
+    """The models that the credit of tokens is taken from, where the algorithm asks for them."""
+
+    reference: ScoreFn | None = None
+    """Log-probabilities, for `kl_in_reward`."""
+    critic: ScoreFn | None = None
+    """Values, for an advantage with `value_targets`."""
+    process: ScoreFn | None = None
+    """Rewards, for an advantage with `needs_process_rewards`."""
+
+
+def make_batch(
+    groups: Sequence[Sequence[Trajectory]],
+    algorithm: AlgorithmConfig | None = None,
+    *,
+    policy_version: int = 0,
+    baselines: Sequence[float | None] | None = None,
+    models: TokenModels | None = None,
+) -> TrainBatch:
+    """Judge the trajectories of each group and put all of them into one batch, in order.
+
+    `policy_version` is that of the weights to be trained, `baselines` has the reward of each group's greedy episode. A
+    trajectory without a reward counts neither in the statistics nor in the batch. One that has a reward but no sampled
+    token is part of the statistics, since it is an outcome of the policy, but has nothing to train on. Raises
+    `UserError` for an unknown advantage.
     """
+    algorithm = algorithm or AlgorithmConfig()
+    advantage = advantages.get(algorithm.advantage)
+    options = advantages.parse_options(advantage, algorithm.advantage_options)
+    assert baselines is not None or not advantage.needs_greedy, "play a greedy episode of each task"
+    judged = [[trajectory for trajectory in group if _is_judged(trajectory)] for group in groups]
+    outcomes = _outcomes(judged, algorithm, baselines or [None] * len(groups), models or TokenModels())
     samples: list[Sample] = []
-    dropped: dict[str, int] = {}
-    for group in groups:
-        values = group_advantages([trajectory.reward for trajectory in group], advantage)
-        for trajectory, value in zip(group, values.tolist(), strict=True):
-            reason = NO_REWARD if np.isnan(value) else NO_SAMPLED_TOKENS if trajectory.num_sampled == 0 else None
+    companion_samples: list[Sample] = []
+    dropped: Counter[str | None] = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
+    for group, values in zip(outcomes, advantage.function(outcomes, options), strict=True):
+        for outcome, value in zip(group, values, strict=True):
+            reason = _reason_to_drop(outcome.trajectory, algorithm)
+            dropped[reason] += 1
             if reason is None:
-                samples.append(Sample.from_trajectory(trajectory, value))
-            else:
-                dropped[reason] = dropped.get(reason, 0) + 1
-    return TrainBatch(samples=samples, num_groups=len(groups), dropped=dropped)
+                sample = Sample.from_trajectory(outcome.trajectory, value, policy_version)
+                samples.append(sample)
+                if advantage.value_targets:
+                    targets = advantage.value_targets(outcome, options)
+                    companion_samples.append(replace(sample, advantage=targets, old_logprobs=outcome.values))
+                elif advantage.needs_process_rewards:
+                    companion_samples.append(replace(sample, advantage=sample.reward))
+    counts = {reason: count for reason, count in dropped.items() if reason is not None and count}
+    return TrainBatch(samples, num_groups=len(groups), dropped=counts, companion_samples=companion_samples)
+
+
+def _outcomes(
+    groups: Sequence[Sequence[Trajectory]],
+    algorithm: AlgorithmConfig,
+    baselines: Sequence[float | None],
+    models: TokenModels,
+) -> list[list[Outcome]]:
+    trajectories = [trajectory for group in groups for trajectory in group if trajectory.num_sampled > 0]
+    samples = [Sample.from_trajectory(trajectory) for trajectory in trajectories]
+    places = {id(trajectory): place for place, trajectory in enumerate(trajectories)}
+    penalties = _kl_penalties(samples, algorithm.kl_in_reward, models.reference)
+    values = models.critic(samples) if models.critic else None
+    process_rewards = models.process(samples) if models.process else None
+    overlong = algorithm.overlong
+    return [
+        [
+            Outcome(
+                trajectory,
+                shaping=overlong.reward(trajectory.num_sampled) if overlong else 0.0,
+                penalties=_at(penalties, places.get(id(trajectory))),
+                baseline=baseline,
+                values=_at(values, places.get(id(trajectory))),
+                process_rewards=_at(process_rewards, places.get(id(trajectory))),
+            )
+            for trajectory in group
+        ]
+        for group, baseline in zip(groups, baselines, strict=True)
+    ]
+
+
+def _is_judged(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and math.isfinite(trajectory.reward)
+
+
+def _reason_to_drop(trajectory: Trajectory, algorithm: AlgorithmConfig) -> str | None:
+    if trajectory.num_sampled == 0:
+        return NO_SAMPLED_TOKENS
+    reason = trajectory.stop_reason
+    return TRUNCATED if algorithm.drop_truncated and reason is not None and reason.is_truncated else None
+
+
+def _kl_penalties(
+    samples: Sequence[Sample], coef: float, reference: ScoreFn | None
+) -> list[NDArray[np.float64]] | None:
+    """coef * (log policy - log reference) of the sampled tokens of each sample, [num_sampled] each."""
+    if coef == 0:
+        return None
+    assert reference is not None, "kl_in_reward needs a reference model"
+    return [
+        coef * (sample.logprobs[sample.loss_mask].astype(np.float64) - logprobs)
+        for sample, logprobs in zip(samples, reference(samples), strict=True)
+    ]
+
+
+def _at(arrays: Sequence[NDArray[T]] | None, place: int | None) -> NDArray[T] | None:
+    return None if arrays is None or place is None else arrays[place]
 
 
 def supervised_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentloop.envs.sampler import SamplerState
+from agentloop.errors import UserError
 from agentloop.trainer.backends.folders import appearing
-from agentloop.trainer.learner import Learner
+from agentloop.trainer.learner import Captured, Learner
 from agentloop.trainer.run_folder import step_name, step_of
 
 _STATE = "state.json"
@@ -32,13 +34,46 @@ class RunState:
     """Resolved, to compare with at a resume."""
 
 
-def save_checkpoint(folder: Path, learner: Learner, state: RunState, *, keep_last: int) -> None:
-    """Write `folder/step_<n>` and remove all but the `keep_last` newest."""
-    with appearing(folder / step_name(state.step)) as target:
-        learner.save(target / _LEARNER)
-        (target / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-    for old in _complete(folder)[:-keep_last]:
-        shutil.rmtree(old)
+class CheckpointWriter:
+    """Writes `folder/step_<n>` while training goes on, and removes all but the `keep_last` newest.
+
+    At most one is being written: what a second one would hold in memory is as large as the learner.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, learner: Learner, state: RunState) -> None:
+        """Returns when the learner is copied. Raises what went wrong with the one before."""
+        self.wait()
+        self._writing = self._thread.submit(self._write, learner.capture(), state)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk. Raises `UserError` where it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except OSError as error:
+            raise UserError(
+                f"A checkpoint could not be written to {self._folder}: {error}. Make room there, or set run.keep_last "
+                "lower, and run again: training goes on from the checkpoint before."
+            ) from error
+
+    def close(self) -> None:
+        """Wait for what is being written, whatever becomes of it."""
+        self._thread.shutdown()
+
+    def _write(self, captured: Captured, state: RunState) -> None:
+        with appearing(self._folder / step_name(state.step)) as target:
+            captured.write(target / _LEARNER)
+            (target / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        for old in _complete(self._folder)[: -self._keep_last]:
+            shutil.rmtree(old)
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:

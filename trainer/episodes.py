@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from agentloop import engines
 from agentloop.envs.base import Env
 from agentloop.envs.dataset import load_dataset
-from agentloop.envs.rewards import load_reward
+from agentloop.envs.registry import load_factory
+from agentloop.envs.rewards import RewardFunction, load_reward
+from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
-from agentloop.loading import load_object
 from agentloop.loop import AgentLoop
 from agentloop.rendering import renderer_for
 from agentloop.rollout import Group, GroupSpec, RolloutWorker
@@ -40,6 +41,8 @@ class Episodes:
     eval: list[Row]
     """Empty where the run has no held-out tasks."""
     toolset: Toolset
+    reward: RewardFunction | None
+    """None where the environment alone says what an episode is worth."""
     renderer: Renderer
     make_env: Callable[[Row], Env]
 
@@ -47,14 +50,15 @@ class Episodes:
     def load(cls, config: RunConfig, model: Path) -> Episodes:
         """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
         data = config.data
-        factory = load_object(config.env.factory, "environment")
-        reward = load_reward(config.env.reward, config.env.reward_options)
-        toolset = Toolset([registry.load(tool.name, **tool.options) for tool in config.env.tools])
+        factory = load_factory(config.env.factory)
+        reward = _load_reward(config, factory)
+        toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
         return cls(
             config=config,
             train=load_dataset(data.train, options=data.train_options, limit=data.train_limit),
             eval=load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
             toolset=toolset,
+            reward=reward,
             renderer=renderer_for(
                 model,
                 tool_format=config.rendering.tool_format,
@@ -76,11 +80,12 @@ class Episodes:
         )
         return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
 
-    def specs(self, rows: Sequence[Row], *, name: str, n: int, seed: int) -> list[GroupSpec]:
-        """One group of n episodes for each row. `name` tells these groups from all others in flight."""
+    def specs(self, rows: Sequence[Row], *, name: str, n: int, seed: int, first: int = 0) -> list[GroupSpec]:
+        """One group of n episodes for each row, numbered from `first`. `name` tells these groups from all others in
+        flight."""
         return [
             GroupSpec(f"{name}-{place}", partial(self.make_env, row), n, seed_of(seed, place) & 0x7FFFFFFF)
-            for place, row in enumerate(rows)
+            for place, row in enumerate(rows, first)
         ]
 
 
@@ -97,6 +102,14 @@ async def play(
         raise
 
 
+def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFunction | None:
+    if config.env.reward is not None:
+        return load_reward(config.env.reward, config.env.reward_options)
+    if factory is ToolEnv:
+        raise UserError("env.reward is missing: name what the answers of this run are worth, such as `reward: exact`.")
+    return None
+
+
 def _make_env(factory: Callable[..., Env], config: RunConfig, row: Row, **parts: Any) -> Env:
     return factory(row, **parts, **config.env.options)
 
@@ -109,11 +122,15 @@ def make_engine(config: RunConfig, model: Path) -> Engine:
 
 @asynccontextmanager
 async def started(engine: Engine, episodes: Episodes) -> AsyncIterator[Engine]:
-    """The engine and the tools of the episodes, running; both are shut down whatever happens."""
+    """The engine, the tools and the reward of the episodes, running; all are shut down whatever happens."""
     try:
         await episodes.toolset.start()
+        if episodes.reward is not None:
+            await episodes.reward.start()
         await engine.start()
         yield engine
     finally:
         await engine.close()
+        if episodes.reward is not None:
+            await episodes.reward.shutdown()
         await episodes.toolset.shutdown()

@@ -35,9 +35,16 @@ def _advice(kinds: Counter[str], config: RunConfig) -> str:
     """What to look at, by whose fault it mostly is."""
     kind = kinds.most_common(1)[0][0] if kinds else FailureKind.ENGINE
     if kind == FailureKind.JUDGE:
-        return f"Correct the reward {config.env.reward!r} (env.reward), or the columns of that row."
+        return f"Correct the reward {_reward_name(config)} (env.reward), or the columns of that row."
     if kind == FailureKind.ENV:
         return f"Correct the environment {config.env.factory!r} (env.factory), its tools, or the messages of that row."
     if kind == FailureKind.TOOL:
         return "Correct the tools (env.tools)."
     return f"Look at the engine {config.engine.name!r} (engine.options) and the memory that it has."
+
+
+def _reward_name(config: RunConfig) -> str:
+    reward = config.env.reward
+    if reward is None:
+        return "of the environment"
+    return repr(reward) if isinstance(reward, str) else " + ".join(term.shown for term in reward)

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
-from agentloop.config import Config
+from agentloop.config import HAS_PATHS, Config, ConfigPath
 from agentloop.engines.base import Engine
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.losses import Aggregation
+from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.kl import KlEstimator
+from agentloop.trainer.losses.aggregation import Aggregation
+
+
+class CorrectionConfig(Config):
+    """One weight of the losses of tokens that another policy sampled."""
+
+    name: ConfigPath
+    """`truncate`, `mask`, `icepop`, `reject`, `veto`, or one that a file registers, 'file.py:name'."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of that correction; truncate: level, cap."""
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AttentionName = Literal["auto", "fa4", "fa2", "sdpa"]
+"""fa4: FlashAttention 4 (package flash-attn-4), Hopper and newer. fa2: FlashAttention 2, part of torch. sdpa: torch's
+scaled_dot_product_attention over padded batches, any device and precision."""
+
+CheckpointingName = Literal["off", "selective", "full"]
+"""selective: all but attention and the narrow matrix products; full: all but the input of each layer."""
 
 
 class LearnerConfig(Config):
@@ -25,22 +50,42 @@ class LearnerConfig(Config):
     """Of the parameters that the optimizer changes, and of its state."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations, and of the weights that are published; the softmax is float32 in any case."""
-    gradient_checkpointing: bool = False
-    """Keep the inputs of layers only and compute the rest again in the backward: less memory, a third more work."""
+    attention: AttentionName = "auto"
+    """auto takes the fastest that runs."""
+    compile_layers: bool | None = None
+    """Fuse what is between matrix products (torch.compile): a minute at the start. None: on CUDA. Layers whose
+    attention is sdpa are never compiled."""
+    checkpointing: CheckpointingName = "off"
+    """What of the activations is computed again in the backward instead of being kept."""
+    gather_once: bool | None = None
+    """Gather parameters and sum gradients over ranks once a mini-batch, not for every micro-batch. Each device holds
+    all parameters in compute_dtype and all gradients in float32 meanwhile; ranks may have unequal numbers of
+    micro-batches. None: on several CUDA devices, where that is at most a quarter of the memory of one."""
+    share_prefixes: bool | None = None
+    """Compute the prompt of a group once for all its trajectories. None: where attention is FlashAttention."""
 
-    loss: str = "ppo"
-    """`ppo`, `sft` or a registered one."""
+    loss: ConfigPath = "ppo"
+    """`ppo`, `gspo`, `cispo`, `sapo`, `gmpo`, `reinforce`, `sft`, or one that a file registers, 'file.py:name'."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Of that loss; ppo: clip_low, clip_high, dual_clip."""
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    """How the losses of tokens become one."""
+    aggregation: Aggregation | None = None
+    """How the losses of tokens become one; None: as in the paper of the loss."""
     aggregation_norm: float = Field(default=1024.0, gt=0)
     """The constant of `seq_mean_token_sum_norm`, in tokens."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Times the entropy of each sampled token's distribution, taken from its loss."""
-    importance_cap: float | None = Field(default=None, gt=0)
-    """Truncated importance sampling between learner and engine with this cap (2 is usual). It costs a pass for
-    logprobs where mini_batches is above 1. None: rollout logprobs are taken as the old ones."""
+    old_logprobs: Literal["auto", "rollout", "learner", "interpolated"] = "auto"
+    """What ratios are taken against. rollout: the policy that sampled, as the engine computed it. learner: the weights
+    before the first update on the batch; costs a pass where mini_batches is above 1. interpolated: these, guessed from
+    the versions of the tokens without a pass (AReaL). auto: learner where there are corrections, else rollout."""
+    corrections: tuple[Annotated[CorrectionConfig, BeforeValidator(_named), HAS_PATHS], ...] = ()
+    """For the difference between old_logprobs and the policy that sampled; their weights are multiplied. A plain string
+    is a name."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Times the KL to the reference model, added to the loss of each token; 0 loads no reference model."""
+    kl_estimator: KlEstimator = KlEstimator.K3
+    reference: ConfigPath | None = None
+    """Folder of the reference model; None: the one that the run starts from."""
     temperature: float = Field(default=1.0, gt=0)
     """That the engine sampled with."""
 
@@ -66,6 +111,11 @@ class LearnerConfig(Config):
     count in the averages of the loss, but not in the metrics of the policy."""
     seed: int = 0
 
+    @property
+    def needs_reference(self) -> bool:
+        """A reference model has to be loaded."""
+        return self.kl_coef > 0 or self.reference is not None
+
 
 def learning_rate(config: LearnerConfig, update: int) -> float:
     """Of update number `update`, from 0. Past the end of the schedule it stays at the last value."""
@@ -81,6 +131,13 @@ def learning_rate(config: LearnerConfig, update: int) -> float:
     return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
+class Captured(Protocol):
+    """The state of a learner at one moment, in the memory of the host."""
+
+    def write(self, folder: Path) -> None:
+        """Into a folder that appears whole or not at all. May run in a thread of its own."""
+
+
 class Learner(Protocol):
     """Holds the weights that are trained."""
 
@@ -92,11 +149,24 @@ class Learner(Protocol):
         """
         ...
 
+    def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the sampled tokens of each sample under the current weights, [num_sampled]."""
+        ...
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the sampled tokens of each sample under the reference model, [num_sampled]. Raises
+        `UserError` where there is none."""
+        ...
+
     async def publish(self, engine: Engine, version: int) -> None:
         """Give the engine the current weights under their Hugging Face names, as `version`."""
 
     def save(self, folder: Path) -> None:
         """Everything that an exact resume needs, into a folder that appears whole or not at all."""
+
+    def capture(self) -> Captured:
+        """What `save` would write, as it is now: training may go on while it is written."""
+        ...
 
     def load(self, folder: Path) -> None:
         """Go on from `save`. Raises `UserError` where the folder does not hold a state of this model."""
@@ -110,3 +180,10 @@ def create(config: LearnerConfig) -> Learner:
     from agentloop.trainer.backends.fsdp import FsdpLearner
 
     return FsdpLearner(config)
+
+
+def create_critic(config: LearnerConfig) -> Learner:
+    """A learner whose log-probabilities are values; its loss is `value`. Raises `UserError` as `create` does."""
+    from agentloop.trainer.backends.critic import FsdpCritic
+
+    return FsdpCritic(config)

@@ -19,12 +19,17 @@ def is_failed(trajectory: Trajectory) -> bool:
     return trajectory.reward is None or (trajectory.stop_reason is not None and trajectory.stop_reason.is_failure)
 
 
+def is_uninformative(group: Group) -> bool:
+    """All rewards are equal: no advantages, no gradient."""
+    return len({trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}) < 2
+
+
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Of at least one trajectory: rewards (those that were judged), shape of the episodes, why they ended, failures."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return (
         reward_metrics(trajectories)
-        | {"reward/equal_groups": _mean(_is_uninformative(group) for group in groups)}
+        | {"reward/equal_groups": _mean(is_uninformative(group) for group in groups)}
         | _episode_metrics(trajectories)
         | _stop_reasons(trajectories)
         | {f"failures/{kind}": float(sum(t.failures.get(kind, 0) for t in trajectories)) for kind in FailureKind}
@@ -53,8 +58,11 @@ def learner_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     for name, value in metrics.items():
         if name.startswith("seconds/"):
             named[f"time/learner_{name.removeprefix('seconds/')}"] = value
+        elif name.startswith(("critic/", "process_reward/")):
+            named[name] = value
         else:
-            named[f"time/{name}" if name.endswith("_per_second") else f"learner/{name}"] = value
+            of_the_clock = name == "mfu" or name.endswith("_per_second")
+            named[f"time/{name}" if of_the_clock else f"learner/{name}"] = value
     return named
 
 
@@ -81,11 +89,6 @@ def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _clock_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {f"time/{name}_mean": _mean(t.metrics.get(key, 0.0) for t in trajectories) for key, name in _CLOCK.items()}
-
-
-def _is_uninformative(group: Group) -> bool:
-    """All rewards are equal: no advantages, no gradient."""
-    return len({trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}) < 2
 
 
 def _means(trajectories: Iterable[Trajectory], prefix: str) -> dict[str, float]:

@@ -18,7 +18,11 @@ MAY_CHANGE = (
     "data.eval",
     "learner.device",
     "learner.token_budget",
-    "learner.gradient_checkpointing",
+    "learner.attention",
+    "learner.checkpointing",
+    "learner.compile_layers",
+    "learner.gather_once",
+    "learner.share_prefixes",
 )
 """Keys, with all below them, that do not change what is learned; the seed of the run is `learner.seed` as well."""
 

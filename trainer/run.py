@@ -9,16 +9,20 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
-from agentloop.rollout import Group
+from agentloop.rollout import Group, GroupSpec
+from agentloop.trainer import advantages
 from agentloop.trainer import learner as learners
-from agentloop.trainer.batch import make_batch
-from agentloop.trainer.checkpoints import RunState, save_checkpoint
-from agentloop.trainer.episodes import Episodes, make_engine, play, started
+from agentloop.trainer.batch import TokenModels, TrainBatch, make_batch
+from agentloop.trainer.checkpoints import CheckpointWriter, RunState
+from agentloop.trainer.companions import ActorCritic, WithProcessReward
+from agentloop.trainer.dynamic_sampling import StepGroups
+from agentloop.trainer.episodes import Episodes, Row, make_engine, play, started
 from agentloop.trainer.evaluation import evaluate
 from agentloop.trainer.failures import check_failures
 from agentloop.trainer.loggers import Logger, make_loggers
@@ -51,7 +55,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
     async with started(make_engine(config, model), episodes) as engine:
-        learner = learners.create(config.learner.model_copy(update={"model": str(model)}))
+        learner = _make_learner(config, str(model))
         run = Run(episodes, engine, learner, run_folder, observer)
         if checkpoint:
             await run.restore(*checkpoint)
@@ -59,9 +63,21 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
         try:
             await run.to_the_end(loggers)
         finally:
+            run.checkpoints.close()
             for logger in loggers:
                 logger.close()
     return run_folder
+
+
+@dataclass(slots=True, frozen=True)
+class _Played:
+    """What the rollout of a step leaves for the learner and the log."""
+
+    trained: list[Group]
+    baselines: list[float | None] | None
+    """The reward of each trained group's greedy episode."""
+    metrics: dict[str, float]
+    """Of all that was played."""
 
 
 class Run:
@@ -81,6 +97,7 @@ class Run:
         self.step = 0
         """Steps that are done."""
         self.policy_version = 0
+        self.checkpoints = CheckpointWriter(folder.checkpoints, keep_last=self.config.run.keep_last)
         self._saved_step = 0
         self._seconds: dict[str, float] = {}
 
@@ -100,11 +117,11 @@ class Run:
         while self.step < settings.steps:
             started = time.perf_counter()
             try:
-                groups = await self._play()
+                played = await self._play()
             except UserError:
                 self._save()  # the learner still is as the last step left it
                 raise
-            metrics = await self._learn(groups)
+            metrics = await self._learn(played)
             if self._is_evaluated():
                 metrics |= await self._evaluate()
             self._log(metrics | self._take_seconds() | {"time/step": time.perf_counter() - started}, loggers)
@@ -112,30 +129,54 @@ class Run:
                 self._save()
         with self._stage(Stage.SAVE):
             self.learner.save_hf(self.folder.model)
+            self.checkpoints.wait()
 
-    async def _play(self) -> list[Group]:
+    async def _play(self) -> _Played:
         """The groups of the next step, written down; not too many of their episodes failed."""
-        algorithm, run = self.config.algorithm, self.config.run
         step = self.step + 1
-        seed_everything(run.seed, step)
+        seed_everything(self.config.run.seed, step)
         before = self.sampler.state_dict()
-        rows = [self.episodes.train[index] for index in self.sampler.take(algorithm.groups_per_step)]
-        specs = self.episodes.specs(rows, name=str(step), n=algorithm.group_size, seed=seed_of(run.seed, step))
+        groups = StepGroups(self.config.algorithm)
+        rows: list[Row] = []
         try:
             with self._stage(Stage.ROLLOUT, step):
-                groups = await play(self.worker, specs, self._watch(step))
-                await self._write(f"step_{step:06d}", groups)
-            check_failures(_all(groups), self.config, step=step, folder=str(self.folder.root))
+                try:
+                    while count := groups.num_to_play:
+                        taken = [self.episodes.train[index] for index in self.sampler.take(count)]
+                        groups.add(await play(self.worker, self._specs(taken, first=len(rows)), self._watch(step)))
+                        rows.extend(taken)
+                        check_failures(_all(groups.played), self.config, step=step, folder=str(self.folder.root))
+                finally:
+                    await self._write(f"step_{step:06d}", groups.played)
+                baselines = await self._greedy_rewards(groups.trained, groups.played, rows)
         except UserError:
             self.sampler.load_state_dict(before)
             raise
-        return groups
+        return _Played(groups.trained, baselines, rollout_metrics(groups.played) | groups.metrics())
 
-    async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+    def _specs(self, rows: Sequence[Row], *, first: int) -> list[GroupSpec]:
+        step, config = self.step + 1, self.config
+        seed = seed_of(config.run.seed, step)
+        return self.episodes.specs(rows, name=str(step), n=config.algorithm.group_size, seed=seed, first=first)
+
+    async def _greedy_rewards(
+        self, trained: Sequence[Group], played: Sequence[Group], rows: Sequence[Row]
+    ) -> list[float | None] | None:
+        """The reward of one greedy episode of each trained group's task, where the advantage asks for it."""
+        if not advantages.get(self.config.algorithm.advantage).needs_greedy:
+            return None
+        row_of = {group.group_id: row for group, row in zip(played, rows, strict=True)}
+        specs = self.episodes.specs(
+            [row_of[group.group_id] for group in trained], name=f"{self.step + 1}-g", n=1, seed=0
+        )
+        groups = await play(self.episodes.worker(self.engine, temperature=0.0), specs)
+        return [group.trajectories[0].reward for group in groups]
+
+    async def _learn(self, played: _Played) -> dict[str, float]:
         """Train on the groups of the next step and give the engine the new weights: the step is done."""
         step = self.step + 1
         with self._stage(Stage.TRAIN, step):
-            batch = make_batch([group.trajectories for group in groups], self.config.algorithm.advantage)
+            batch = await asyncio.to_thread(self._make_batch, played)
             learned = await asyncio.to_thread(self.learner.step, batch)
         with self._stage(Stage.PUBLISH, step):
             await self.learner.publish(self.engine, self.policy_version + 1)
@@ -143,9 +184,22 @@ class Run:
         self.step = step
         return (
             {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch}
-            | rollout_metrics(groups)
+            | played.metrics
             | {f"batch/{reason}": float(count) for reason, count in sorted(batch.dropped.items())}
             | learner_metrics(learned)
+        )
+
+    def _make_batch(self, played: _Played) -> TrainBatch:
+        return make_batch(
+            [group.trajectories for group in played.trained],
+            self.config.algorithm,
+            policy_version=self.policy_version,
+            baselines=played.baselines,
+            models=TokenModels(
+                reference=self.learner.reference_logprobs,
+                critic=self.learner.values if isinstance(self.learner, ActorCritic) else None,
+                process=self.learner.process_rewards if isinstance(self.learner, WithProcessReward) else None,
+            ),
         )
 
     def _is_evaluated(self) -> bool:
@@ -169,14 +223,14 @@ class Run:
         self.observer.on_step(self.step, metrics)
 
     def _save(self) -> None:
-        """A checkpoint, where there is something new to save."""
+        """A checkpoint, where there is something new to save; it is written while the run goes on."""
         if self.step == self._saved_step:
             return
         with self._stage(Stage.SAVE):
             state = RunState(
                 self.step, self.policy_version, self.sampler.state_dict(), self.config.model_dump(mode="json")
             )
-            save_checkpoint(self.folder.checkpoints, self.learner, state, keep_last=self.config.run.keep_last)
+            self.checkpoints.save(self.learner, state)
         self._saved_step = self.step
 
     @contextmanager
@@ -196,6 +250,20 @@ class Run:
 
     def _watch(self, step: int) -> Callable[[Trajectory], None]:
         return lambda trajectory: self.observer.on_trajectory(step, trajectory)
+
+
+def _make_learner(config: RunConfig, model: str) -> learners.Learner:
+    """The learner of the config for the model in a folder, with the second model that the advantage needs."""
+    settings = config.learner.model_copy(update={"model": model})
+    policy = learners.create(settings)
+    advantage = advantages.get(config.algorithm.advantage)
+    if advantage.value_targets is not None:
+        critic = learners.create_critic(config.critic.as_learner(settings))
+        return ActorCritic(policy, critic, warmup_steps=config.critic.warmup_steps)
+    if advantage.needs_process_rewards:
+        judge = learners.create(config.process_reward.as_learner(settings))
+        return WithProcessReward(policy, judge, beta=config.process_reward.beta)
+    return policy
 
 
 def _all(groups: Sequence[Group]) -> list[Trajectory]:

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator, with_config
 
-from agentloop.config import Config
-from agentloop.config_loading import HAS_PATHS, ConfigOptions, ConfigPath
+from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
+from agentloop.envs.rewards import RewardSpec
 from agentloop.limits import Limits
+from agentloop.trainer.algorithm import AlgorithmConfig
+from agentloop.trainer.companions import CriticConfig, ProcessRewardConfig
 from agentloop.trainer.learner import LearnerConfig
 
 LoggerName = Literal["tensorboard", "wandb"]
@@ -54,15 +56,17 @@ def _tool(value: Any) -> Any:
 class EnvConfig(Config):
     """The other side of the conversation, and what its outcome is worth."""
 
-    factory: ConfigPath = "agentloop.envs.tool_env:ToolEnv"
-    """Called as factory(row, toolset=..., reward=..., **options) for every episode."""
+    factory: ConfigPath = "tool"
+    """A registered environment (`tool`, `gymnasium`, `openenv`), or one of your own: 'file.py:name',
+    'package.module:name'. Called as factory(row, toolset=..., reward=..., **options) for every episode."""
     options: ConfigOptions = Field(default_factory=dict)
     tools: list[Annotated[ToolConfig, BeforeValidator(_tool), HAS_PATHS]] = Field(default_factory=list)
     """What the model may call; a plain string is the name of a tool."""
-    reward: ConfigPath
-    """`exact`, `contains`, `last_number`, or a function 'file.py:name' / 'package.module:name'."""
+    reward: RewardSpec | None = None
+    """A built-in reward (docs/rewards.md), one of your own, 'file.py:name' / 'package.module:name', or a list of
+    them with weights. Environments that score their own moves need none."""
     reward_options: ConfigOptions = Field(default_factory=dict)
-    """Keyword arguments of every call of the reward."""
+    """Keyword arguments of a single reward."""
 
 
 class RenderingConfig(Config):
@@ -88,15 +92,6 @@ class EngineConfig(Config):
     """Arguments of its constructor, beside the model."""
     max_concurrency: int = Field(default=256, ge=1)
     """Episodes in flight."""
-
-
-class AlgorithmConfig(Config):
-    advantage: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo` or a registered one."""
-    group_size: int = Field(default=8, ge=1)
-    """Episodes of one task."""
-    groups_per_step: int = Field(default=16, ge=1)
-    """Tasks of one step."""
 
 
 class EvalConfig(Config):
@@ -140,6 +135,10 @@ class RunConfig(Config):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     learner: LearnerConfig
     """Its model, temperature and seed are those of the run and need not be said again."""
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    """Of the advantage `gae`; otherwise nothing of it is loaded."""
+    process_reward: ProcessRewardConfig = Field(default_factory=ProcessRewardConfig)
+    """Of the advantage `prime`; otherwise nothing of it is loaded."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunSettings = Field(default_factory=RunSettings)
 

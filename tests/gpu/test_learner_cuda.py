@@ -54,15 +54,14 @@ def _learner(folder: Path, **options: object) -> FsdpLearner:
 
 
 def test_varlen_attention_equals_padded_sdpa(model_folder: Path):
-    model = AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=torch.bfloat16, attn_implementation=attention.register()
-    ).cuda()
     lengths = [1, 300, 17, 280, 64]
     ids = torch.randint(0, 512, (1, sum(lengths)), device="cuda")
     weight = torch.randn(sum(lengths), 256, device="cuda")
     results = []
-    for padded in (False, True):
-        model.zero_grad()
+    for padded, kernel in ((False, "fa2"), (True, "sdpa")):
+        model = AutoModelForCausalLM.from_pretrained(
+            model_folder, dtype=torch.bfloat16, attn_implementation=attention.register(kernel)
+        ).cuda()
         row = PackedRow.of(lengths, "cuda", padded=padded)
         hidden = model.model(input_ids=ids, **row.kwargs()).last_hidden_state[0].float()
         (hidden * weight).mean().backward()
@@ -91,7 +90,7 @@ def test_float32_step_on_cuda_equals_float64_gradients(model_folder: Path):
 
 def test_bfloat16_step_comes_near_float32(model_folder: Path):
     exact = _learner(model_folder)
-    rough = _learner(model_folder, compute_dtype="bfloat16", gradient_checkpointing=True)
+    rough = _learner(model_folder, compute_dtype="bfloat16", checkpointing="full")
     want, got = exact.step(_batch()), rough.step(_batch())
     assert got["loss"] == pytest.approx(want["loss"], abs=0.02)
     assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.05)
@@ -120,3 +119,32 @@ def test_resume_is_exact_on_cuda(model_folder: Path, tmp_path: Path):
     for (name, got), (_, want) in zip(resumed.weights(), unbroken.weights(), strict=True):
         assert torch.equal(got, want), name
     assert resumed.step(_batch())["loss"] == pytest.approx(unbroken.step(_batch())["loss"], rel=1e-5)
+
+
+def test_one_compilation_serves_all_rows_and_layers(model_folder: Path):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    learner = _learner(model_folder, compute_dtype="bfloat16", token_budget=600)
+    for _ in range(3):
+        learner.step(_batch())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
+def test_compiled_layers_learn_what_plain_ones_do(model_folder: Path, checkpointing: str):
+    plain = _learner(model_folder, compute_dtype="bfloat16", compile_layers=False)
+    compiled = _learner(model_folder, compute_dtype="bfloat16", checkpointing=checkpointing)
+    want, got = plain.step(_batch()), compiled.step(_batch())
+    assert got["loss"] == pytest.approx(want["loss"], abs=0.02)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.03)
+
+
+def test_gathering_once_changes_nothing(model_folder: Path):
+    results = []
+    for once in (False, True):
+        learner = _learner(model_folder, compute_dtype="bfloat16", token_budget=600, gather_once=once)
+        results.append(learner.step(_batch()))
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], abs=1e-3)
+    assert results[0]["grad_norm"] == pytest.approx(results[1]["grad_norm"], rel=1e-2)

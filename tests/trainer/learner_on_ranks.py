@@ -1,8 +1,9 @@
-"""What each rank of test_learner_ranks.py runs under torchrun: MODEL OUT."""
+"""What each rank of test_learner_ranks.py runs under torchrun: MODEL OUT [gather_once]."""
 
 import json
 import sys
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import torch
@@ -25,12 +26,19 @@ def batch(count: int) -> TrainBatch:
     return TrainBatch(samples)
 
 
-def train(model: Path, out: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def train(model: Path, out: Path, gather_once: bool = False) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Two steps, a resume in between; the second has fewer samples than ranks. Metrics, and the weights in the end."""
-    config = LearnerConfig(model=str(model), device="cpu", lr=0.3, eps=1.0, token_budget=60, grad_clip=0.5)
+    config = LearnerConfig(
+        model=str(model), device="cpu", lr=0.3, eps=1.0, token_budget=60, grad_clip=0.5, gather_once=gather_once
+    )
     learner = FsdpLearner(config)
     metrics = [learner.step(batch(9))]
-    learner.save(out / "state")
+    # Written while all ranks train on: neither may wait for the other.
+    captured = learner.capture()
+    writing = Thread(target=captured.write, args=(out / "state",))
+    writing.start()
+    learner.step(batch(7))
+    writing.join()
     learner = FsdpLearner(config)
     learner.load(out / "state")
     metrics.append(learner.step(batch(1)))
@@ -39,8 +47,8 @@ def train(model: Path, out: Path) -> tuple[list[dict[str, float]], dict[str, tor
 
 
 if __name__ == "__main__":
-    model, out = map(Path, sys.argv[1:])
-    metrics, weights = train(model, out)
+    model, out = map(Path, sys.argv[1:3])
+    metrics, weights = train(model, out, gather_once="gather_once" in sys.argv)
     torch.save(weights, out / f"weights-{dist.get_rank()}.pt")
     (out / f"metrics-{dist.get_rank()}.json").write_text(json.dumps(metrics))
     dist.destroy_process_group()

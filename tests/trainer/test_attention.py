@@ -70,7 +70,7 @@ def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch):
 
     def spy(module, query, key, value, attention_mask, **kwargs):
         masks.append(attention_mask)
-        return packed_attention(module, query, key, value, attention_mask, **kwargs)
+        return packed_attention(module, query, key, value, attention_mask, kernel="sdpa", **kwargs)
 
     name = attention.register()
     monkeypatch.setitem(AttentionInterface._global_mapping, name, spy)
@@ -107,7 +107,8 @@ def test_buckets_hold_similar_lengths():
 
 def test_a_call_without_a_row_is_refused():
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="needs packed_row"):
-        packed_attention(torch.nn.Module(), q, q, q, None)
+    with pytest.raises(ValueError, match="needs to know where"):
+        packed_attention(torch.nn.Module(), q, q, q, None, kernel="sdpa")
+    row = PackedRow.of([3]).kwargs()
     with pytest.raises(ValueError, match="without a mask"):
-        packed_attention(torch.nn.Module(), q, q, q, torch.ones(3, 3), packed_row=PackedRow.of([3]))
+        packed_attention(torch.nn.Module(), q, q, q, torch.ones(3, 3), kernel="sdpa", **row)

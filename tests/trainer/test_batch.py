@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from agentloop.trainer.batch import Sample, make_batch, supervised_batch
+from agentloop.limits import StopReason
+from agentloop.trainer.algorithm import AlgorithmConfig, OverlongConfig
+from agentloop.trainer.batch import Sample, TokenModels, make_batch, supervised_batch
 from agentloop.trajectory import SegmentKind, Trajectory
 
 
@@ -18,7 +20,9 @@ def _trajectory(reward: float | None, sampled: list[int], name: str = "") -> Tra
 
 
 def test_a_sample_is_the_stream_token_for_token():
-    batch = make_batch([[_trajectory(1.0, [5, 6], "a"), _trajectory(0.0, [4], "b")]], "dr_grpo")
+    batch = make_batch(
+        [[_trajectory(1.0, [5, 6], "a"), _trajectory(0.0, [4], "b")]], AlgorithmConfig(advantage="dr_grpo")
+    )
     first, second = batch.samples
     assert first.token_ids.tolist() == [1, 2, 5, 6, 9, 7, 8, 5]
     assert first.loss_mask.tolist() == [False, False, True, True, False, False, False, True]
@@ -31,7 +35,7 @@ def test_a_sample_is_the_stream_token_for_token():
 
 def test_what_cannot_be_trained_on_is_dropped_and_counted():
     group = [_trajectory(1.0, [5]), _trajectory(None, [5]), _trajectory(0.0, []), _trajectory(float("nan"), [5])]
-    batch = make_batch([group, [_trajectory(None, [])]], "dr_grpo")
+    batch = make_batch([group, [_trajectory(None, [])]], AlgorithmConfig(advantage="dr_grpo"))
     # The one without sampled tokens is an outcome all the same: it is in the mean of its group.
     assert [sample.advantage for sample in batch.samples] == [0.5]
     assert batch.dropped == {"no_reward": 3, "no_sampled_tokens": 1}
@@ -53,5 +57,54 @@ def test_a_sample_that_contradicts_itself_is_refused():
     ids = np.zeros(3, np.int32)
     with pytest.raises(ValueError, match="differ in length"):
         Sample(ids, np.zeros(2, bool), np.zeros(3, np.float32), ids)
+    with pytest.raises(ValueError, match=r"values of shape \(2,\) for 1 sampled"):
+        Sample(ids, np.array([False, True, False]), np.zeros(3, np.float32), ids, advantage=np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="nothing predicts it"):
         Sample(ids, np.array([True, False, False]), np.zeros(3, np.float32), ids)
+
+
+def test_advantages_of_turns_reach_the_tokens_of_their_turns():
+    group = [_trajectory(2.0, [5, 6]), _trajectory(0.0, [5, 6])]
+    group[0].turn_rewards, group[1].turn_rewards = [0.0, 2.0], [0.0, 0.0]
+    batch = make_batch([group], AlgorithmConfig(advantage="turn_grpo", advantage_options={"normalise": False}))
+    # Rewards of turns 0, 2, 0, 0 around their mean of 0.5, summed from the end.
+    assert batch.samples[0].advantage.tolist() == [1.0, 1.0, 1.5]
+    assert batch.samples[1].advantage.tolist() == [-1.0, -1.0, -0.5]
+
+
+def test_overlong_episodes_lose_reward_in_proportion_by_what_they_sampled():
+    overlong = OverlongConfig(max_sampled_tokens=10, buffer=4, penalty=2.0)
+    assert [overlong.reward(n) for n in (0, 6, 7, 10, 50)] == [0, 0, -0.5, -2, -2]
+    # 3 and 6 sampled tokens (the last turn repeats one), beside 5 that were not sampled.
+    group = [_trajectory(1.0, [5, 6]), _trajectory(1.0, [5] * 5)]
+    batch = make_batch(
+        [group], AlgorithmConfig(advantage="dr_grpo", overlong=OverlongConfig(max_sampled_tokens=7, buffer=2))
+    )
+    assert [sample.advantage for sample in batch.samples] == [0.25, -0.25]
+
+
+def test_truncated_episodes_are_dropped_on_demand_and_stay_in_the_statistics():
+    group = [_trajectory(1.0, [5]), _trajectory(0.0, [5])]
+    group[1].stop_reason = StopReason.MAX_TOKENS
+    batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo", drop_truncated=True))
+    assert [sample.advantage for sample in batch.samples] == [0.5]
+    assert batch.dropped == {"truncated": 1}
+    assert len(make_batch([group])) == 2
+
+
+def test_kl_in_the_reward():
+    group = [_trajectory(1.0, [5, 6]), _trajectory(1.0, [5, 6]), _trajectory(None, [5])]
+
+    def reference(samples):
+        # Sampled at -0.5, -0.5 and -0.25.
+        return [np.array([-0.5, -1.5, -0.25], np.float32), np.array([-0.5, -0.5, -0.25], np.float32)]
+
+    batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo", kl_in_reward=0.1), models=TokenModels(reference))
+    np.testing.assert_allclose([sample.advantage for sample in batch.samples], [-0.05, 0.05])
+
+
+def test_the_greedy_reward_of_each_task_is_its_baseline():
+    groups = [[_trajectory(1.0, [5])], [_trajectory(1.0, [5])], [_trajectory(1.0, [5])]]
+    batch = make_batch(groups, AlgorithmConfig(advantage="remax"), baselines=[0.25, 2.0, None], policy_version=4)
+    assert [sample.advantage for sample in batch.samples] == [0.75, -1.0, 0.0]
+    assert {sample.policy_version for sample in batch.samples} == {4}

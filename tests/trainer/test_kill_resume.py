@@ -11,6 +11,8 @@ from agentloop.trainer.run_folder import RunFolder
 
 NUM_KILLS = 10
 STEPS = 12
+SAMPLING = "algorithm.dynamic_sampling={oversampling: 1.25}"
+"""Steps then take different numbers of tasks."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def processes():
 
 
 def start(processes, sums, folder):
-    arguments = ["train", str(sums), f"run.folder={folder}", f"run.steps={STEPS}", "run.loggers=[]"]
+    arguments = ["train", str(sums), f"run.folder={folder}", f"run.steps={STEPS}", "run.loggers=[]", SAMPLING]
     process = processes.Process(target=main, args=(arguments,))
     process.start()
     return process

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from agentloop.trainer.losses import Aggregation
 from agentloop.trajectory import SegmentKind, Trajectory
 
 _VOCAB = 64
+_TRUNCATED = ({"name": "truncate", "options": {"cap": 2.0}},)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +85,9 @@ def test_a_micro_batch_by_hand():
     assert micro.row.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
     assert micro.positions.tolist() == [1, 2, 5, 6]  # the token before each sampled one predicts it
     assert micro.targets.tolist() == [12, 13, 21, 22]
-    assert micro.rollout_logprobs.tolist() == [-1, -2, -3, -4]
-    assert micro.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
-    assert micro.weights.tolist() == [0.25, 0.25, 0.125, 0.125]
+    assert micro.tokens.rollout_logprobs.tolist() == [-1, -2, -3, -4]
+    assert micro.tokens.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert micro.tokens.weights.tolist() == [0.25, 0.25, 0.125, 0.125]
 
 
 @pytest.mark.parametrize("aggregation", list(Aggregation))
@@ -123,7 +125,15 @@ def test_one_step_equals_plain_transformers(model_folder: Path, aggregation: Agg
     )
 
 
-@pytest.mark.parametrize("options", [{"token_budget": 40}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_budget": 40},
+        {"token_budget": 40, "gather_once": True},
+        {"checkpointing": "full"},
+        {"checkpointing": "selective"},
+    ],
+)
 def test_the_update_does_not_depend_on_how_it_was_planned(model_folder: Path, options: dict[str, object]):
     batch = _batch(advantages=(1.0, -0.5, 0.7, -1.2, 0.3, 0.0, 0.0))
     whole = create(_plain(model_folder))
@@ -173,7 +183,7 @@ def test_logprobs_are_compared_with_those_of_the_engine(model_folder: Path):
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_importance_sampling_corrects_for_the_engine(model_folder: Path, mini_batches: int):
-    corrected = create(_plain(model_folder, importance_cap=2.0, mini_batches=mini_batches))
+    corrected = create(_plain(model_folder, corrections=_TRUNCATED, mini_batches=mini_batches))
     plain = create(_plain(model_folder, mini_batches=mini_batches))
     batch = _batch()
     # The engine gave every token e^-0.4 of its probability: each counts e^0.4 times, which scales the loss.
@@ -183,14 +193,53 @@ def test_importance_sampling_corrects_for_the_engine(model_folder: Path, mini_ba
         want = plain.step(_with_logprobs(plain, batch, 0.0))
         assert got["grad_norm"] == pytest.approx(want["grad_norm"] * np.exp(0.4), rel=1e-3)
         assert got["ratio"] == pytest.approx(1.0)
-    capped = create(_plain(model_folder, importance_cap=2.0))
+    capped = create(_plain(model_folder, corrections=_TRUNCATED))
     assert capped.step(_with_logprobs(capped, batch, -5.0))["importance_weight"] == 2.0
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_counted(model_folder: Path):
+def test_kl_to_the_model_that_it_started_from(model_folder: Path):
+    learner = create(_plain(model_folder, kl_coef=0.5, kl_estimator="k3", lr=0.3, loss="reinforce"))
+    silent = _batch(advantages=(0.0, 0.0, 0.0))
+    np.testing.assert_allclose(
+        np.concatenate(learner.reference_logprobs(silent.samples)), np.concatenate(learner.logprobs(silent.samples))
+    )
+    first = learner.step(silent)
+    # Where the model is its reference, the KL and its gradient are 0.
+    assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+    before = learner.reference_logprobs(silent.samples)
+    learner.step(_batch())
+    moved = learner.step(silent)
+    assert moved["reference_kl"] > 1e-4
+    assert moved["loss"] == pytest.approx(0.5 * moved["reference_kl"], rel=1e-4)
+    assert learner.step(silent)["reference_kl"] < moved["reference_kl"]
+    np.testing.assert_array_equal(np.concatenate(learner.reference_logprobs(silent.samples)), np.concatenate(before))
+    with pytest.raises(UserError, match="no reference model"):
+        create(_plain(model_folder)).reference_logprobs(silent.samples)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gmpo", "cispo", "sapo", "reinforce"])
+def test_every_loss_trains_the_same_however_planned(model_folder: Path, loss: str):
+    corrected = {"loss": loss, "corrections": ("truncate", {"name": "veto"}), "mini_batches": 2}
+    batch = _batch()
+    whole, split = create(_plain(model_folder, **corrected)), create(_plain(model_folder, token_budget=40, **corrected))
+    close = _with_logprobs(whole, batch, 0.05)
+    want, got = whole.step(close), split.step(close)
+    for name in ("loss", "grad_norm", "importance_weight"):
+        assert got[name] == pytest.approx(want[name], rel=1e-4)
+    _assert_close(_weights(split), _weights(whole))
+
+
+def test_an_update_that_is_not_finite_is_skipped_counted_and_names_its_trajectories(
+    model_folder: Path, caplog: pytest.LogCaptureFixture
+):
     learner = create(_plain(model_folder))
     before = _weights(learner)
-    metrics = learner.step(_batch(advantages=(1.0, float("inf"))))
+    batch = _batch(advantages=(1.0, float("inf")))
+    named = [replace(sample, trajectory_id=f"episode-{number}") for number, sample in enumerate(batch.samples)]
+    metrics = learner.step(TrainBatch(named))
+    assert "An update was skipped" in caplog.text
+    assert "episode-1" in caplog.text
     assert (metrics["updates"], metrics["updates_skipped"], metrics["updates_skipped_total"]) == (0, 1, 1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
     metrics = learner.step(_batch())
@@ -289,3 +338,42 @@ def test_what_cannot_be_used_is_said(model_folder: Path, tmp_path: Path):
     learner = create(_plain(model_folder, token_budget=8))
     with pytest.raises(UserError, match="Set token_budget to at least"):
         learner.step(_batch())
+
+
+def _groups(rng: np.random.Generator) -> TrainBatch:
+    """Two groups of three with a prompt each, and one trajectory by itself."""
+    samples = []
+    for group in ("a", "b"):
+        prompt = _sample(rng, 20, 0.0)
+        for advantage in (1.0, -0.5, 0.8):
+            own = _sample(rng, int(rng.integers(3, 12)), advantage)
+            own.loss_mask[0] = True
+            samples.append(
+                Sample(
+                    token_ids=np.concatenate([prompt.token_ids, own.token_ids]),
+                    loss_mask=np.concatenate([np.zeros(20, bool), own.loss_mask]),
+                    logprobs=np.concatenate([np.zeros(20, np.float32), np.where(own.loss_mask, -4.0, 0)]).astype(
+                        np.float32
+                    ),
+                    versions=np.concatenate([np.full(20, -1), np.where(own.loss_mask, 0, -1)]).astype(np.int32),
+                    advantage=advantage,
+                    group_id=group,
+                )
+            )
+    return TrainBatch([*samples, _sample(rng, 30, 0.4)])
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "gspo"}, {"token_budget": 45}])
+def test_sharing_the_prompt_of_a_group_changes_nothing_but_the_tokens_computed(
+    model_folder: Path, options: dict[str, object]
+):
+    batch = _groups(np.random.default_rng(0))
+    plain = FsdpLearner(_plain(model_folder, share_prefixes=False, **options))
+    shared = FsdpLearner(_plain(model_folder, share_prefixes=True, **options))
+    for got, want in zip(shared.logprobs(batch.samples), plain.logprobs(batch.samples), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    want, got = plain.step(batch), shared.step(batch)
+    assert got["loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-6)
+    assert want["computed_tokens"] == batch.num_tokens
+    assert got["computed_tokens"] < 0.8 * want["computed_tokens"]
+    _assert_close(_weights(shared), _weights(plain))

@@ -57,7 +57,7 @@ def _learner(model: Path) -> FsdpLearner:
     return learner
 
 
-_TIMES = ("seconds/", "tokens_per_second")
+_TIMES = ("seconds/", "tokens_per_second", "flops_per_second")
 
 
 def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path):
@@ -86,6 +86,25 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path):
         first.step(_batch(step))
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.weights(), unbroken.weights(), strict=True))
     assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
+
+
+def test_a_captured_state_does_not_move_with_the_learner(tmp_path: Path):
+    learner = _learner(_model(tmp_path / "model"))
+    learner.step(_batch(0))
+    learner.save(tmp_path / "now")
+    captured = learner.capture()
+    learner.step(_batch(1))
+    captured.write(tmp_path / "later")
+    first, second = _learner(tmp_path / "model"), _learner(tmp_path / "model")
+    first.load(tmp_path / "now")
+    second.load(tmp_path / "later")
+    assert first.progress == second.progress
+    assert _kept(first.step(_batch(1))) == _kept(second.step(_batch(1)))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.weights(), second.weights(), strict=True))
+
+
+def _kept(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(_TIMES)}
 
 
 def test_saving_again_replaces_and_leaves_nothing_else(tmp_path: Path):

@@ -67,8 +67,13 @@ def test_what_depends_on_the_clock_is_under_time():
 
 
 def test_learner_metrics_keep_seconds_and_rates_apart():
-    named = learner_metrics({"loss": 1.0, "seconds/optimizer": 2.0, "tokens_per_second": 3.0})
-    assert named == {"learner/loss": 1.0, "time/learner_optimizer": 2.0, "time/tokens_per_second": 3.0}
+    named = learner_metrics({"loss": 1.0, "seconds/optimizer": 2.0, "tokens_per_second": 3.0, "mfu": 0.5})
+    assert named == {
+        "learner/loss": 1.0,
+        "time/learner_optimizer": 2.0,
+        "time/tokens_per_second": 3.0,
+        "time/mfu": 0.5,
+    }
 
 
 @pytest.mark.parametrize(

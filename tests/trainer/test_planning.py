@@ -1,7 +1,9 @@
+from random import Random
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen3Config
 
 from agentloop.errors import UserError
 from agentloop.trainer.planning import CostModel, plan
@@ -62,19 +64,74 @@ def test_a_sequence_above_the_budget_is_named():
         plan([0], ranks=1, token_budget=10)
 
 
-def test_cost_of_a_small_model_by_hand():
-    config = Qwen3Config(
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=3,
-        vocab_size=10,
-    )
-    weights = 2 * (8 * 12 + 2 * 8 * 6 + 12 * 8 + 3 * 8 * 16) + 8 * 10  # q, k and v, o, mlp; head
-    cost = CostModel.from_config(config)
-    assert cost.per_token == 6 * weights
-    assert cost.per_token_pair == 3 * 2 * (2 * 2 * 12) / 2  # scores and values over half of the pairs
-    assert cost(10) == 60 * weights + 100 * cost.per_token_pair
-    assert CostModel.from_config(config, head_fraction=0.0).per_token == 6 * (weights - 80)
+def test_costs_can_be_given_one_by_one():
+    # As where two sequences of a length have images of different sizes.
+    planned = plan([5, 5, 5, 5], ranks=2, token_budget=15, cost=[3.0, 1.0, 1.0, 1.0], lockstep=False)
+    assert sorted(sorted(row) for rows in planned.ranks for row in rows) == [[0], [1, 2, 3]]
+    assert planned.balance == 1.0
+    with pytest.raises(ValueError, match="1 costs for 2 sequences"):
+        plan([5, 5], ranks=1, token_budget=10, cost=[1.0])
+
+
+@given(_LENGTHS.filter(bool), st.integers(1, 5), st.booleans(), st.randoms(use_true_random=False))
+def test_the_order_of_the_sequences_does_not_matter(lengths: list[int], ranks: int, lockstep: bool, random: Random):
+    shuffled = list(lengths)
+    random.shuffle(shuffled)
+    cost = CostModel(1.0, 0.1)
+
+    def planned(lengths: list[int]) -> list[list[list[int]]]:
+        found = plan(lengths, ranks=ranks, token_budget=150, cost=cost, lockstep=lockstep)
+        return [[[lengths[index] for index in row] for row in rows] for rows in found.ranks]
+
+    assert planned(lengths) == planned(shuffled)
+
+
+@given(_LENGTHS.filter(bool), st.integers(1, 4), st.booleans())
+def test_balance_is_the_work_over_the_time(lengths: list[int], ranks: int, lockstep: bool):
+    planned = plan(lengths, ranks=ranks, token_budget=150, cost=lambda n: float(n * n), lockstep=lockstep)
+    loads = np.zeros((ranks, planned.num_micro_batches))
+    for rank, rows in enumerate(planned.ranks):
+        for number, row in enumerate(rows):
+            loads[rank, number] = sum(lengths[index] ** 2 for index in row)
+    time = loads.max(axis=0).sum() if lockstep else loads.sum(axis=1).max()
+    assert planned.balance == pytest.approx(loads.sum() / ranks / time)
+
+
+@given(_LENGTHS, st.integers(1, 4), st.booleans())
+def test_small_micro_batches_at_both_ends(lengths: list[int], ranks: int, lockstep: bool):
+    planned = plan(lengths, ranks=ranks, token_budget=120, lockstep=lockstep, small_ends=True)
+    dearest_first = plan(lengths, ranks=ranks, token_budget=120, lockstep=lockstep)
+    assert sorted(map(sorted, planned.ranks[0])) == sorted(map(sorted, dearest_first.ranks[0]))
+    # Of the row: the dearest of the ranks.
+    loads = [
+        max(sum(lengths[index] for index in rows[number]) if number < len(rows) else 0 for rows in planned.ranks)
+        for number in range(planned.num_micro_batches if lockstep else 0)
+    ]
+    top = loads.index(max(loads)) if loads else 0
+    assert loads[: top + 1] == sorted(loads[: top + 1])
+    assert loads[top:] == sorted(loads[top:], reverse=True)
+
+
+@pytest.mark.parametrize(("per_token", "least"), [(10_400, 0.86), (51_000, 0.93)])
+def test_long_tails_leave_ranks_little_to_wait_for(per_token: int, least: float):
+    """512 episodes on 8 ranks, a long tail of lengths. 10,400 and 51,000 are Qwen3 0.6B and 8B."""
+    cost = CostModel(per_token, 1.0, per_micro_batch=512 * per_token)
+    in_lockstep, one_barrier, rows = [], [], []
+    for seed in range(8):
+        drawn = np.random.default_rng(seed).lognormal(np.log(4096), 1.0, 512)
+        lengths = drawn.clip(64, 65536).astype(int).tolist()
+        planned = plan(lengths, ranks=8, token_budget=65536, cost=cost)
+        in_lockstep.append(planned.balance)
+        rows.append(planned.num_micro_batches - sum(lengths) / (8 * 65536))
+        one_barrier.append(plan(lengths, ranks=8, token_budget=65536, cost=cost, lockstep=False).balance)
+    assert np.mean(in_lockstep) > least
+    assert min(one_barrier) > 0.97
+    assert max(rows) < 3  # nearly as few as the budget allows
+
+
+def test_micro_batches_that_cost_something_are_few():
+    lengths = [100, *[60] * 3, *[20] * 40]
+    free = plan(lengths, ranks=2, token_budget=100, cost=CostModel(1.0, 1.0))
+    dear = plan(lengths, ranks=2, token_budget=100, cost=CostModel(1.0, 1.0, per_micro_batch=1e6))
+    assert dear.num_micro_batches <= free.num_micro_batches
+    assert dear.num_micro_batches == -(-sum(lengths) // 200)

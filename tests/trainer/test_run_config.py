@@ -86,6 +86,16 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
         (["algorithm.advantage=grop"], ["'grop'", "'grpo'"]),
         (["learner.loss=pp"], ["'pp'", "'ppo'"]),
         (["learner.loss_options={clip_lw: 1}"], ["clip_lw"]),
+        (
+            ["algorithm.group_size=1", "algorithm.advantage=remax", "algorithm.dynamic_sampling={}"],
+            ["dynamic_sampling"],
+        ),
+        (["algorithm.advantage=gigpo", "algorithm.advantage_options={gama: 1}"], ["'gama'", "'gamma'"]),
+        (["algorithm.kl_in_reward=0.1"], ["algorithm.kl_in_reward is 0.1", "learner.reference"]),
+        (["learner.corrections=[{name: truncate, options: {cap: 0}}]"], ["corrections.options.cap", "truncate"]),
+        (["learner.loss=value"], ["learner.loss is value", "gae"]),
+        (["learner.loss=implicit_reward"], ["learner.loss is implicit_reward", "prime"]),
+        (["learner.corrections=[icepop]", "learner.old_logprobs=rollout"], ["old_logprobs=rollout"]),
         (["sampling.temperature=0"], ["sampling.temperature is 0"]),
         (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature 1.0"]),
         (["learner.model=other"], ["learner.model is 'other'"]),
@@ -101,3 +111,7 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
         check_trainable(config)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path):
+    check_trainable(load(tmp_path, "algorithm.group_size=1", "algorithm.advantage=reinforce_pp"))

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from agentloop.engines.base import Engine
 from agentloop.errors import UserError
-from agentloop.trainer import losses
-from agentloop.trainer.attention import needs_padding
-from agentloop.trainer.backends import fsdp_state
+from agentloop.trainer.attention_choice import choose
+from agentloop.trainer.backends import fsdp_state, skipped
 from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.policy import Policy, load_policy
 from agentloop.trainer.backends.process_group import data_parallel_mesh, pick_device
+from agentloop.trainer.backends.row_layout import Unit, units
 from agentloop.trainer.backends.step_metrics import StepMetrics
 from agentloop.trainer.batch import Sample, TrainBatch
-from agentloop.trainer.corrections import truncated_importance_weights
+from agentloop.trainer.fused_head import ChunkLoss
 from agentloop.trainer.learner import LearnerConfig, learning_rate
-from agentloop.trainer.planning import CostModel, plan
+from agentloop.trainer.objective import Objective
+from agentloop.trainer.planning import CostModel, ModelFlops, plan
+from agentloop.trainer.trained_tokens import TrainedTokens
+
+_log = logging.getLogger(__name__)
 
 _IDLE = Sample(
     token_ids=np.zeros(2, np.int32),
@@ -32,6 +40,8 @@ _IDLE = Sample(
     logprobs=np.zeros(2, np.float32),
     versions=np.full(2, -1, np.int32),
     advantage=0.0,
+    old_logprobs=np.zeros(1, np.float32),
+    reference_logprobs=np.zeros(1, np.float32),
 )
 """What a rank without work in a micro-batch passes with weight 0: collectives need every rank."""
 
@@ -42,28 +52,35 @@ class FsdpLearner:
     def __init__(self, config: LearnerConfig) -> None:
         """Load the model and shard it. Raises `UserError` where the configuration or the model cannot be used."""
         self.config = config
-        self._loss = losses.get(config.loss)
-        self._options = losses.parse_options(self._loss, config.loss_options)
+        self._objective = Objective(config)
         if config.lr_schedule != "constant" and config.total_updates is None:
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
         mesh = data_parallel_mesh(self._device)
         self._rank, self._num_ranks = mesh.get_rank(), mesh.size()
+        self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
+        kernel = choose(config.attention, self._device, self._compute_dtype)
+        self._padded = kernel == "sdpa"
+        compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
         policy = load_policy(
             Path(config.model).expanduser(),
             getattr(torch, config.param_dtype),
-            gradient_checkpointing=config.gradient_checkpointing,
+            kernel=kernel,
+            checkpointing=config.checkpointing,
+            compiled=compiled and not self._padded,
         )
-        self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
-        self._padded = needs_padding(self._device, self._compute_dtype)
-        self._policy = policy.to(self._device)
-        precision = MixedPrecisionPolicy(param_dtype=self._compute_dtype, reduce_dtype=torch.float32)
-        for module in [*policy.layers(), policy]:
-            fully_shard(module, mesh=mesh, mp_policy=precision)
-            assert isinstance(module, FSDPModule)
-            # Token weights are of the whole mini-batch: gradients of ranks are summed, not averaged.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        policy = self._wrap(policy)
+        self._share = kernel != "sdpa" if config.share_prefixes is None else config.share_prefixes
+        self._share = self._share and not policy.has_sliding_window
+        self._once = config.gather_once
+        if self._once is None:
+            self._once = self._num_ranks > 1 and _fits_whole(policy, self._device, self._compute_dtype)
+        self._policy = _shard(policy.to(self._device), mesh, self._compute_dtype, gather_once=self._once)
+        self._reference: Policy | None = None
+        if config.needs_reference:
+            folder = Path(config.reference or config.model).expanduser()
+            reference = load_policy(folder, self._compute_dtype, kernel=kernel).requires_grad_(False)
+            self._reference = _shard(reference.to(self._device), mesh, self._compute_dtype, gather_once=self._once)
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters(),
             lr=config.lr,
@@ -73,7 +90,12 @@ class FsdpLearner:
             fused=True,
         )
         self._cost = CostModel.from_config(self._policy.model.config)
+        self._flops = ModelFlops.from_config(self._policy.model.config)
         self._progress = fsdp_state.Progress()
+
+    def _wrap(self, policy: Policy) -> Policy:
+        """What is trained: a subclass may put another head on it."""
+        return policy
 
     @property
     def policy(self) -> Policy:
@@ -88,18 +110,9 @@ class FsdpLearner:
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. An empty batch changes nothing but the number of steps."""
         metrics = StepMetrics(self._device)
-        samples = list(batch.samples)
-        old: list[np.ndarray] | None = None
-        if self.config.importance_cap is not None and self.config.mini_batches > 1:
-            with metrics.phase("old_logprobs"):
-                old = self.logprobs(samples)
+        samples = self._with_logprobs(batch.samples, metrics)
         for number, indices in enumerate(self._mini_batches(len(samples))):
-            self._update(
-                [samples[index] for index in indices],
-                None if old is None else [old[index] for index in indices],
-                metrics,
-                is_first=number == 0,
-            )
+            self._update([samples[index] for index in indices], metrics, is_first=number == 0)
         self._progress.steps += 1
         result = metrics.result()
         result["num_tokens"] = float(batch.num_tokens)
@@ -108,6 +121,19 @@ class FsdpLearner:
         result["updates_skipped_total"] = float(self._progress.updates_skipped)
         return result
 
+    def _with_logprobs(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[Sample]:
+        """The samples with the log-probabilities that the loss asks for, where they lack them."""
+        samples = list(samples)
+        if self._objective.needs_reference and any(sample.reference_logprobs is None for sample in samples):
+            with metrics.phase("reference_logprobs"):
+                found = self.reference_logprobs(samples)
+            samples = [replace(sample, reference_logprobs=part) for sample, part in zip(samples, found, strict=True)]
+        if self._objective.needs_old_logprobs:
+            with metrics.phase("old_logprobs"):
+                found = self.logprobs(samples)
+            samples = [replace(sample, old_logprobs=part) for sample, part in zip(samples, found, strict=True)]
+        return samples
+
     def _mini_batches(self, count: int) -> list[list[int]]:
         """Indices of the samples of each update; no empty ones."""
         if self.config.mini_batches == 1:
@@ -115,73 +141,106 @@ class FsdpLearner:
         order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(count)
         return [part.tolist() for part in np.array_split(order, self.config.mini_batches) if len(part)]
 
-    def _update(
-        self, samples: Sequence[Sample], old: list[np.ndarray] | None, metrics: StepMetrics, *, is_first: bool
-    ) -> None:
+    def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         """One optimizer step on a mini-batch."""
-        config = self.config
-        weights = losses.token_weights(
-            [sample.num_sampled for sample in samples], config.aggregation, config.aggregation_norm
-        )
+        weights = self._objective.weights([sample.num_sampled for sample in samples])
         loss = torch.zeros((), device=self._device)
+        losses: list[Tensor] = []
         with metrics.phase("forward_backward"):
-            for rows in self._rows(samples, self._with_gradient(samples)):
-                loss += self._backward(
-                    MicroBatch.of(
-                        [samples[index] for index in rows] or [_IDLE],
-                        weights[rows] if rows else [0.0],
-                        self._device,
-                        old_logprobs=None if old is None or not rows else [old[index] for index in rows],
-                        padded=self._padded,
-                    ),
-                    metrics if rows else None,
-                    is_first=is_first,
-                )
+            rows = self._rows(samples, self._with_gradient(samples), metrics)
+            for number, row in enumerate(rows):
+                self._meet_others(number == len(rows) - 1)
+                micro = self._micro_batch(samples, row, weights)
+                losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
+                metrics.add_work(3 * self._forward_flops(samples, row))
+            loss = sum(losses, loss)
         with metrics.phase("optimizer"):
-            self._apply(loss, metrics)
+            norm = self._apply(loss, metrics)
+        if norm is not None:
+            indices = [[index for unit in row for index in unit.indices] for row in rows]
+            _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
+
+    def _forward_flops(self, samples: Sequence[Sample], row: list[Unit]) -> float:
+        work = 0.0
+        for unit in row:
+            lengths = [len(samples[index]) for index in unit.indices]
+            num_sampled = sum(samples[index].num_sampled for index in unit.indices)
+            work += self._flops.forward_shared(unit.prefix, lengths, num_sampled)
+        return work
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
         """The samples to compute. Where none has an advantage all are, so that the policy's metrics stay known."""
         everything = list(range(len(samples)))
-        if not (self.config.skip_zero_advantage and self._loss.on_policy) or self.config.entropy_bonus > 0:
+        if not (self.config.skip_zero_advantage and self._objective.is_zero_without_advantage):
             return everything
-        return [index for index in everything if samples[index].advantage != 0.0] or everything
+        return [index for index in everything if samples[index].has_advantage] or everything
 
-    def _rows(self, samples: Sequence[Sample], indices: list[int]) -> list[list[int]]:
-        """This rank's micro-batches, as indices of samples."""
-        lengths = [len(samples[index]) for index in indices]
-        planned = plan(lengths, ranks=self._num_ranks, token_budget=self.config.token_budget, cost=self._cost)
-        return [[indices[place] for place in row] for row in planned.ranks[self._rank]]
+    def _rows(
+        self, samples: Sequence[Sample], indices: list[int], metrics: StepMetrics | None = None
+    ) -> list[list[Unit]]:
+        """This rank's micro-batches, as units of indices of samples: as many as the others have, or at least one."""
+        budget = self.config.token_budget
+        found = units(samples, indices, budget, share=self._share)
+        lengths = [unit.num_tokens for unit in found]
+        costs = [self._cost.shared(unit.prefix, [len(samples[index]) for index in unit.indices]) for unit in found]
+        planned = plan(
+            lengths,
+            ranks=self._num_ranks,
+            token_budget=budget,
+            cost=costs,
+            per_micro_batch=self._cost.per_micro_batch,
+            lockstep=not self._once,
+        )
+        if metrics is not None:
+            metrics.add_balance(planned.balance)
+        rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
+        return rows or ([[]] if self._once and samples else [])
 
-    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self._policy(micro.input_ids, micro.row, micro.positions, micro.targets, self.config.temperature)
+    def _meet_others(self, is_last: bool) -> None:
+        """Whether the next backward sums gradients over the ranks and gives parameters back."""
+        if self._once:
+            assert isinstance(self._policy, FSDPModule)
+            self._policy.set_requires_gradient_sync(is_last)
+            self._policy.set_reshard_after_backward(is_last)
+            self._policy.set_is_last_backward(is_last)
+
+    def _micro_batch(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> MicroBatch:
+        """`weights` are of all samples. Without units, the idle one."""
+        indices = [index for unit in row for index in unit.indices]
+        chosen = [samples[index] for index in indices] or [_IDLE]
+        return MicroBatch.of(
+            chosen, weights[indices] if row else [0.0], self._device, units=row or None, padded=self._padded
+        )
+
+    def _forward(
+        self, micro: MicroBatch, policy: Policy, chunk_loss: ChunkLoss | None = None
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        temperature = self.config.temperature
+        return policy(micro.input_ids, micro.row, micro.positions, micro.targets, temperature, chunk_loss)
 
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; returns its share of the loss."""
-        config = self.config
-        logprobs, entropy = self._forward(micro)
-        old = micro.rollout_logprobs if micro.old_logprobs is None else micro.old_logprobs
-        correction: Tensor | None = None
-        if self._loss.on_policy and config.importance_cap is not None:
-            if micro.old_logprobs is None:
-                old = logprobs.detach()  # the only update of the batch: these are the weights that sampled
-            correction = truncated_importance_weights(old, micro.rollout_logprobs, config.importance_cap)
-        token_loss, token_metrics = self._loss.function(logprobs, old, micro.advantages, self._options)
-        if correction is not None:
-            token_loss = token_loss * correction
-            token_metrics["importance_weight"] = correction
-        if config.entropy_bonus > 0:
-            token_loss = token_loss - config.entropy_bonus * entropy
-        loss = (token_loss * micro.weights).sum()
-        loss.backward()
+        if self._objective.is_tokenwise:
+            loss, logprobs, entropy = self._forward(micro, self._policy, partial(self._chunk_loss, micro.tokens))
+            assert loss is not None
+            loss.backward()
+            with torch.no_grad():
+                _, token_metrics = self._objective(logprobs, entropy, micro.tokens)
+        else:
+            _, logprobs, entropy = self._forward(micro, self._policy)
+            loss, token_metrics = self._objective(logprobs, entropy, micro.tokens)
+            loss.backward()
         if metrics is not None:
-            metrics.add_tokens(micro.input_ids.numel(), {"entropy": entropy.detach(), **token_metrics})
-            if self._loss.on_policy and is_first:
-                metrics.add_difference((logprobs.detach() - micro.rollout_logprobs).abs())
+            metrics.add_tokens(micro.input_ids.numel(), token_metrics)
+            if self._objective.loss.on_policy and is_first:
+                metrics.add_difference((logprobs.detach() - micro.tokens.rollout_logprobs).abs())
         return loss.detach()
 
-    def _apply(self, loss: Tensor, metrics: StepMetrics) -> None:
-        """Clip and step, or drop an update whose loss or gradient is not finite."""
+    def _chunk_loss(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
+        return self._objective(logprobs, entropy, tokens.rows(rows))[0]
+
+    def _apply(self, loss: Tensor, metrics: StepMetrics) -> float | None:
+        """Clip and step, or drop an update whose loss or gradient is not finite: then the norm of that gradient."""
         config, progress = self.config, self._progress
         parameters = [parameter for parameter in self._policy.parameters() if parameter.grad is not None]
         limit = float("inf") if config.grad_clip is None else config.grad_clip
@@ -202,20 +261,32 @@ class FsdpLearner:
             progress.updates_skipped += 1
         self._optimizer.zero_grad(set_to_none=True)
         metrics.add_update(values, skipped=not is_finite)
+        return None if is_finite else values["grad_norm"]
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Log-probabilities of the sampled tokens of each sample under the current weights, float32 [num_sampled]."""
+        return self._score(self._policy, samples)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """See `Learner.reference_logprobs`."""
+        if self._reference is None:
+            raise UserError("The learner has no reference model. Set learner.reference, or learner.kl_coef above 0.")
+        return self._score(self._reference, samples)
+
+    @torch.no_grad()
+    def _score(self, policy: Policy, samples: Sequence[Sample]) -> list[np.ndarray]:
         result: list[np.ndarray] = [np.zeros(sample.num_sampled, np.float32) for sample in samples]
-        for rows in self._rows(samples, list(range(len(samples)))):
-            chosen = [samples[index] for index in rows] or [_IDLE]
-            logprobs, _ = self._forward(MicroBatch.of(chosen, [0.0] * len(chosen), self._device, padded=self._padded))
-            ends = np.cumsum([sample.num_sampled for sample in chosen])
-            for index, part in zip(rows, np.split(logprobs.cpu().numpy(), ends[:-1]), strict=False):
+        for row in self._rows(samples, list(range(len(samples)))):
+            micro = self._micro_batch(samples, row, np.zeros(len(samples)))
+            _, logprobs, _ = self._forward(micro, policy)
+            indices = [index for unit in row for index in unit.indices]
+            ends = np.cumsum([len(result[index]) for index in indices], dtype=np.int64)
+            for index, part in zip(indices, np.split(logprobs.cpu().numpy(), ends), strict=False):
                 result[index][:] = part
-        # Without a backward nothing else would put the root's parameters back into their shards.
-        assert isinstance(self._policy, FSDPModule)
-        self._policy.reshard()
+        # Without a backward nothing else would put parameters back into their shards.
+        for module in policy.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         if self._num_ranks > 1 and samples:
             _sum_over_ranks(result, self._device)
         return result
@@ -235,7 +306,11 @@ class FsdpLearner:
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
-        fsdp_state.save(folder, self._policy, self._optimizer, self._progress)
+        self.capture().write(folder)
+
+    def capture(self) -> fsdp_state.LearnerState:
+        """See `Learner.capture`."""
+        return fsdp_state.LearnerState(self._policy, self._optimizer, self._progress)
 
     def load(self, folder: Path) -> None:
         """See `Learner.load`."""
@@ -244,6 +319,26 @@ class FsdpLearner:
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
         fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
+
+
+def _fits_whole(policy: Policy, device: torch.device, compute_dtype: torch.dtype) -> bool:
+    """Whether a device may hold all parameters and float32 gradients, beside its shards."""
+    if device.type != "cuda":
+        return False
+    size = sum(parameter.numel() for parameter in policy.parameters()) * (compute_dtype.itemsize + 4)
+    return size <= torch.cuda.get_device_properties(device).total_memory / 4
+
+
+def _shard(policy: Policy, mesh: DeviceMesh, compute_dtype: torch.dtype, *, gather_once: bool) -> Policy:
+    """The same module, its parameters spread over the ranks."""
+    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for module in [*policy.layers(), policy]:
+        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=False if gather_once else None)
+        assert isinstance(module, FSDPModule)
+        # Token weights are of the whole mini-batch: gradients of ranks are summed, not averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return policy
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:

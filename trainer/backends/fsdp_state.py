@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
@@ -34,14 +35,42 @@ class Progress:
     """Their loss or gradient was not finite."""
 
 
-def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Model, optimizer, random state and progress into `folder`, whole or not at all."""
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    with _together(folder) as (target, is_first):
-        save_checkpoint({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=target)
-        torch.save(_random_state(), target / f"random-{_rank()}.pt")
-        if is_first:
-            (target / _PROGRESS).write_text(json.dumps(asdict(progress)))
+class LearnerState:
+    """What a resume needs, as it was when this was made: training may go on while it is written."""
+
+    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        """Copies to the memory of the host: parameters and optimizer of this rank's shards."""
+        model_state, optimizer_state = get_state_dict(policy, optimizer)
+        # A copy of plain tensors: pinned and shared memory would stay allocated between checkpoints.
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self._state = DefaultStager(options).stage({"model": model_state, "optimizer": optimizer_state})
+        self._random_state = _random_state()
+        self._progress = json.dumps(asdict(progress))
+        self._group = _group_for_saving()
+
+    def write(self, folder: Path) -> None:
+        """Into `folder`, whole or not at all. Every rank calls it, in any thread."""
+        with _together(folder, self._group) as (target, is_first):
+            save_checkpoint(self._state, checkpoint_id=target, process_group=self._group)
+            torch.save(self._random_state, target / f"random-{_rank()}.pt")
+            if is_first:
+                (target / _PROGRESS).write_text(self._progress)
+
+
+_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+
+
+def _group_for_saving() -> dist.ProcessGroup:
+    """All ranks, apart from the group that training uses: two threads must not share one."""
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _groups:
+        group = dist.new_group(backend="gloo")
+        assert group is not None
+        _groups[world] = group
+    return _groups[world]
 
 
 def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
@@ -85,32 +114,33 @@ def save_hf(folder: Path, policy: Policy, source: Path) -> None:
 class _together:
     """`appearing` for all ranks: the first one makes the folder and lets it appear, the others wait for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
         self._folder = Path(folder).absolute()
+        self._group = group
         self._stack = ExitStack()
 
     def __enter__(self) -> tuple[Path, bool]:
         is_first = _rank() == 0
         if is_first:
             self._stack.enter_context(appearing(self._folder))
-        _barrier()
+        _barrier(self._group)
         return self._folder.with_name(self._folder.name + ".tmp"), is_first
 
     def __exit__(self, *error: Any) -> None:
         if error[0] is None:
-            _barrier()
+            _barrier(self._group)
         self._stack.__exit__(*error)
         if error[0] is None:
-            _barrier()
+            _barrier(self._group)
 
 
 def _rank() -> int:
     return dist.get_rank()
 
 
-def _barrier() -> None:
+def _barrier(group: dist.ProcessGroup | None) -> None:
     if dist.get_world_size() > 1:
-        dist.barrier()
+        dist.barrier(group)
 
 
 def _random_state() -> dict[str, torch.Tensor]:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from agentloop.trainer.attention import PackedRow
+from agentloop.trainer.backends.row_layout import RowLayout, Unit
 from agentloop.trainer.batch import Sample
+from agentloop.trainer.trained_tokens import TrainedTokens
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class MicroBatch:
-    """All but `input_ids` and `row` have one entry a trained token, [num_trained], in the order of the row."""
+    """`positions`, `targets` and `tokens` have one entry a trained token, [num_trained], in the order of the row."""
 
     input_ids: Tensor
     """[1, num_tokens] int64."""
@@ -24,13 +26,8 @@ class MicroBatch:
     """int64; in the row, of the token before each trained one: it predicts it."""
     targets: Tensor
     """int64; the trained tokens."""
-    rollout_logprobs: Tensor
-    """Under the policy that sampled, as the engine computed them."""
-    old_logprobs: Tensor | None
-    """Under the same policy as the learner computed them before the first update, where it did."""
-    advantages: Tensor
-    weights: Tensor
-    """float32; the loss of the mini-batch is the sum of loss * weight."""
+    tokens: TrainedTokens
+    """What the loss needs to know of them."""
 
     @classmethod
     def of(
@@ -39,29 +36,21 @@ class MicroBatch:
         weights: Sequence[float] | np.ndarray,
         device: torch.device,
         *,
-        old_logprobs: Sequence[np.ndarray] | None = None,
+        units: Sequence[Unit] | None = None,
         padded: bool = True,
     ) -> MicroBatch:
-        """Pack samples; `weights` has what each sampled token of a sample counts; `padded` as in `PackedRow.of`."""
-        lengths = [len(sample) for sample in samples]
-        counts = [sample.num_sampled for sample in samples]
-        ids = np.concatenate([sample.token_ids for sample in samples])
-        trained = np.flatnonzero(np.concatenate([sample.loss_mask for sample in samples]))
-        logprobs = np.concatenate([sample.logprobs for sample in samples])[trained]
-        advantages = np.repeat(np.array([sample.advantage for sample in samples], np.float32), counts)
-        repeated = np.repeat(np.asarray(weights, np.float32), counts)
+        """Pack samples; `weights` has what each sampled token of a sample counts; `units` as in `RowLayout.of`,
+        `padded` as in `PackedRow.of`."""
+        layout = RowLayout.of(samples, units)
+        targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
 
         def send(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
         return cls(
-            input_ids=send(ids.astype(np.int64))[None],
-            row=PackedRow.of(lengths, device, padded=padded),
-            # A first token is never a trained one (see Sample), so this stays within the sequence.
-            positions=send(trained.astype(np.int64) - 1),
-            targets=send(ids[trained].astype(np.int64)),
-            rollout_logprobs=send(logprobs),
-            old_logprobs=None if old_logprobs is None else send(np.concatenate(old_logprobs)),
-            advantages=send(advantages),
-            weights=send(repeated),
+            input_ids=send(layout.token_ids.astype(np.int64))[None],
+            row=PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents),
+            positions=send(layout.positions),
+            targets=send(targets.astype(np.int64)),
+            tokens=TrainedTokens.of(samples, weights, device),
         )

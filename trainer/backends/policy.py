@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from agentloop.errors import UserError
 from agentloop.trainer import attention
 from agentloop.trainer.attention import PackedRow
+from agentloop.trainer.backends import layers
+from agentloop.trainer.fused_head import ChunkLoss, head_loss
+from agentloop.trainer.learner import CheckpointingName
 from agentloop.trainer.logprobs import token_logprobs
 
 _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
@@ -28,16 +31,32 @@ class Policy(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, row: PackedRow, positions: Tensor, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy, float32 [num_trained] each.
+        self,
+        input_ids: Tensor,
+        row: PackedRow,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_loss: ChunkLoss | None = None,
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Loss, and log-probability and entropy, float32 [num_trained] each.
 
-        `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained].
+        `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
+        `chunk_loss` only the loss is differentiable (see `fused_head`), without it there is none, and the others are.
         """
         backbone: Any = self.model.base_model
-        hidden = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state[0]
+        hidden = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state[0].index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
-        return token_logprobs(hidden[positions], head.weight, targets, temperature=temperature)
+        if chunk_loss is None:
+            return None, *token_logprobs(hidden, head.weight, targets, temperature=temperature)
+        return head_loss(hidden, head.weight, targets, chunk_loss, temperature=temperature)
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """Some layer looks at the nearest tokens only."""
+        config: Any = self.model.config
+        kinds = getattr(config, "layer_types", None) or ()
+        return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
 
     def layers(self) -> list[nn.Module]:
         """The decoder layers, in order; each is a unit of sharding."""
@@ -45,9 +64,17 @@ class Policy(nn.Module):
         return [module for module in self.model.modules() if type(module).__name__ in names]
 
 
-def load_policy(folder: Path, dtype: torch.dtype, *, gradient_checkpointing: bool) -> Policy:
+def load_policy(
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    kernel: str = "sdpa",
+    checkpointing: CheckpointingName = "off",
+    compiled: bool = False,
+) -> Policy:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
+    `kernel` is what `attention_choice.choose` returns; the other options are of `layers.prepare`.
     Raises `UserError` where the folder cannot be loaded or the model does something to its logits that the learner
     does not compute.
     """
@@ -58,7 +85,7 @@ def load_policy(folder: Path, dtype: torch.dtype, *, gradient_checkpointing: boo
             f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
             "format (config.json, *.safetensors, tokenizer files)."
         )
-    name = attention.register()
+    name = attention.register(kernel)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=name)
     except (OSError, ValueError, KeyError) as error:
@@ -71,6 +98,6 @@ def load_policy(folder: Path, dtype: torch.dtype, *, gradient_checkpointing: boo
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.config.use_cache = False
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return Policy(model.train())
+    policy = Policy(model.train())
+    layers.prepare(policy.layers(), checkpointing, compiled=compiled)
+    return policy

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentloop.trainer.backends.peak import peak_flops
+
 
 class StepMetrics:
     """Means over the tokens that were computed, means over updates, seconds of each phase."""
@@ -20,6 +22,8 @@ class StepMetrics:
         self._counts: dict[str, int] = {}
         self._largest_difference = torch.zeros((), device=device)
         self._computed_tokens = 0
+        self._flops = 0.0
+        self._balances: list[float] = []
         self._updates: list[dict[str, float]] = []
         self._skipped = 0
         self._seconds: dict[str, float] = {}
@@ -37,6 +41,14 @@ class StepMetrics:
         self._computed_tokens += computed
         for name, value in values.items():
             self._add(name, value)
+
+    def add_work(self, flops: float) -> None:
+        """What the model asks for, on this rank; not what is computed again to save memory."""
+        self._flops += flops
+
+    def add_balance(self, balance: float) -> None:
+        """Of the plan of an update, in (0, 1]."""
+        self._balances.append(balance)
 
     def add_difference(self, difference: Tensor) -> None:
         """|learner - engine| of the logprobs of tokens, before the first update, [num_trained]."""
@@ -66,24 +78,36 @@ class StepMetrics:
         result["updates_skipped"] = float(self._skipped)
         result["computed_tokens"] = float(self._computed_tokens)
         result["tokens_per_second"] = self._computed_tokens / seconds if seconds > 0 else 0.0
+        result["flops_per_second"] = self._flops / seconds if seconds > 0 else 0.0
+        if self._balances:
+            result["balance"] = sum(self._balances) / len(self._balances)
         result |= {f"seconds/{name}": value for name, value in self._seconds.items()}
         if self._device.type == "cuda":
+            peak = peak_flops(self._device)
+            if peak is not None:
+                result["mfu"] = result["flops_per_second"] / (peak * num_ranks())
             result["memory_peak_gib"] = torch.cuda.max_memory_allocated(self._device) / 2**30
         return result
 
     def _reduce(self) -> None:
         """Sum over ranks. A rank that had no work lacks names that others have, so the names are agreed first."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if num_ranks() == 1:
             return
         gathered: list[list[str] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, sorted(self._sums))
         names = sorted({name for part in gathered if part is not None for name in part})
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        totals = torch.stack([self._sums.get(name, zero) for name in names] + [zero + self._computed_tokens])
+        totals = torch.stack(
+            [self._sums.get(name, zero) for name in names] + [zero + self._computed_tokens, zero + self._flops]
+        )
         counts = torch.tensor([self._counts.get(name, 0) for name in names], device=self._device)
         dist.all_reduce(totals)
         dist.all_reduce(counts)
         dist.all_reduce(self._largest_difference, op=dist.ReduceOp.MAX)
-        self._sums = dict(zip(names, totals[:-1], strict=True))
+        self._sums = dict(zip(names, totals[:-2], strict=True))
         self._counts = dict(zip(names, counts.tolist(), strict=True))
-        self._computed_tokens = int(totals[-1].item())
+        self._computed_tokens, self._flops = int(totals[-2].item()), totals[-1].item()
+
+
+def num_ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -1,0 +1,61 @@
+"""Advantages that are normalised over the sampled tokens of the whole step instead of within groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from agentloop.config import Config
+from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes, rewards_of
+from agentloop.trainer.advantages.discounting import discounted
+from agentloop.trainer.advantages.outcome import Outcome
+from agentloop.trainer.registry import NoOptions
+
+
+class ReinforcePpOptions(Config):
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount a sampled token; what was observed between them does not count."""
+
+
+@register_outcomes("reinforce_pp", ReinforcePpOptions, compares=False)
+def reinforce_pp(groups: Sequence[Sequence[Outcome]], options: ReinforcePpOptions) -> list[list[AdvantageValue]]:
+    """The return of each token, its KL penalties included, normalised over all tokens of the step. arXiv 2501.03262."""
+    return normalise([[_returns(outcome, options.gamma) for outcome in group] for group in groups])
+
+
+@register_outcomes("reinforce_pp_baseline", NoOptions)
+def reinforce_pp_baseline(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
+    """r - mean of the group, normalised over all tokens of the step. REINFORCE++-baseline, arXiv 2501.03262."""
+    centred = [rewards_of(group) - rewards_of(group).mean() if group else np.zeros(0) for group in groups]
+    return normalise(
+        [
+            [np.full(outcome.num_sampled, value) for outcome, value in zip(group, values, strict=True)]
+            for group, values in zip(groups, centred, strict=True)
+        ]
+    )
+
+
+def _returns(outcome: Outcome, gamma: float) -> NDArray[np.float64]:
+    """Discounted sum of what comes from each sampled token on, [num_sampled]; the final reward is at the last."""
+    rewards = np.zeros(outcome.num_sampled) if outcome.penalties is None else -outcome.penalties
+    if len(rewards):
+        rewards[-1] += outcome.final_reward
+    return discounted(rewards, gamma)
+
+
+def normalise(groups: list[list[NDArray[np.float64]]]) -> list[list[AdvantageValue]]:
+    """(a - mean) / std over all tokens; zeros where all are equal."""
+    arrays = [array for group in groups for array in group if len(array)]
+    tokens = np.concatenate(arrays) if arrays else np.zeros(1)
+    mean, scale = tokens.mean(), 0.0 if (tokens == tokens[0]).all() else 1 / (tokens.std(ddof=1) + 1e-8)
+    return [[_smallest((array - mean) * scale) for array in group] for group in groups]
+
+
+def _smallest(values: NDArray[np.float64]) -> AdvantageValue:
+    """One number where one is enough."""
+    if len(values) == 0 or (values == values[0]).all():
+        return float(values[0]) if len(values) else 0.0
+    return values.astype(np.float32)

@@ -1,0 +1,48 @@
+"""A critic on the FSDP backend: the learner with a head that gives one value instead of log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentloop.trainer.attention import PackedRow
+from agentloop.trainer.backends.fsdp import FsdpLearner
+from agentloop.trainer.backends.policy import Policy
+from agentloop.trainer.fused_head import ChunkLoss
+
+
+class ValueModel(Policy):
+    """The backbone of a language model with a value head, which says 0 before it is trained."""
+
+    def __init__(self, policy: Policy) -> None:
+        backbone: Any = policy.model.base_model
+        super().__init__(backbone)
+        weight = next(backbone.parameters())
+        hidden_size = backbone.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden_size, 1, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        row: PackedRow,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_loss: ChunkLoss | None = None,
+    ) -> tuple[None, Tensor, Tensor]:
+        """The value of what each trained token follows, float32 [num_trained], and zeros in place of an entropy."""
+        assert chunk_loss is None, "the loss of values is not tokenwise"
+        hidden = self.model(input_ids=input_ids, **row.kwargs()).last_hidden_state[0].index_select(0, positions)
+        values = self.value_head(hidden)[:, 0].float().clone()
+        return None, values, torch.zeros_like(values)
+
+
+class FsdpCritic(FsdpLearner):
+    """A learner of the loss `value`: `logprobs` are values, `Sample.advantage` the targets."""
+
+    def _wrap(self, policy: Policy) -> Policy:
+        return ValueModel(policy)

@@ -1,0 +1,64 @@
+"""How the decoder layers run: compiled one by one, and what of their activations is kept for the backward.
+
+Layers of a model have the same code, so one compilation serves all of them, and lengths are dynamic, so it serves all
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from agentloop.trainer import attention_ops  # noqa: F401  registers the op that the policy names
+from agentloop.trainer.learner import CheckpointingName
+
+
+def prepare(layers: Iterable[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
+    """Replace the forward of each layer, in place. Hooks of the module (such as FSDP's) stay outside of it.
+
+    Raises where a layer that is to be compiled cannot be, at its first call (`torch._dynamo.exc`).
+    """
+    run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
+    if compiled:
+        run = torch.compile(run, dynamic=True, fullgraph=True)
+    if checkpointing == "full":
+        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        # The layer is an argument, not part of the function: what is compiled for one then serves all.
+        layer.forward = partial(run, layer)  # type: ignore[method-assign]
+
+
+def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _selective(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(
+        _plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
+    )
+
+
+def _contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+_WIDE = 2
+"""A product whose result has more than this many times the features of its input is computed again: keeping it costs
+most and computing it least. In a decoder layer that is the gate and the rise of the MLP."""
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if op is torch.ops.agentloop.packed_attention.default:
+        return CheckpointPolicy.MUST_SAVE
+    if op is torch.ops.aten.mm.default and _is_narrow(*args[:2]):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_narrow(left: Tensor, right: Tensor) -> bool:
+    return right.shape[1] <= _WIDE * left.shape[1]

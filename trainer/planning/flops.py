@@ -1,0 +1,110 @@
+"""Floating-point operations of a decoder's forward pass, from its transformers config.
+
+Multiply-adds count as two, attention is causal (PaLM, arXiv:2204.02311, appendix B, but for the pairs that a causal
+mask leaves out). Norms, rotary, softmax, biases and embeddings are left out: they are a per cent or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.trainer.planning.vision import VisionFlops
+
+
+@dataclass(slots=True, frozen=True)
+class ModelFlops:
+    """Of one forward pass; a backward is two of them. Activations that are computed again do not count."""
+
+    per_token: float
+    """Layers, without attention over pairs and without the LM head."""
+    per_head_token: float
+    """The LM head, for a token whose logits are computed."""
+    per_pair: float
+    """Scores and values of a query and a key in all layers of full attention."""
+    per_window_pair: float = 0.0
+    """The same in the layers that look at the last `window` tokens only."""
+    window: int = 0
+    vision: VisionFlops | None = None
+
+    def forward(self, length: int, num_head_tokens: int, image_patches: tuple[int, ...] = ()) -> float:
+        """Of one sequence; `image_patches` has the patches of each image or video frame in it."""
+        flops = self.per_token * length + self.per_head_token * num_head_tokens
+        flops += self.per_pair * causal_pairs(length) + self.per_window_pair * window_pairs(length, self.window)
+        return flops + (self.vision.forward(image_patches) if self.vision else 0.0)
+
+    def forward_shared(self, prefix: int, lengths: Sequence[int], num_head_tokens: int) -> float:
+        """Of sequences whose first `prefix` tokens are the same and computed once; `lengths` include them."""
+        repeated = (len(lengths) - 1) * self.forward(prefix, 0)
+        return sum(self.forward(length, 0) for length in lengths) - repeated + self.per_head_token * num_head_tokens
+
+    @classmethod
+    def from_config(cls, hf_config: Any) -> ModelFlops:
+        """Of grouped-query attention, gated MLPs or experts, sliding windows, and a vision tower where there is one."""
+        config = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
+        hidden: int = config.hidden_size
+        heads: int = config.num_attention_heads
+        kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+        head_dim: int = getattr(config, "head_dim", None) or hidden // heads
+        layers: int = config.num_hidden_layers
+        projections = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        mlps = sum(_mlp(config, layer) for layer in range(layers))
+        num_full, num_window, window = _attention_layers(config)
+        pair = 4 * heads * head_dim
+        return cls(
+            per_token=2 * (layers * projections + mlps),
+            per_head_token=2 * hidden * config.vocab_size,
+            per_pair=num_full * pair,
+            per_window_pair=num_window * pair,
+            window=window,
+            vision=VisionFlops.from_config(getattr(hf_config, "vision_config", None)),
+        )
+
+
+def causal_pairs(length: int) -> float:
+    """Half of all: the mean over the rows of a block-wise kernel, and what is usual to count."""
+    return length * length / 2
+
+
+def window_pairs(length: int, window: int) -> float:
+    """Those of them that are less than `window` apart."""
+    near = min(length, window)
+    return near * (length - near / 2)
+
+
+def _mlp(config: Any, layer: int) -> int:
+    """Weights that a token meets in the MLP or the experts of a layer."""
+    hidden: int = config.hidden_size
+    chosen: int = getattr(config, "num_experts_per_tok", None) or 0
+    if not chosen or _is_dense(config, layer):
+        return 3 * hidden * int(config.intermediate_size)
+    width: int = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    shared: int = getattr(config, "shared_expert_intermediate_size", None) or 0
+    shared += (getattr(config, "n_shared_experts", None) or 0) * width
+    experts = next(
+        (n for name in ("num_local_experts", "num_experts", "n_routed_experts") if (n := getattr(config, name, 0))), 0
+    )
+    return 3 * hidden * (chosen * width + shared) + hidden * int(experts)
+
+
+def _is_dense(config: Any, layer: int) -> bool:
+    """Mixture-of-experts models have plain MLPs in some layers."""
+    return (
+        layer in (getattr(config, "mlp_only_layers", None) or ())
+        or layer < (getattr(config, "first_k_dense_replace", None) or 0)
+        or (layer + 1) % (getattr(config, "decoder_sparse_step", None) or 1) != 0
+    )
+
+
+def _attention_layers(config: Any) -> tuple[int, int, int]:
+    """Number of layers with full attention and with a sliding window, and the window in tokens."""
+    window: int = getattr(config, "sliding_window", None) or 0
+    if not window or getattr(config, "use_sliding_window", None) is False:
+        window = 0
+    kinds: list[str] = getattr(config, "layer_types", None) or []
+    if not kinds:
+        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    # Linear attention has no pairs: what it costs beyond its projections is of the size of what is left out.
+    sliding = kinds.count("sliding_attention") if window else 0
+    return kinds.count("full_attention") + kinds.count("sliding_attention") - sliding, sliding, window
