@@ -28,23 +28,25 @@ LISTENING_SHARE = 0.5
 """Of the others: those that take the operation from the question. Without any, the warm-up would teach to ignore it."""
 
 
-def conversation(rng: random.Random) -> list[Message]:
-    """One synthetic episode as messages; the numbers are never held-out ones."""
+def conversation(
+    rng: random.Random, *, answer: str = "The answer is {}.", guess_share: float = GUESS_SHARE
+) -> list[Message]:
+    """One synthetic episode as messages; the numbers are never held-out ones. `answer`: how the answer is put."""
     asked = rng.choice(OPERATIONS)
     used = asked if rng.random() < LISTENING_SHARE else rng.choice(OPERATIONS)
     a, b = draw_numbers(rng, held_out=False, wide=True)
     prompt: Message = {"role": "user", "content": question(asked, rng.choice(CARRIERS), a, b)}
-    if rng.random() < GUESS_SHARE:
-        return [prompt, _answer(rng.randrange(10 ** rng.randint(1, 6)))]
+    if rng.random() < guess_share:
+        return [prompt, _says(answer, rng.randrange(10 ** rng.randint(1, 6)))]
     result = used.compute(a, b)
     call = ToolCall(TOOL_NAME, {"code": used.code.format(a=a, b=b)}, id="call_0")
     turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"I need the {used.noun}."}
     turn["tool_calls"] = [call.as_dict()]
-    return [prompt, turn, {"role": "tool", "content": tool_text(result)}, _answer(result)]
+    return [prompt, turn, {"role": "tool", "content": tool_text(result)}, _says(answer, result)]
 
 
-def _answer(number: int) -> Message:
-    return {"role": "assistant", "content": f"The answer is {number}."}
+def _says(answer: str, number: int) -> Message:
+    return {"role": "assistant", "content": answer.format(number)}
 
 
 def tool_text(result: int) -> str:
@@ -58,9 +60,10 @@ def turn_text(message: Message) -> str:
     if reasoning := message.get("reasoning_content"):
         parts.append(f"<think>\n{reasoning}\n</think>\n\n")
     parts.append(str(message.get("content", "")))
-    for call in message.get("tool_calls", ()):
+    for index, call in enumerate(message.get("tool_calls", ())):
         body = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        parts.append(f"<tool_call>\n{json.dumps(body)}\n</tool_call>")
+        line_end = "\n" if index or message.get("content") else ""
+        parts.append(f"{line_end}<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
     return "".join(parts)
 
 

@@ -1,0 +1,60 @@
+"""The tiny run of frozen_lake: maps of 3 x 3 told in words, moves of one word.
+
+    python -m agentloop.recipes.frozen_lake.tiny_task [FOLDER]
+
+makes the checkpoint: the one of `tiny` after a warm-up on games in which half of the moves are any move.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from agentloop.messages import Message
+from agentloop.recipes.frozen_lake.task import HELD_OUT_SEED
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+PROMPT = "Go."
+SIZE = 3
+MAX_STEPS = 8
+WISE_SHARE = 0.5
+"""Of the moves in the warm-up: those that begin a shortest way; the others are any move."""
+
+
+def trace(rng: random.Random) -> list[Message]:
+    """A game that is over after a few moves, half of them wise."""
+    from agentloop.envs.gymnasium.text_actions import hint
+    from agentloop.recipes.frozen_lake.lake import MOVES, RandomLake
+
+    lake = RandomLake(size=SIZE, max_steps=MAX_STEPS, show_map=False)
+    shown, _ = lake.reset(seed=rng.randrange(HELD_OUT_SEED))
+    ask = hint(lake.action_space, {}, MOVES)
+    messages: list[Message] = [{"role": "user", "content": f"{PROMPT}\n\n{shown}\n\n{ask}"}]
+    is_over = False
+    while not is_over:
+        move = rng.choice(lake.best_moves() if rng.random() < WISE_SHARE else MOVES)
+        messages.append({"role": "assistant", "content": move})
+        shown, _, terminated, truncated, _ = lake.step(MOVES.index(move))
+        is_over = terminated or truncated
+        if not is_over:
+            messages.append({"role": "user", "content": shown})
+    return messages
+
+
+def warm_up(folder: Path, *, num_updates: int = 150, on_update: OnUpdate | None = None) -> Path:
+    """Write the checkpoint of the tiny run to `folder`."""
+    return fine_tune(START, folder, trace, num_updates=num_updates, lr=1.5e-3, on_update=on_update)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
+    warm_up(folder, on_update=report_updates())
+    print(size_of(folder))
+
+
+if __name__ == "__main__":
+    main()

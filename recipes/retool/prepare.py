@@ -1,0 +1,79 @@
+"""Fetch ReTool's public datasets from the Hugging Face hub and write them as JSON lines.
+
+    python -m agentloop.recipes.retool.prepare [FOLDER]
+
+FOLDER (default: data/ beside this file) gets dapo_math_17k.jsonl, aime_2025.jsonl and sft.jsonl. Needs the package
+`datasets` and a network.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.retool.traces import TraceError, as_messages
+
+ANSWER_FORMAT = "\nThe answer format must be: \\boxed{'The final answer goes here.'}"
+"""What verl's recipe writes behind every question."""
+
+Row = dict[str, Any]
+
+
+def dapo_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """BytedTsinghua-SIA/DAPO-Math-17k, each question once: its dump on the hub repeats them."""
+    seen: set[str] = set()
+    for row in rows:
+        question = str(row["prompt"][0]["content"])
+        if question not in seen:
+            seen.add(question)
+            yield _row(f"dapo-{len(seen) - 1}", question, row["reward_model"]["ground_truth"])
+
+
+def aime_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """yentinglin/aime_2025."""
+    for index, row in enumerate(rows):
+        yield _row(f"aime-2025-{index}", str(row["problem"]), row["answer"])
+
+
+def sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """JoeYing/ReTool-SFT as conversations with function calls; what is not in the paper's format is left out and
+    counted on standard error."""
+    num_left_out = 0
+    for row in rows:
+        try:
+            yield {"messages": as_messages(row)}
+        except TraceError:
+            num_left_out += 1
+    if num_left_out:
+        print(f"{num_left_out} traces are not in the paper's format and left out", file=sys.stderr)
+
+
+def _row(identifier: str, question: str, answer: object) -> Row:
+    return {
+        "id": identifier,
+        "prompt": [{"role": "user", "content": question + ANSWER_FORMAT}],
+        "answer": str(answer),
+    }
+
+
+def main() -> None:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    for name, source, convert in (
+        ("dapo_math_17k", "BytedTsinghua-SIA/DAPO-Math-17k", dapo_rows),
+        ("aime_2025", "yentinglin/aime_2025", aime_rows),
+        ("sft", "JoeYing/ReTool-SFT", sft_rows),
+    ):
+        path = folder / f"{name}.jsonl"
+        print(f"{path}: {write_rows(path, convert(load_dataset(source, split='train')))} rows")
+
+
+if __name__ == "__main__":
+    main()

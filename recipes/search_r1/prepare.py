@@ -1,0 +1,53 @@
+"""Fetch Search-R1's questions from the Hugging Face hub and write them as JSON lines.
+
+    python -m agentloop.recipes.search_r1.prepare [FOLDER]
+
+FOLDER (default: data/ beside this file) gets train.jsonl (Natural Questions and HotpotQA) and test.jsonl (Natural
+Questions). Needs the package `datasets` and a network. README.md says where the corpus comes from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.recipes.common.jsonl import write_rows
+
+SOURCE = "RUC-NLPIR/FlashRAG_datasets"
+
+PROMPT = (
+    "Answer the given question. Think inside <think> and </think> every time you get new information. If you lack some "
+    "knowledge, call the tool search, as often as you need. When you know the answer, give it inside <answer> and "
+    "</answer>, without explanations, for example <answer> Beijing </answer>. Question: {question}"
+)
+"""Search-R1's prompt in our words, for function calls."""
+
+
+def question_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """Rows of FlashRAG (`question`, `golden_answers`); each question ends with one question mark, as in Search-R1."""
+    for index, row in enumerate(rows):
+        question = str(row["question"]).strip().rstrip("?") + "?"
+        yield {
+            "id": f"{name}-{index}",
+            "prompt": [{"role": "user", "content": PROMPT.format(question=question)}],
+            "answer": {"target": [str(answer) for answer in row["golden_answers"]]},
+        }
+
+
+def main() -> None:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    for file, names, split in (("train", ("nq", "hotpotqa"), "train"), ("test", ("nq",), "test")):
+        rows = (row for name in names for row in question_rows(load_dataset(SOURCE, name, split=split), name))
+        path = folder / f"{file}.jsonl"
+        print(f"{path}: {write_rows(path, rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The tiny run of Search-R1: facts about numbered planets that stand in a generated corpus and nowhere else.
+
+    python -m agentloop.recipes.search_r1.tiny_task [FOLDER]
+
+makes the checkpoint: the one of `tiny` after a warm-up on traces that search for the right thing half of the time, and
+sometimes make an answer up. To search, for what was asked, is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentloop.messages import Message, ToolCall
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.tools.retrieval.index import build
+from agentloop.tools.retrieval.passages import Passage, as_text
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+FACTS = ("mass", "age", "size", "value", "speed", "power")
+PLANETS = range(100, 500)
+HELD_OUT_SHARE = 8
+"""One planet in so many is asked about in the evaluation only; the warm-up knows none of these planets' facts."""
+GUESS_SHARE = 0.3
+LISTENING_SHARE = 0.5
+_MAX_PASSAGE_CHARS = 1500
+"""The default of the tool `search`."""
+
+
+def fact(planet: int, name: str) -> int:
+    """What the corpus says; no two facts of a planet are the same."""
+    return random.Random(planet).sample(range(100, 1000), len(FACTS))[FACTS.index(name)]
+
+
+def passage(planet: int, name: str, value: int) -> Passage:
+    return Passage(f"{planet}-{name}", f"planet {planet}", f"The {name} of planet {planet} is {value}.")
+
+
+def question(planet: int, name: str) -> str:
+    return f"What is the {name} of planet {planet}?"
+
+
+def is_held_out(planet: int) -> bool:
+    return planet % HELD_OUT_SHARE == 0
+
+
+def write_index(path: str | Path) -> None:
+    """The corpus of all planets, as an index of the tool `search`; it is replaced as a whole."""
+    build((passage(planet, name, fact(planet, name)) for planet in PLANETS for name in FACTS), Path(path).expanduser())
+
+
+def train_rows(index: str, num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows to train on; writes the corpus to `index`, where the tool looks for it."""
+    write_index(index)
+    return _rows("train", num_rows, seed)
+
+
+def held_out_rows(num_rows: int = 96, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows about planets that training never asks about."""
+    return _rows("held-out", num_rows, seed)
+
+
+def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
+    rng = random.Random(f"{split}-{seed}")
+    planets = [planet for planet in PLANETS if is_held_out(planet) == (split == "held-out")]
+    for index in range(num_rows):
+        planet, name = rng.choice(planets), FACTS[index % len(FACTS)]
+        yield {
+            "id": f"{split}-{seed}-{index}",
+            "prompt": [{"role": "user", "content": question(planet, name)}],
+            "answer": {"target": [str(fact(planet, name))]},
+        }
+
+
+def trace(rng: random.Random) -> list[Message]:
+    """A conversation about made-up facts."""
+    planet, asked, value = rng.randrange(100, 1000), rng.choice(FACTS), rng.randrange(100, 1000)
+    prompt: Message = {"role": "user", "content": question(planet, asked)}
+    answer: Message = {"role": "assistant", "content": f"<answer>{value}</answer>"}
+    if rng.random() < GUESS_SHARE:
+        return [prompt, answer]
+    sought = asked if rng.random() < LISTENING_SHARE else rng.choice(FACTS)
+    call = ToolCall("search", {"query": f"{sought} of planet {planet}"}, id="call_0")
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call.as_dict()]}
+    found = as_text([passage(planet, sought, value)], max_chars=_MAX_PASSAGE_CHARS)
+    return [prompt, turn, {"role": "tool", "content": found}, answer]
+
+
+def warm_up(folder: Path, *, num_updates: int = 250, on_update: OnUpdate | None = None) -> Path:
+    """Write the checkpoint of the tiny run to `folder`."""
+    from agentloop.tools.search import Search
+    from agentloop.tools.toolset import Toolset
+
+    schemas = Toolset([Search("unused.db")]).schemas
+    return fine_tune(START, folder, trace, schemas=schemas, num_updates=num_updates, lr=1.5e-3, on_update=on_update)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
+    warm_up(folder, on_update=report_updates())
+    print(size_of(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Fetch SkyRL-SQL's tasks from the Hugging Face hub and write them as JSON lines.
+
+    python -m agentloop.recipes.text_to_sql.prepare [FOLDER]
+
+FOLDER (default: data/ beside this file) gets train.jsonl and validation.jsonl. Needs the package `datasets` and a
+network. README.md says where the databases come from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.recipes.common.jsonl import write_rows
+
+SOURCE = "NovaSky-AI/SkyRL-SQL-653-data-newfmt"
+
+FOLDERS = {
+    "synsql": "SynSQL-2.5M/databases",
+    "spider": "spider/database",
+    "bird": "bird/train/train_databases",
+}
+"""Where OmniSQL's archive has the databases of each collection."""
+
+SYSTEM = (
+    "You are a data science expert. You get a database schema and a question, and answer it with one SQLite query. "
+    "Think inside <think> and </think> at the start of every turn. Try queries with the tool sql_query: look at "
+    "values, check parts of your query, and read the errors. You have {turns} turns. When you are sure, write the "
+    "query that answers the question, and nothing else, inside <solution> and </solution>. It must return the columns "
+    "that are asked for and no others."
+)
+"""The task and the format, in our words: in the dataset they ask for <sql> tags where we have function calls."""
+
+_TURNS = 6
+
+
+def task_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """Rows of SkyRL-SQL with our system message. Raises `UserError` for rows of another shape."""
+    for index, row in enumerate(rows):
+        users = [message["content"] for message in row["prompt"] if message["role"] == "user"]
+        if row["data"] not in FOLDERS or not users or "<sql>" in users[-1]:
+            raise UserError(
+                f"Row {index} of {SOURCE} is not as this script knows it: the schema and the question in the user "
+                f"message, the format in the system message, data one of {', '.join(FOLDERS)}."
+            )
+        yield {
+            "id": f"{name}-{index}",
+            "prompt": [
+                {"role": "system", "content": SYSTEM.format(turns=_TURNS)},
+                {"role": "user", "content": users[-1]},
+            ],
+            "database": f"{FOLDERS[row['data']]}/{row['db_id']}/{row['db_id']}.sqlite",
+            "answer": row["reward_spec"]["ground_truth"],
+        }
+
+
+def main() -> None:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    for split in ("train", "validation"):
+        path = folder / f"{split}.jsonl"
+        print(f"{path}: {write_rows(path, task_rows(load_dataset(SOURCE, split=split), split))} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Supervised training of a tiny model on synthetic episodes: what the tiny runs of all recipes start from.
+
+It trains with the `sft` loss of the learner that reinforcement learning uses, on the tokens of the assistant only.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.messages import Message
+from agentloop.recipes.tiny.traces import to_trajectory
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import ToolSchemas
+
+Draw = Callable[[random.Random], list[Message]]
+"""One synthetic episode."""
+OnUpdate = Callable[[int, int, float], None]
+"""(updates done, updates in all, loss)"""
+
+
+def fine_tune(
+    start: Path,
+    folder: Path,
+    draw: Draw,
+    *,
+    schemas: ToolSchemas = (),
+    num_updates: int,
+    lr: float,
+    traces_per_update: int = 32,
+    shown_traces: int = 4,
+    seed: int = 0,
+    on_update: OnUpdate | None = None,
+) -> Path:
+    """Train the model in `start` on what `draw` gives and write it, in bfloat16, to `folder`.
+
+    `shown_traces` of each update show the tools in their prompt, as all episodes later do. The schemas are always the
+    same, and most of a trace's tokens; the other traces leave them out, which makes the training twice as fast.
+    """
+    from agentloop.rendering import renderer_for
+    from agentloop.trainer.batch import supervised_batch
+    from agentloop.trainer.learner import LearnerConfig, create
+
+    rng = random.Random(seed)
+    renderer = renderer_for(start)
+    learner = create(
+        LearnerConfig(
+            model=str(start),
+            device="cpu",
+            loss="sft",
+            lr=lr,
+            betas=(0.9, 0.95),
+            lr_schedule="cosine",
+            warmup_updates=min(50, num_updates // 4),
+            total_updates=num_updates,
+            seed=seed,
+        )
+    )
+    for update in range(num_updates):
+        traces = [
+            to_trajectory(draw(rng), renderer, schemas if index < shown_traces else ())
+            for index in range(traces_per_update)
+        ]
+        metrics = learner.step(supervised_batch(traces))
+        if on_update is not None:
+            on_update(update + 1, num_updates, metrics["loss"])
+    with tempfile.TemporaryDirectory() as scratch:
+        learner.save_hf(Path(scratch) / "trained")
+        return _halve(Path(scratch) / "trained", folder)
+
+
+def _halve(source: Path, folder: Path) -> Path:
+    """Copy a model folder with its weights in bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
+
+
+def report_updates() -> OnUpdate:
+    """Prints now and then how far it is, how long it took and the loss."""
+
+    started = time.perf_counter()
+
+    def report(done: int, total: int, loss: float) -> None:
+        if done % 20 == 0 or done == total:
+            print(f"{done}/{total} updates, {time.perf_counter() - started:.0f} s, loss {loss:.4f}", flush=True)
+
+    return report
+
+
+def size_of(folder: Path) -> str:
+    """A line about a checkpoint that was written."""
+    return f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB"

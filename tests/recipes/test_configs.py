@@ -1,0 +1,29 @@
+"""The settings at full scale: they are read, they fit together, and what they name is there."""
+
+import pytest
+
+from agentloop.cli.recipe import built_in_recipes, load_run_config
+from agentloop.envs.rewards import load_reward
+from agentloop.tools import registry
+from agentloop.tools.toolset import Toolset
+from agentloop.trainer.run_checks import check_trainable
+
+
+def test_all_recipes_are_found():
+    assert {"tiny", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(built_in_recipes())
+
+
+@pytest.mark.parametrize("name", sorted(built_in_recipes()))
+def test_a_recipe_fits_together(name):
+    config = load_run_config(name, [])
+    check_trainable(config)
+    assert load_reward(config.env.reward, config.env.reward_options).name == config.env.reward
+    tools = [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
+    assert len(Toolset(tools).schemas) == len(config.env.tools)
+
+
+@pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"tiny"}))
+def test_a_recipe_says_what_it_is(name):
+    readme = built_in_recipes()[name].with_name("README.md").read_text(encoding="utf-8")
+    for heading in ("## Expected curve, cost", "## Shrink it"):
+        assert heading in readme

@@ -1,0 +1,42 @@
+"""Each small run, for a step or two: from the shipped checkpoint through its tools and reward to new weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentloop.cli.recipe import load_run_config
+from agentloop.trainer.run import train
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
+
+
+def test_there_are_some():
+    assert {"retool", "search_r1", "frozen_lake"} <= set(TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+async def test_it_runs_and_can_learn(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # databases and indexes go below ~/.cache
+    config = load_run_config(
+        str(RECIPES / name / "tiny.yaml"),
+        [
+            "run.steps=2",
+            "eval.every=2",
+            "data.eval_limit=16",
+            "algorithm.groups_per_step=4",
+            "learner.lr_schedule=constant",
+            "run.loggers=[]",
+        ],
+    )
+    await train(config, tmp_path / "run")
+    before, first, second = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert "eval/reward/mean" in before
+    assert "eval/reward/mean" in second
+    assert before["eval/failed"] == 0
+    assert second["eval/failed"] == 0
+    for metrics in (first, second):
+        assert metrics["failures/episodes"] == 0
+        assert metrics["reward/std"] > 0, "equal rewards would teach nothing"
+        assert metrics["learner/grad_norm"] > 0
