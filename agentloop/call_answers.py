@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentloop.errors import FailureKind
-from agentloop.limits import Limits
+from agentloop.limits import Limits, StopReason
 from agentloop.messages import Content, InvalidCall, Message, ToolCall
 from agentloop.tools.base import ToolResult
 from agentloop.truncation import truncate_middle
@@ -28,8 +28,11 @@ class CallAnswers:
     messages: list[Message]
 
     @property
-    def stop(self) -> bool:
-        return any(result.stop for result in self.results)
+    def stop(self) -> StopReason | None:
+        """Why a tool ended the episode: what the first one says that did."""
+        stops = (result.stop for result in self.results if result.stop)
+        stop = next(stops, None)
+        return StopReason.TOOL_STOPPED if stop is True else stop or None
 
     @property
     def all_invalid(self) -> bool:

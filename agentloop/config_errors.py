@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -23,7 +23,8 @@ def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> 
 
 
 def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
-    location = detail["loc"]
+    # Pydantic has the tag of a union's choice, "<one>", among the keys.
+    location = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
     dotted = ".".join(map(str, location))
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _known_keys(schema, location[:-1])
@@ -57,4 +58,7 @@ def _fields(annotation: Any) -> dict[str, Any]:
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     if hasattr(annotation, "__dataclass_fields__"):
         return {name: field.type for name, field in annotation.__dataclass_fields__.items()}
-    return next((fields for argument in get_args(annotation) if (fields := _fields(argument))), {})
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        arguments = arguments[:1]
+    return next((fields for argument in arguments if (fields := _fields(argument))), {})

@@ -17,24 +17,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from agentloop.config import Config
+from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
 from agentloop.config_errors import user_error
 from agentloop.errors import UserError
 
 C = TypeVar("C", bound=Config)
 
-
-class _HasPaths:
-    """Marks a string, or what holds strings, that may be paths."""
-
-
-HAS_PATHS = _HasPaths()
-
-ConfigPath = Annotated[str, HAS_PATHS]
-"""A path, or a name that is none: what `anchored` says. A spec 'file.py:name' has a path, 'package.module:name' not."""
-
-ConfigOptions = Annotated[dict[str, Any], HAS_PATHS]
-"""Arguments of something that the config names, with paths among them."""
+__all__ = ["HAS_PATHS", "ConfigOptions", "ConfigPath", "anchored", "load_config", "validated"]
 
 _PATH_STARTS = ("./", "../", "~/")
 _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")

@@ -135,7 +135,7 @@ class _Episode:
             if self.env.toolset is not None:
                 self.schemas = self.env.toolset.schemas
                 self.sessions = self.env.toolset.sessions(
-                    trajectory.trajectory_id, self.env.task, self.seed, self.images
+                    trajectory.trajectory_id, self.env.task, self.seed, self.images, self.env
                 )
             prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
         self._show(SegmentKind.PROMPT, prompt, messages)
@@ -187,8 +187,8 @@ class _Episode:
         self.num_calls += len(parsed.calls)
         self._record(answers)
         self.invalid_turns = self.invalid_turns + 1 if answers.all_invalid else 0
-        if answers.stop:
-            return answers.messages, StopReason.TOOL_STOPPED
+        if answers.stop is not None:
+            return answers.messages, answers.stop
         if self.invalid_turns >= self.limits.max_invalid_turns:
             return answers.messages, StopReason.INVALID_CALLS
         return answers.messages, None
@@ -203,13 +203,19 @@ class _Episode:
         return observation.messages, None
 
     def _record(self, answers: CallAnswers) -> None:
-        for result in answers.results:
+        for result, message in zip(answers.results, answers.messages, strict=True):
             if result.failure is not None:
                 self.trajectory.count(result.failure)
+            if isinstance(result.stop, StopReason) and result.stop.is_failure:
+                self.trajectory.error = text_of(result.content)
+            if not result.is_error:
+                self._add(f"succeeded/{message.get('name', '')}", 1.0)
             self.trajectory.turn_rewards[-1] += result.reward
             for name, value in result.metrics.items():
-                key = f"tool/{name}"
-                self.trajectory.metrics[key] = self.trajectory.metrics.get(key, 0.0) + value
+                self._add(f"tool/{name}", value)
+
+    def _add(self, metric: str, value: float) -> None:
+        self.trajectory.metrics[metric] = self.trajectory.metrics.get(metric, 0.0) + value
 
     async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
         """Put what answers the turn into the stream; False, and nothing put, where it leaves no room to sample."""

@@ -1,12 +1,14 @@
 """`Trajectory`: the token stream of one episode, append-only, made of segments.
 
 Loss mask, logprobs and policy versions follow from the segments, so they cannot disagree with the ids: only a
-`sampled` segment has logprobs and versions, everything else is context. 12 bytes a token, in three typed arrays that
-grow in place.
+`sampled` segment has logprobs and versions, everything else is context. 12 bytes a sampled token, 4 any other, in typed
+arrays that grow in place. Segments are kept as arrays, too: a thousand episodes of many turns are otherwise hundreds of
+thousands of small objects, which the garbage collector walks again and again.
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +37,11 @@ class SegmentKind(StrEnum):
     """Inserted by the chat template behind a sampled turn."""
 
 
+_KINDS = tuple(SegmentKind)
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_SAMPLED = _CODES[SegmentKind.SAMPLED]
+
+
 class Segment(NamedTuple):
     """Tokens `start:end` of the stream, and the images that they show."""
 
@@ -60,7 +67,6 @@ class Trajectory:
     trajectory_id: str = ""
     group_id: str = ""
     """The task that its group shares."""
-    segments: list[Segment] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     """The same episode as messages, for rewards and for people; never rendered again."""
     stop_reason: StopReason | None = None
@@ -78,8 +84,14 @@ class Trajectory:
     error: str | None = None
     """What ended the episode, where `stop_reason` is a failure or judging failed."""
     _ids: array[int] = field(default_factory=lambda: array("i"), repr=False)
-    _logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
-    _versions: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _sampled_logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
+    """One behind the other, without gaps for what was not sampled; the same for the versions."""
+    _sampled_versions: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _kinds: array[int] = field(default_factory=lambda: array("b"), repr=False)
+    """Of each segment, an index into `_KINDS`."""
+    _ends: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _segment_images: dict[int, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    """Index of a segment -> the images that it shows."""
 
     def append(
         self,
@@ -109,18 +121,18 @@ class Trajectory:
                 )
         elif logprobs is not None or versions is not None:
             raise ValueError(f"{kind} tokens were not sampled: they have no logprobs and no versions")
-        else:
-            new_logprobs = array("f", bytes(4 * num_new))
-            new_versions = array("i", b"\xff" * (4 * num_new))  # NO_VERSION
-        if num_new == 0 and not images:
+        shown = tuple(images)
+        if num_new == 0 and not shown:
             return
-        start = len(self._ids)
-        segment = Segment(kind, start, start + num_new, tuple(images))
-        # Nothing below can fail half way except for want of memory.
-        self._ids.extend(new_ids)
-        self._logprobs.extend(new_logprobs)
-        self._versions.extend(new_versions)
-        self.segments.append(segment)
+        self._ids.extend(new_ids)  # raises where somebody holds the buffer
+        # Nothing below can fail but for want of memory.
+        if kind is SegmentKind.SAMPLED:
+            self._sampled_logprobs.extend(new_logprobs)
+            self._sampled_versions.extend(new_versions)
+        if shown:
+            self._segment_images[len(self._ends)] = shown
+        self._kinds.append(_CODES[kind])
+        self._ends.append(len(self._ids))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -138,36 +150,49 @@ class Trajectory:
     @property
     def logprobs(self) -> NDArray[np.float32]:
         """[num_tokens]; 0 where not sampled."""
-        return np.array(self._logprobs, dtype=np.float32)
+        logprobs = np.zeros(len(self), dtype=np.float32)
+        logprobs[self.loss_mask] = self._sampled_logprobs
+        return logprobs
 
     @property
     def versions(self) -> NDArray[np.int32]:
         """[num_tokens]; -1 where not sampled."""
-        return np.array(self._versions, dtype=np.int32)
+        versions = np.full(len(self), NO_VERSION, dtype=np.int32)
+        versions[self.loss_mask] = self._sampled_versions
+        return versions
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
         """[num_tokens]; True where sampled."""
-        mask = np.zeros(len(self), dtype=np.bool_)
-        for segment in self.sampled_segments():
-            mask[segment.start : segment.end] = True
-        return mask
+        sampled = np.frombuffer(self._kinds, dtype=np.int8) == _SAMPLED if self._kinds else np.zeros(0, dtype=np.bool_)
+        lengths = np.diff(np.array(self._ends, dtype=np.int64), prepend=0)
+        return np.repeat(sampled, lengths)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """What the stream is made of, in order."""
+        images = self._segment_images
+        starts = itertools.chain((0,), self._ends)
+        return [
+            Segment(_KINDS[kind], start, end, images.get(index, ()))
+            for index, (kind, start, end) in enumerate(zip(self._kinds, starts, self._ends, strict=False))
+        ]
 
     def sampled_segments(self) -> Iterator[Segment]:
         return (segment for segment in self.segments if segment.kind is SegmentKind.SAMPLED)
 
     @property
     def num_sampled(self) -> int:
-        return sum(segment.end - segment.start for segment in self.sampled_segments())
+        return len(self._sampled_logprobs)
 
     @property
     def num_turns(self) -> int:
-        return sum(1 for _ in self.sampled_segments())
+        return self._kinds.count(_SAMPLED)
 
     @property
     def images(self) -> list[Any]:
         """All images, in the order in which the stream shows them."""
-        return [image for segment in self.segments for image in segment.images]
+        return [image for shown in self._segment_images.values() for image in shown]
 
     @property
     def final_text(self) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from agentloop.errors import UserError
 from agentloop.limits import StopReason
 from agentloop.plain_data import ImageTable, from_plain, to_plain
-from agentloop.trajectory import Segment, SegmentKind, Trajectory
+from agentloop.trajectory import SegmentKind, Trajectory
 
 FORMAT_VERSION = 1
 _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failures", "metrics", "task", "error")
@@ -130,12 +130,7 @@ def load_npz(path: str | Path) -> Trajectory:
             count = sum(name.startswith("image_") for name in arrays.files)
             images = ImageTable.from_pngs(arrays[f"image_{number}"].tobytes() for number in range(count))
             trajectory = _from_head(head, images)
-            start = 0
-            for entry, end in zip(head["segments"], arrays["segment_ends"].tolist(), strict=True):
-                shown = tuple(images[number] for number in entry["images"])
-                trajectory.segments.append(Segment(SegmentKind(entry["kind"]), start, end, shown))
-                start = end
-            _fill(trajectory, arrays)
+            _fill(trajectory, head["segments"], images, arrays)
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, UserError | FileNotFoundError):
             raise
@@ -169,16 +164,26 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
     )
 
 
-def _fill(trajectory: Trajectory, arrays: Any) -> None:
-    """Put the tokens of an npz file behind its segments, all at once."""
+def _fill(trajectory: Trajectory, segments: list[dict[str, Any]], images: ImageTable, arrays: Any) -> None:
+    """Put the segments of an npz file into an empty trajectory."""
     ids, logprobs, versions = (
         array(code, arrays[name].astype(dtype).tobytes())
         for code, name, dtype in (("i", "ids", np.int32), ("f", "logprobs", np.float32), ("i", "versions", np.int32))
     )
-    ends = trajectory.segments[-1].end if trajectory.segments else 0
-    if not len(ids) == len(logprobs) == len(versions) == ends:
+    start = 0
+    for entry, end in zip(segments, arrays["segment_ends"].tolist(), strict=True):
+        kind, shown = SegmentKind(entry["kind"]), [images[number] for number in entry["images"]]
+        sampled = kind is SegmentKind.SAMPLED
+        trajectory.append(
+            kind,
+            ids[start:end],
+            logprobs=logprobs[start:end] if sampled else None,
+            versions=versions[start:end] if sampled else None,
+            images=shown,
+        )
+        start = end
+    if not len(ids) == len(logprobs) == len(versions) == start == len(trajectory):
         raise ValueError("its arrays differ in length")
-    trajectory._ids, trajectory._logprobs, trajectory._versions = ids, logprobs, versions
 
 
 def _check_version(found: Any) -> None:

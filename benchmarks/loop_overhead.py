@@ -27,6 +27,7 @@ import results_file
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
 from agentloop.engines.scripted import ScriptedEngine
 from agentloop.rendering import renderer_for
+from agentloop.rollout import GroupSpec, RolloutWorker
 from agentloop.tools.toolset import Toolset
 
 CACHE = Path(__file__).parent.parent / "build" / "benchmark_tokenizer"
@@ -136,18 +137,17 @@ async def run_loop(tokenizer: Any, episodes: int, turns: int, text: str) -> tupl
     loop = AgentLoop(engine, renderer, limits=limits)
     toolset = Toolset([lookup])
     started = time.perf_counter()
-    trajectories = await asyncio.gather(
-        *(loop.run(LookupEnv(toolset), trajectory_id=f"t{i}", seed=i) for i in range(episodes))
-    )
+    worker = RolloutWorker(loop, max_concurrency=episodes)
+    (group,) = await worker.run_groups([GroupSpec("g", lambda: LookupEnv(toolset), episodes)])
     seconds = time.perf_counter() - started
-    for trajectory in trajectories:
+    for trajectory in group.trajectories:
         assert trajectory.stop_reason is StopReason.MAX_TURNS, trajectory.error
         assert trajectory.num_turns == turns
         assert not trajectory.failures
     starts = engine.turn_starts
     spans = [after - before for before, after in itertools.pairwise(starts)]
     early, late = statistics.median(spans[1:6]), statistics.median(spans[-6:-1])
-    observed = trajectories[0].segments[3]
+    observed = group.trajectories[0].segments[3]
     return episodes * turns / seconds, late / early, len(call), observed.end - observed.start + 1
 
 

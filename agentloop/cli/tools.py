@@ -1,23 +1,31 @@
-"""`agentloop tools`: the registry, and one call from the shell."""
+"""`agentloop tools`: the registry, one call from the shell, and the daemon."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from agentloop.errors import UserError
 from agentloop.messages import ToolCall, text_of
 from agentloop.tools import registry
 from agentloop.tools.base import ToolResult
-from agentloop.tools.toolset import Toolset, arguments_of
+from agentloop.tools.serving.settings import Settings
+from agentloop.tools.summary import summary
+from agentloop.tools.toolset import Toolset
 
-app = typer.Typer(help="List the tools, or call one.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="List the tools, call one, or serve them.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.command("list")
@@ -26,10 +34,12 @@ def list_tools() -> None:
     table = Table("name", "parameters", "package", "description")
     for name, entry in registry.available().items():
         try:
-            tool = registry.load(name)
-            parameters, description = ", ".join(arguments_of(tool).schema["properties"]), tool.description
+            about = summary(name)
+            parameters, description = ", ".join(about.parameters), escape(about.description)
+            if about.needs:
+                description = f"[yellow]needs: {escape(about.needs)}[/yellow]\n{description}"
         except UserError as error:
-            parameters, description = "", f"[red]{error}[/red]"
+            parameters, description = "", f"[red]{escape(str(error))}[/red]"
         table.add_row(name, parameters, registry.package_of(entry), description)
     Console().print(table)
 
@@ -39,14 +49,95 @@ def call_tool(
     name: Annotated[str, typer.Argument(help="A registered name, 'package.module:name' or 'path/to/file.py:name'.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its arguments.")] = None,
     as_json: Annotated[str | None, typer.Option("--json", help="Its arguments as a JSON object.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the tool itself; may be given again.")
+    ] = None,
 ) -> None:
     """Call a tool once and print its result. Exits with 1 where that is an error."""
-    toolset = Toolset([registry.load(name)])
+    toolset = Toolset([registry.load(name, **_read_pairs(option or [], {}))])
     (schema,) = toolset.schemas
     given = _read_json(as_json) | _read_pairs(arguments or [], schema["function"]["parameters"]["properties"])
     result = asyncio.run(_call(toolset, ToolCall(schema["function"]["name"], given, "call_0")))
     print(text_of(result.content))
     raise typer.Exit(int(result.is_error))
+
+
+@app.command("serve")
+def serve_tools(
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8080,
+    token: Annotated[
+        str | None, typer.Option(envvar="AGENTLOOP_TOKEN", help="What requests must bear. Better in the environment.")
+    ] = None,
+    isolation: Annotated[str, typer.Option(help="auto, slots, bubblewrap, landlock, docker or none.")] = "auto",
+    slots: Annotated[int | None, typer.Option(help="Executions at once; the level decides.")] = None,
+    preload: Annotated[str, typer.Option(help="Modules imported in advance, as numpy,sympy.")] = "",
+    packages: Annotated[str, typer.Option(help="Installed packages that code may import, as numpy,pandas.")] = "",
+    level_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the level, as image=...; may be given again.")
+    ] = None,
+    memory_mb: Annotated[int, typer.Option(help="MiB of an execution that does not say how much.")] = 1024,
+    max_memory_mb: Annotated[int, typer.Option(help="MiB that an execution may ask for.")] = 16384,
+    disk_mb: Annotated[int | None, typer.Option(help="MiB of each directory that code can write.")] = None,
+    max_seconds: Annotated[float, typer.Option(help="Longest time limit that a request may set.")] = 3600.0,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 256,
+    max_body_mb: Annotated[int, typer.Option(help="MiB of a request.")] = 64,
+    max_connections: Annotated[int, typer.Option(help="Connections at once.")] = 4096,
+    body_seconds: Annotated[float, typer.Option(help="In which a request must have arrived.")] = 120.0,
+    drain_seconds: Annotated[float, typer.Option(help="That running requests get after SIGTERM.")] = 30.0,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar='NAME[={"option": ...}]', help="Offer this tool, too; may be given again."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info (a line per request), warning or error.")] = "info",
+) -> None:
+    """Serve sandboxes and tools over HTTP, on SandboxFusion's protocol and more, until SIGTERM."""
+    try:
+        from agentloop.tools.serving import banner, lifecycle
+    except ImportError as error:
+        raise UserError(f"The daemon needs {error.name}: `pip install 'agentloop[serve]'`.") from error
+    settings = Settings(
+        host=host,
+        port=port,
+        token=token,
+        isolation=isolation,
+        slots=slots,
+        preload=_names(preload),
+        packages=_names(packages),
+        level_options=_read_pairs(level_option or [], {}),
+        memory_mb=memory_mb,
+        max_memory_mb=max_memory_mb,
+        disk_mb=disk_mb,
+        max_seconds=max_seconds,
+        max_sessions=max_sessions,
+        max_body_mb=max_body_mb,
+        max_connections=max_connections,
+        body_seconds=body_seconds,
+        drain_seconds=drain_seconds,
+        tools=tuple(tool or ()),
+        log_level=log_level,
+    )
+    lifecycle.serve(settings, lambda daemon, address: print(banner.banner(daemon, address), flush=True))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@app.command("index")
+def index_corpus(
+    corpus: Annotated[Path, typer.Argument(help="JSON lines with contents, or title and text; or a folder of texts.")],
+    index: Annotated[Path, typer.Argument(help="The file to write.")],
+) -> None:
+    """Make a full-text index of a corpus, for the tool `search`."""
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from agentloop.tools.retrieval.index import build, read_corpus
+
+    with Progress(TextColumn("{task.completed:,.0f} passages"), TimeElapsedColumn()) as progress:
+        task = progress.add_task("", total=None)
+        count = build(read_corpus(corpus), index, lambda done: progress.update(task, completed=done))
+    Console().print(f"{index}: {count:,} passages, {index.stat().st_size / 1e6:.1f} MB", markup=False, highlight=False)
 
 
 async def _call(toolset: Toolset, call: ToolCall) -> ToolResult:

@@ -50,6 +50,7 @@ def _print_plan(config: RunConfig, folder: Path) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
+    from agentloop.trainer.batch_sizes import BatchSizes
     from agentloop.trainer.episodes import Episodes
     from agentloop.trainer.model_folder import local_model
     from agentloop.trainer.run_checks import check_trainable
@@ -66,9 +67,8 @@ def _print_plan(config: RunConfig, folder: Path) -> None:
         "tasks": f"{len(episodes.train)} to train on, {len(episodes.eval)} held out",
         "tools": ", ".join(tool.name for tool in config.env.tools) or "none",
         "steps": f"{run.steps}, {epochs:.2f} epochs",
-        "episodes a step": f"{config.trajectories_per_step} = {algorithm.groups_per_step} tasks "
-        f"x {algorithm.group_size}, {config.engine.max_concurrency} at once",
-        "updates a step": config.learner.mini_batches,
+        **BatchSizes.of(config).lines(),
+        "at once": f"{config.engine.max_concurrency} episodes",
         "checkpoints": f"every {run.save_every} steps, the last {run.keep_last} kept",
         "evaluation": f"every {config.eval.every} steps, {len(episodes.eval) * config.eval.samples} episodes"
         if config.eval.every

@@ -7,7 +7,7 @@ import pytest
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, Tool, ToolResult, tool
 from agentloop.engines.scripted import ScriptedEngine
-from agentloop.errors import EngineError
+from agentloop.errors import EngineError, FailureKind
 from agentloop.tools.toolset import Toolset
 from agentloop.trajectory import SegmentKind
 
@@ -333,3 +333,21 @@ def test_same_seed_same_trajectory(play):
         return data
 
     assert episode() == episode()
+
+
+def test_a_tool_that_is_a_move_says_why_the_episode_ended(play):
+    class Move(Tool):
+        """Move."""
+
+        async def call(self, ctx, why: str) -> ToolResult:
+            reason = StopReason(why)
+            failure = FailureKind.ENV if reason.is_failure else None
+            return ToolResult(f"{ctx.env.task['question']} over", stop=reason, failure=failure)
+
+    for reason in (StopReason.COMPLETED, StopReason.ENV_TRUNCATED):
+        trajectory = play([call("move", why=reason) + END], Talk(tools=[Move()]))
+        assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (reason, 1.0, None)
+    failed = play([call("move", why="env_error") + END], Talk(tools=[Move()]))
+    assert (failed.stop_reason, failed.reward) == (StopReason.ENV_ERROR, None)
+    assert failed.error == "2 + 3? over"
+    assert failed.failures["env"] == 1

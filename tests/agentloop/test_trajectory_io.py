@@ -132,7 +132,7 @@ def test_any_tokens_survive(tmp_path_factory, parts):
 def test_same_tells_differences():
     assert same(full(), full())
     other = full()
-    other._logprobs[4] = -1e-31
+    other._sampled_logprobs[0] = -1e-31
     assert not same(full(), other)
     other = full()
     other.images[1].putpixel((0, 0), (9, 9, 9))

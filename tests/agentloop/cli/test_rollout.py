@@ -48,6 +48,40 @@ def test_failing_rewards_are_reported_and_not_taken_as_zero(sums, capsys):
     assert "3 times: the reward raised ZeroDivisionError: division by zero" in capsys.readouterr().out
 
 
+HELD = """
+from pathlib import Path
+from agentloop.envs.rewards import Reward
+
+class Held(Reward):
+    async def start(self):
+        self.life = ["start"]
+
+    async def shutdown(self):
+        Path(__file__).with_name("life").write_text(" ".join([*self.life, "shutdown"]))
+
+    async def __call__(self, trajectory, task):
+        self.life.append("asked")
+        return {"reward": 1.0, "length": len(trajectory)}
+"""
+
+
+def test_a_reward_of_several_terms_lives_as_long_as_the_run(sums):
+    (sums / "held.py").write_text(HELD)
+    reward = f"env.reward=[{{name: {sums}/held.py:Held, weight: 2.0}}, {{name: exact, weight: 0.0}}]"
+    assert agentloop("rollout", sums, reward, "--output", sums / "out") == 0
+    trajectories = list(read_jsonl(sums / "out" / "trajectories.jsonl"))
+    assert {trajectory.reward for trajectory in trajectories} == {2.0}
+    for trajectory in trajectories:
+        assert trajectory.metrics["reward/Held"] == 1.0
+        assert trajectory.metrics["reward/Held/length"] == len(trajectory)
+    assert (sums / "life").read_text() == "start asked asked asked shutdown"
+
+
+def test_terms_of_a_reward_that_cannot_be_are_one_sentence(sums, capsys):
+    assert agentloop("rollout", sums, "env.reward=[{name: exact, wieght: 2}]", "--output", sums / "out") == 2
+    assert "There is no key 'env.reward.0.wieght'. Did you mean 'weight'?" in " ".join(capsys.readouterr().err.split())
+
+
 def test_pass_at_k_is_the_chance_that_k_of_n_have_a_success():
     # 1 of 4 solved: any 2 of the 4 contain it with probability 1 - C(3,2)/C(4,2) = 1/2.
     assert pass_at_k([[1.0, 0.0, 0.0, 0.0]], 2, threshold=1.0) == 0.5

@@ -1,0 +1,85 @@
+"""Every example of the pages on tools, rewards and datasets is run; their tables name every option that there is."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentloop.config_loading import validated
+from agentloop.envs.rewards import BUILT_IN, load_reward
+from agentloop.loading import load_object
+from agentloop.tools import registry
+from agentloop.trainer.run_config import DataConfig, EnvConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("tools.md", "rewards.md", "datasets.md")
+_BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """(language, file name or "", content) of each block."""
+    return _BLOCK.findall((DOCS / page).read_text())
+
+
+def run(command: list[str] | str, folder: Path) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
+    done = subprocess.run(
+        command, shell=isinstance(command, str), cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert isinstance(command, str) or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_config(config: dict, page: str) -> None:
+    if "data" in config:
+        validated(DataConfig, config["data"], page)
+    if "env" in config:
+        env = validated(EnvConfig, config["env"], page)
+        load_reward(env.reward, env.reward_options)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_do_what_they_say(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for language, name, content in blocks(page):
+        if language == "python" and name:
+            with (tmp_path / name).open("a") as file:
+                file.write(content)
+        elif language == "python":
+            run([sys.executable, "-c", content], tmp_path)
+        elif language == "console":
+            for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE):
+                assert run(command, tmp_path) == output, command
+        elif language == "yaml":
+            check_config(yaml.safe_load(content), page)
+        elif language == "toml":
+            tomllib.loads(content)
+        else:
+            raise AssertionError(f"an example of no known kind: {language}")
+
+
+def options_of(found: object, *, skip: int = 0) -> set[str]:
+    return set(list(inspect.signature(found).parameters)[skip:])
+
+
+def test_every_option_of_every_tool_is_in_its_table():
+    sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "tools.md").read_text(), re.DOTALL | re.M))
+    own = {name for name, entry in registry.available().items() if registry.package_of(entry) == "agentloop"}
+    assert set(sections) == own
+    for name, text in sections.items():
+        assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == options_of(registry.definition(name)), name
+
+
+def test_every_built_in_reward_is_in_the_table_with_its_options():
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|([^|]*)\|$", (DOCS / "rewards.md").read_text(), re.MULTILINE))
+    assert set(rows) == set(BUILT_IN)
+    for name, options in rows.items():
+        found = load_object(BUILT_IN[name], "reward")
+        known = options_of(found, skip=0 if inspect.isclass(found) else 2)
+        assert known <= set(re.findall(r"`(\w+)`", options)), name
