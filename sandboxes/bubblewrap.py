@@ -9,6 +9,7 @@ https://github.com/containers/bubblewrap
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -141,7 +142,8 @@ class _Bwrap:
 
 
 async def _settled(status: asyncio.Future[int]) -> None:
-    await asyncio.wait([status])
+    with contextlib.suppress(SandboxError):  # with the launcher its sandboxes end too
+        await asyncio.shield(status)
 
 
 def _words(words: Iterable[str]) -> bytes:

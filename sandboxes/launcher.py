@@ -133,7 +133,8 @@ class Launcher:
         except OSError:
             children = []
         for victim in children or [pid]:
-            os.kill(victim, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment
+                os.kill(victim, signal.SIGKILL)
 
     def _ended(self, pidfd: int, number: int, pid: int) -> None:
         self._selector.unregister(pidfd)

@@ -64,6 +64,7 @@ class Spawner:
         try:
             socket.send_fds(self._control, [launcher.REQUEST.pack(launcher.START, number)], [command, *fds])
         except OSError as error:
+            self._lost()
             raise SandboxError(f"The process that starts sandboxes takes no request: {error}.") from error
         status = self._waiting[number] = self._loop.create_future()
         return number, status
@@ -71,7 +72,10 @@ class Spawner:
     def kill(self, number: int) -> None:
         """End an execution with all its processes; its future resolves when they are gone."""
         if self.alive:
-            self._control.send(launcher.REQUEST.pack(launcher.KILL, number))
+            try:
+                self._control.send(launcher.REQUEST.pack(launcher.KILL, number))
+            except OSError:
+                self._lost()
 
     def _read(self) -> None:
         try:
@@ -97,10 +101,10 @@ class Spawner:
 
     def _lost(self) -> None:
         self._detach()
-        for future in self._waiting.values():
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
             if not future.done():
                 future.set_exception(SandboxError("The process that starts sandboxes died."))
-        self._waiting.clear()
 
     def _detach(self) -> None:
         if self.alive:
