@@ -1,0 +1,1 @@
+"""The rollout workers of a run, as the run loop sees them."""

@@ -1,0 +1,63 @@
+"""What the run loop asks of its rollout workers, whether they are in this process or spread over a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentloop.rollout import Group
+    from agentloop.trajectory import Trajectory
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class GroupOrder:
+    """A group to be played. Plain data: every worker has the datasets and makes the environments itself."""
+
+    group_id: str
+    """Unique among the groups in flight."""
+    row: int
+    """Index of the task in its dataset."""
+    n: int
+    seed: int
+    """Episode k of the group runs with seed * n + k."""
+    split: Literal["train", "eval"] = "train"
+    temperature: float | None = None
+    """None: the run's."""
+
+
+class Workers(Protocol):
+    """All rollout workers of a run. Its weights are updated as an engine's are: `Learner.publish(workers, version)`."""
+
+    policy_version: int
+    """Of the weights that the next token is sampled with."""
+
+    async def start(self) -> None:
+        """Load and warm up. Raises `UserError` where the model or the hardware cannot be used."""
+
+    def room(self) -> int:
+        """Episodes that would begin at once if they were ordered now."""
+        ...
+
+    async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+        """Play a group; `on_trajectory` sees each trajectory as it ends.
+
+        Cancelling the coroutine aborts its episodes. What goes wrong in an episode is in its trajectory. Raises
+        `UserError` where no episode could ever work.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stop sampling, keep the requests and their caches; tools go on."""
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take new weights under Hugging Face names. Requests in flight stay in flight; their later tokens carry
+        `version`."""
+
+    async def close(self) -> None:
+        """End what still runs. May be called twice."""
