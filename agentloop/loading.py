@@ -1,4 +1,5 @@
-"""Load the objects that configs name: `package.module:attribute` or `path/to/file.py:attribute`. A leaf."""
+"""Load the objects that configs name: `package.module:attribute`, `path/to/file.py:attribute`, or what a package
+registered under a name. A leaf."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +33,17 @@ def load_object(spec: str, what: str) -> Any:
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UserError(f"{source} has no {attribute!r} to use as {what}.{nearest(attribute, public)}") from None
+
+
+def registered(group: str) -> dict[str, EntryPoint]:
+    """What installed packages registered in an entry point group, sorted by name; nothing of it is imported."""
+    return _scan(group, tuple(sys.path))
+
+
+@lru_cache(maxsize=16)
+def _scan(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Reads the metadata of every package on the path: some 20 ms, which a run of many tools would pay for each."""
+    return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
 
 
 def _import(name: str, what: str) -> ModuleType:

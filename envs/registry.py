@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from agentloop.envs.base import Env
 from agentloop.errors import UserError, nearest
-from agentloop.loading import load_object
+from agentloop.loading import load_object, registered
 
 GROUP = "agentloop.envs"
 
 
 def available() -> dict[str, EntryPoint]:
     """The registered environments, by name; nothing of them is imported."""
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    return registered(GROUP)
 
 
 def load_factory(spec: str) -> Callable[..., Env]:

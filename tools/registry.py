@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, Protocol, runtime_checkable
 
 from agentloop.errors import UserError, nearest
-from agentloop.loading import load_object
+from agentloop.loading import load_object, registered
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
 from agentloop.tools.rate_limits import SharedLimit
@@ -18,7 +18,7 @@ GROUP = "agentloop.tools"
 
 def available() -> dict[str, EntryPoint]:
     """The registered tools, by name; nothing of them is imported."""
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    return registered(GROUP)
 
 
 @runtime_checkable

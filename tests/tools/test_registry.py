@@ -82,7 +82,7 @@ def test_a_plugin_that_fails_to_import_is_named(own_tools, monkeypatch):
     (own_tools.parent / "broken_plugin.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(own_tools.parent)
     entry = EntryPoint("broken", "broken_plugin:Tool", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(registry, "available", lambda: {"broken": entry})
     with pytest.raises(UserError, match=r"'broken' of the package 'unknown' fails.*No module named 'no_such_module'"):
         registry.load("broken")
 

@@ -1,0 +1,43 @@
+"""What packages register is looked up once, and again where the path has changed."""
+
+from importlib import metadata
+
+from agentloop import loading
+
+METADATA = "Metadata-Version: 2.1\nName: example\nVersion: 1.0\n"
+
+
+def install(folder, *names):
+    """A package on the path that registers `names` in the group `agentloop.examples`."""
+    info = folder / "example-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[agentloop.examples]", *(f"{name} = json:loads" for name in names)])
+    )
+
+
+def test_names_are_found_sorted_and_nothing_is_imported(tmp_path, monkeypatch):
+    install(tmp_path, "walk", "run")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = loading.registered("agentloop.examples")
+    assert list(found) == ["run", "walk"]
+    assert found["run"].value == "json:loads"
+
+
+def test_the_packages_are_read_once(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)  # a path that nobody has looked at
+    reads = []
+    monkeypatch.setattr(
+        loading, "entry_points", lambda **kwargs: reads.append(kwargs) or metadata.entry_points(**kwargs)
+    )
+    assert "code_interpreter" in loading.registered("agentloop.tools")
+    assert "code_interpreter" in loading.registered("agentloop.tools")
+    assert reads == [{"group": "agentloop.tools"}]
+
+
+def test_a_path_that_was_added_is_read(tmp_path, monkeypatch):
+    assert loading.registered("agentloop.examples") == {}
+    install(tmp_path, "jump")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(loading.registered("agentloop.examples")) == ["jump"]
