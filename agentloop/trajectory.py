@@ -83,6 +83,12 @@ class Trajectory:
     """The dataset row."""
     error: str | None = None
     """What ended the episode, where `stop_reason` is a failure or judging failed."""
+    answer: str | None = None
+    """What an agent program answered beside what the model said last; None where that is the answer."""
+    branches: list[Trajectory] = field(default_factory=list)
+    """Further token streams of the same episode: an agent program (`agentloop.gateway`) may rewrite its history, try a
+    turn again, or hold several conversations. What a branch shares with another stream is context in one of the two,
+    so that no sampled token carries loss twice."""
     _ids: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _sampled_logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
     """One behind the other, without gaps for what was not sampled; the same for the versions."""
@@ -196,7 +202,10 @@ class Trajectory:
 
     @property
     def final_text(self) -> str:
-        """The text of the last assistant message, without thinking and calls; empty where there is none."""
+        """The answer: `answer`, else the text of the last assistant message, without thinking and calls; empty where
+        there is none."""
+        if self.answer is not None:
+            return self.answer
         for message in reversed(self.messages):
             if message["role"] == "assistant":
                 return text_of(message.get("content", ""))

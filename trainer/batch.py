@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentloop.trainer import advantages
-from agentloop.trainer.advantages import Outcome
+from agentloop.trainer.advantages import AdvantageValue, Outcome
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trajectory import Trajectory
 
@@ -139,22 +139,26 @@ def make_batch(
 ) -> TrainBatch:
     """Judge the trajectories of each group and put all of them into one batch, in order.
 
-    `policy_version` is that of the weights to be trained, `baselines` has the reward of each group's greedy episode. A
-    trajectory without a reward counts neither in the statistics nor in the batch. One that has a reward but no sampled
-    token is part of the statistics, since it is an outcome of the policy, but has nothing to train on. Raises
-    `UserError` for an unknown advantage.
+    `policy_version` is that of the weights to be trained, `baselines` has the reward of each group's greedy episode.
+    The branches of a trajectory are trained too; each is judged as if its episode had been it alone, so that an episode
+    counts once in the statistics of its group, however many branches it has. A trajectory without a reward counts
+    neither in the statistics nor in the batch. One that has a reward but no sampled token is part of the statistics,
+    since it is an outcome of the policy, but has nothing to train on. Raises `UserError` for an unknown advantage.
     """
     algorithm = algorithm or AlgorithmConfig()
     advantage = advantages.get(algorithm.advantage)
     options = advantages.parse_options(advantage, algorithm.advantage_options)
     assert baselines is not None or not advantage.needs_greedy, "play a greedy episode of each task"
     judged = [[trajectory for trajectory in group if _is_judged(trajectory)] for group in groups]
-    outcomes = _outcomes(judged, algorithm, baselines or [None] * len(groups), models or TokenModels())
+    streams = [[stream for trajectory in group for stream in _streams(trajectory)] for group in judged]
+    outcomes = _outcomes(streams, algorithm, baselines or [None] * len(groups), models or TokenModels())
+    values = _advantages(lambda shown: advantage.function(shown, options), judged, outcomes)
     samples: list[Sample] = []
     companion_samples: list[Sample] = []
     dropped: Counter[str | None] = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
-    for group, values in zip(outcomes, advantage.function(outcomes, options), strict=True):
-        for outcome, value in zip(group, values, strict=True):
+    for group in outcomes:
+        for outcome in group:
+            value = values[id(outcome.trajectory)]
             reason = _reason_to_drop(outcome.trajectory, algorithm)
             dropped[reason] += 1
             if reason is None:
@@ -196,6 +200,30 @@ def _outcomes(
         ]
         for group, baseline in zip(groups, baselines, strict=True)
     ]
+
+
+def _streams(trajectory: Trajectory) -> list[Trajectory]:
+    """The judged token streams of an episode, its own first."""
+    return [trajectory, *filter(_is_judged, trajectory.branches)]
+
+
+def _advantages(
+    function: Callable[[Sequence[Sequence[Outcome]]], list[list[AdvantageValue]]],
+    judged: Sequence[Sequence[Trajectory]],
+    outcomes: Sequence[Sequence[Outcome]],
+) -> dict[int, AdvantageValue]:
+    """`id()` of each stream -> its advantage. The streams of all episodes take their turns: first those without
+    branches, then the first branch in the place of each that has one, and so on."""
+    outcome_of = {id(outcome.trajectory): outcome for group in outcomes for outcome in group}
+    episodes = [[_streams(trajectory) for trajectory in group] for group in judged]
+    values: dict[int, AdvantageValue] = {}
+    for turn in range(max((len(streams) for group in episodes for streams in group), default=1)):
+        shown = [[streams[turn] if turn < len(streams) else streams[0] for streams in group] for group in episodes]
+        judgements = function([[outcome_of[id(stream)] for stream in group] for group in shown])
+        for group, found in zip(shown, judgements, strict=True):
+            for stream, value in zip(group, found, strict=True):
+                values.setdefault(id(stream), value)
+    return values
 
 
 def _is_judged(trajectory: Trajectory) -> bool:

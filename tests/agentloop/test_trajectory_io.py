@@ -129,6 +129,20 @@ def test_any_tokens_survive(tmp_path_factory, parts):
             assert getattr(back, name).tobytes() == getattr(trajectory, name).tobytes()
 
 
+@pytest.mark.parametrize("way", [by_json, by_npz, by_jsonl])
+def test_branches_and_the_answer_come_back(way, tmp_path):
+    trajectory = full()
+    branch = full()
+    branch.branches = [Trajectory(trajectory_id="deeper", answer="")]
+    trajectory.answer, trajectory.branches = "43", [branch, Trajectory(trajectory_id="empty")]
+    again = way(trajectory, tmp_path)
+    assert same(again, trajectory)
+    assert again.final_text == "43"
+    assert again.branches[0].final_text == "42"
+    assert again.branches[0].branches[0].answer == ""
+    assert not same(again, full())
+
+
 def test_same_tells_differences():
     assert same(full(), full())
     other = full()

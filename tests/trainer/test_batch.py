@@ -42,6 +42,17 @@ def test_what_cannot_be_trained_on_is_dropped_and_counted():
     assert batch.num_groups == 2
 
 
+def test_branches_are_trained_on_and_their_episode_counts_once_in_its_group():
+    group = [_trajectory(1.0, [5], "a"), _trajectory(0.0, [5], "b"), _trajectory(0.0, [5], "c")]
+    group[0].branches = [_trajectory(1.0, [6], "a.1"), _trajectory(None, [6], "a.2"), _trajectory(1.0, [], "a.3")]
+    group[1].branches = [_trajectory(0.6, [6], "b.1")]  # a reward of its own
+    batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo"))
+    found = {sample.trajectory_id: round(sample.advantage, 6) for sample in batch.samples}
+    # The mean of the group is 1/3, and (1 + 0.6 + 0) / 3 where b.1 stands for its episode.
+    assert found == {"a": 0.666667, "a.1": 0.466667, "b": -0.333333, "b.1": 0.066667, "c": -0.333333}
+    assert batch.dropped == {"no_sampled_tokens": 1}
+
+
 def test_groups_are_scored_apart():
     batch = make_batch([[_trajectory(1.0, [5]), _trajectory(0.0, [5])], [_trajectory(9.0, [5]), _trajectory(9.0, [5])]])
     assert [round(sample.advantage, 3) for sample in batch.samples] == [0.707, -0.707, 0.0, 0.0]
