@@ -17,6 +17,7 @@ class WeightReceiver:
     """Mixed into vLLM's worker class (`worker_extension_cls`); called through `collective_rpc`."""
 
     reload_weights: Any
+    get_model: Any
 
     def agentloop_load(self, path: str) -> None:
         """Load Hugging Face names from the safetensors file `path`.
@@ -25,10 +26,21 @@ class WeightReceiver:
         the CPU kernels, and keeps the storage that CUDA graphs captured.
         """
         self.reload_weights(weights_iterator=_tensors(path), is_checkpoint_format=True)
+        _pack_tied_heads(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:
         """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
         threading.Thread(target=_end_with, args=(owner,), name="agentloop-watch", daemon=True).start()
+
+
+def _pack_tied_heads(model: torch.nn.Module) -> None:
+    """A head that shares the matrix of the embedding is given no weights by name, so the reload passes over it, and
+    on CPUs it would go on with the copy that was packed from the old ones."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _end_with(owner: int) -> None:

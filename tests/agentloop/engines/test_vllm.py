@@ -29,8 +29,8 @@ LONGEST = 512
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
-def random_model():
-    torch.manual_seed(0)
+def random_model(seed=0, *, tied=False):
+    torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -40,7 +40,7 @@ def random_model():
         num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=LONGEST,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=3,
@@ -290,3 +290,21 @@ def _cmdline(process):
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+async def test_a_head_that_is_tied_to_the_embedding_follows_it(tmp_path):
+    old, new = (random_model(seed, tied=True) for seed in (0, 1))
+    old.save_pretrained(tmp_path)
+    engine = VllmEngine(
+        tmp_path, dtype=str(DTYPE).removeprefix("torch."), max_model_len=LONGEST, gpu_memory_utilization=0.3
+    )
+    await engine.start()
+    try:
+        for version, model in enumerate((new, old, new), 1):
+            await engine.update_weights(list(model.named_parameters()), version)
+            prompts = prompts_of(8)
+            for prompt, got in zip(prompts, await turns(engine, prompts, SamplingParams(max_tokens=12)), strict=True):
+                expected = reference(model, prompt, got.ids)[range(12), list(got.ids)]
+                np.testing.assert_allclose(got.logprobs, expected, atol=TOLERANCE)
+    finally:
+        await engine.close()
