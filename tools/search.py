@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from agentloop.errors import UserError
@@ -9,6 +10,7 @@ from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.retrieval.index import LocalIndex
 from agentloop.tools.retrieval.passages import Passage, Retriever, as_text
 from agentloop.tools.retrieval.server import RetrievalServer
+from agentloop.tools.retrieval.tantivy_index import TantivyIndex
 
 
 class Search(Tool):
@@ -25,16 +27,18 @@ class Search(Tool):
         timeout: float = 30.0,
         token: str | None = None,
     ) -> None:
-        """`source`: an index that `agentloop tools index` wrote, or the URL of a retrieval server's route
-        (http://host:port/retrieve). `topk`: passages a query; `max_passage_chars`: of each, what is shown. `timeout`:
-        seconds of one try at a server; `token`: sent to it. Raises `UserError` for limits that cannot be.
+        """`source`: an index that `agentloop tools index` wrote (SQLite's file or tantivy's folder), or the URL of a
+        retrieval server's route (http://host:port/retrieve). `topk`: passages a query; `max_passage_chars`: of each,
+        what is shown. `timeout`: seconds of one try at a server; `token`: sent to it. Raises `UserError` for limits
+        that cannot be.
         """
         if topk < 1 or max_passage_chars < 1:
             raise UserError("topk and max_passage_chars of search must be at least 1.")
-        is_server = source.startswith(("http://", "https://"))
-        self.retriever: Retriever = (
-            RetrievalServer(source, timeout=timeout, token=token) if is_server else LocalIndex(source)
-        )
+        self.retriever: Retriever
+        if source.startswith(("http://", "https://")):
+            self.retriever = RetrievalServer(source, timeout=timeout, token=token)
+        else:
+            self.retriever = TantivyIndex(source) if Path(source).is_dir() else LocalIndex(source)
         self.timeout = 6 * timeout
         self._topk = topk
         self._max_chars = max_passage_chars

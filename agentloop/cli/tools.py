@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,12 @@ from agentloop.tools.base import ToolResult
 from agentloop.tools.serving.settings import Settings
 from agentloop.tools.summary import summary
 from agentloop.tools.toolset import Toolset
+
+
+class IndexEngine(StrEnum):
+    SQLITE = "sqlite"
+    TANTIVY = "tantivy"
+
 
 app = typer.Typer(
     help="List the tools, call one, or serve them.",
@@ -127,17 +134,25 @@ def _names(text: str) -> tuple[str, ...]:
 @app.command("index")
 def index_corpus(
     corpus: Annotated[Path, typer.Argument(help="JSON lines with contents, or title and text; or a folder of texts.")],
-    index: Annotated[Path, typer.Argument(help="The file to write.")],
+    index: Annotated[Path, typer.Argument(help="The file to write; for tantivy a folder.")],
+    engine: Annotated[
+        IndexEngine, typer.Option(help="tantivy is faster, and a package of its own.")
+    ] = IndexEngine.SQLITE,
 ) -> None:
     """Make a full-text index of a corpus, for the tool `search`."""
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    from agentloop.tools.retrieval.index import build, read_corpus
+    from agentloop.tools.retrieval import tantivy_index
+    from agentloop.tools.retrieval.index import build as build_sqlite
+    from agentloop.tools.retrieval.index import read_corpus
 
+    build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
     with Progress(TextColumn("{task.completed:,.0f} passages"), TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=None)
         count = build(read_corpus(corpus), index, lambda done: progress.update(task, completed=done))
-    Console().print(f"{index}: {count:,} passages, {index.stat().st_size / 1e6:.1f} MB", markup=False, highlight=False)
+    files = index.iterdir() if index.is_dir() else [index]
+    size = sum(file.stat().st_size for file in files) / 1e6
+    Console().print(f"{index}: {count:,} passages, {size:.1f} MB", markup=False, highlight=False)
 
 
 async def _call(toolset: Toolset, call: ToolCall) -> ToolResult:

@@ -68,10 +68,11 @@ def test_the_code_interpreter_from_the_shell():
     assert "ZeroDivisionError" in result.output
 
 
-def test_index_a_corpus_and_search_it(tmp_path):
+@pytest.mark.parametrize("engine", ["sqlite", "tantivy"])
+def test_index_a_corpus_and_search_it(engine, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"title": "Oslo", "text": "Capital of Norway."}\n{"title": "Bergen", "text": "Rain."}\n')
-    index = str(tmp_path / "corpus.sqlite")
-    assert "2 passages" in run("index", str(corpus), index).output
+    index = str(tmp_path / "index")
+    assert "2 passages" in run("index", str(corpus), index, "--engine", engine).output
     found = run("call", "search", "--option", f"source={index}", "query=capital").output
     assert found == "Doc 1(Title: Oslo) Capital of Norway.\n"

@@ -13,12 +13,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from agentloop.errors import ToolError, UserError
-from agentloop.tools.retrieval.passages import Passage, passage_of
+from agentloop.tools.retrieval.passages import Passage, passage_of, valid
 
 FORMAT = "agentloop search index 1"
-_MAX_TERMS = 16
+MAX_TERMS = 16
 """Of a query; the rarest ones. Each more costs time and says less."""
-_MAX_QUERY_CHARS = 10_000
+MAX_QUERY_CHARS = 10_000
 _TERM = re.compile(r"\w+")
 _BATCH = 10_000
 _TOKENIZER = "unicode61 remove_diacritics 2"
@@ -27,9 +27,11 @@ _TOKENIZER = "unicode61 remove_diacritics 2"
 def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
     """Write an index of passages; returns how many. The file appears whole or not at all.
 
-    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus.
+    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus and for a folder.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and the index is a file: name another.")
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,9 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
         )
         count = 0
         for batch in _batches(corpus):
-            rows = [(count + i, p.id or str(count + i), p.title, p.text) for i, p in enumerate(batch)]
+            rows = [
+                (count + i, valid(p.id) or str(count + i), valid(p.title), valid(p.text)) for i, p in enumerate(batch)
+            ]
             connection.execute("BEGIN")
             connection.executemany("INSERT INTO passages VALUES (?, ?, ?, ?)", rows)
             connection.executemany(
@@ -125,7 +129,7 @@ class LocalIndex:
 
     def _search(self, query: str, topk: int) -> list[Passage]:
         connection = self._connection()
-        terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:_MAX_QUERY_CHARS].lower())))
+        terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:MAX_QUERY_CHARS].lower())))
         if not terms:
             return []
         # In quotes a term is text: nothing in it is an operator.
@@ -146,7 +150,7 @@ class LocalIndex:
             row = connection.execute("SELECT doc FROM terms WHERE term = ?", (term,)).fetchone()
             if row is not None or not term.isascii():
                 counts[term] = row[0] if row else 0
-        return sorted(counts, key=counts.__getitem__)[:_MAX_TERMS]
+        return sorted(counts, key=counts.__getitem__)[:MAX_TERMS]
 
     def _connection(self) -> sqlite3.Connection:
         """One a thread; the file does not change once it is there."""

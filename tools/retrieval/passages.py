@@ -49,6 +49,11 @@ def passage_of(document: dict[str, Any], score: float = math.nan) -> Passage:
     raise ValueError("a document needs `contents`, or `title` and `text`, as strings")
 
 
+def valid(text: str) -> str:
+    """Without lone surrogates, which JSON may hold and no index takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def as_text(passages: Sequence[Passage], *, max_chars: int) -> str:
     """Numbered, with titles, at most `max_chars` characters of each text: the wording of Search-R1."""
     if not passages:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import random
 import sqlite3
 import threading
 
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import UserError
+from agentloop.tools.retrieval import tantivy_index
 from agentloop.tools.retrieval.index import LocalIndex, build, read_corpus
-from agentloop.tools.retrieval.passages import Passage
+from agentloop.tools.retrieval.passages import Passage, Retriever
+from agentloop.tools.retrieval.tantivy_index import TantivyIndex
 
 CORPUS = [
     Passage("a", "Oslo", "Oslo is the capital of Norway. It rains there."),
@@ -19,14 +22,24 @@ CORPUS = [
 ]
 
 
+ENGINES = {"sqlite": (build, LocalIndex), "tantivy": (tantivy_index.build, TantivyIndex)}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request):
+    """(build, class of the index)"""
+    return ENGINES[request.param]
+
+
 @pytest.fixture(scope="module")
-def index(tmp_path_factory) -> LocalIndex:
-    path = tmp_path_factory.mktemp("index") / "corpus.sqlite"
-    assert build(CORPUS, path) == 4
-    return LocalIndex(path)
+def index(engine, tmp_path_factory) -> Retriever:
+    write, Index = engine
+    path = tmp_path_factory.mktemp("index") / "corpus"
+    assert write(CORPUS, path) == 4
+    return Index(path)
 
 
-def search(index: LocalIndex, *queries: str, topk: int = 3) -> list[list[str]]:
+def search(index: Retriever, *queries: str, topk: int = 3) -> list[list[str]]:
     return [[p.id for p in found] for found in asyncio.run(index.retrieve(queries, topk))]
 
 
@@ -102,11 +115,36 @@ def test_many_queries_at_once(index):
     assert threading.active_count() < 80
 
 
-def test_of_a_long_query_the_rarest_words_count(tmp_path):
+def test_of_a_long_query_the_rarest_words_count(engine, tmp_path):
+    write, Index = engine
     corpus = [Passage(str(i), "", " ".join(f"common{j}" for j in range(40))) for i in range(50)]
-    build([*corpus, Passage("rare", "", "needle")], tmp_path / "i.sqlite")
+    write([*corpus, Passage("rare", "", "needle")], tmp_path / "i")
     query = " ".join([*(f"common{j}" for j in range(40)), "needle"])
-    assert search(LocalIndex(tmp_path / "i.sqlite"), query, topk=1) == [["rare"]]
+    assert search(Index(tmp_path / "i"), query, topk=1) == [["rare"]]
+
+
+def test_both_engines_find_the_same(tmp_path):
+    rng = random.Random(0)
+    words = [f"word{number}" for number in range(200)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    corpus = [
+        Passage(str(number), rng.choice(words), " ".join(rng.choices(words, weights, k=rng.randint(5, 60))))
+        for number in range(500)
+    ]
+    for name, (write, _) in ENGINES.items():
+        assert write(corpus, tmp_path / name) == 500
+    indexes = [Index(tmp_path / name) for name, (_, Index) in ENGINES.items()]
+    queries = [" ".join(rng.sample(words[20:], 3)) for _ in range(50)]
+    first, second = (search(index, *queries, topk=5) for index in indexes)
+    shared = [len(set(a) & set(b)) for a, b in zip(first, second, strict=True)]
+    assert min(shared) >= 4, "the lengths of passages are rounded in tantivy: places may change, hardly more"
+    assert sum(shared) >= 0.95 * sum(map(len, first))
+
+
+def test_texts_that_are_no_unicode(engine, tmp_path):
+    write, Index = engine
+    write([Passage("", "odd \ud800 title", "needle")], tmp_path / "i")
+    assert search(Index(tmp_path / "i"), "needle \ud800") == [["0"]]
 
 
 def shown(passages) -> list[tuple[str, str, str]]:
@@ -148,11 +186,16 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \.txt"):
         list(read_corpus(tmp_path / "empty"))
-    with pytest.raises(UserError, match="nothing to index"):
-        build([], tmp_path / "i.sqlite")
-    assert not list(tmp_path.glob("i.sqlite*"))
-    with pytest.raises(UserError, match="agentloop tools index"):
-        asyncio.run(LocalIndex(tmp_path / "missing.sqlite").start())
+    for write, _ in ENGINES.values():
+        with pytest.raises(UserError, match="nothing to index"):
+            write([], tmp_path / "i")
+    assert not list(tmp_path.glob("i*"))
+    (tmp_path / "folder").mkdir()
+    for write, Index in ENGINES.values():
+        with pytest.raises(UserError, match="agentloop tools index"):
+            asyncio.run(Index(tmp_path / "missing").start())
+        with pytest.raises(UserError, match="name another"):
+            write(CORPUS, tmp_path / "folder")
     (tmp_path / "other.sqlite").write_bytes(b"no index")
     with pytest.raises(UserError, match="not a search index"):
         asyncio.run(LocalIndex(tmp_path / "other.sqlite").start())
@@ -162,17 +205,24 @@ def test_what_is_missing_is_named(tmp_path):
     connection.close()
     with pytest.raises(UserError, match="build it again"):
         asyncio.run(LocalIndex(tmp_path / "old.sqlite").start())
+    tantivy_index.build(CORPUS, tmp_path / "old")
+    (tmp_path / "old" / "agentloop.txt").write_text("older")
+    with pytest.raises(UserError, match="build it again"):
+        asyncio.run(TantivyIndex(tmp_path / "old").start())
 
 
-def test_a_build_that_fails_leaves_the_old_index(tmp_path):
-    path = tmp_path / "i.sqlite"
-    build(CORPUS, path)
+def test_a_build_that_fails_leaves_the_old_index(engine, tmp_path):
+    write, Index = engine
+    path = tmp_path / "i"
+    write(CORPUS, path)
 
     def torn():
         yield CORPUS[0]
         raise UserError("line 2")
 
     with pytest.raises(UserError, match="line 2"):
-        build(torn(), path)
-    assert search(LocalIndex(path), "bergen") == [["b"]]
-    assert [file.name for file in tmp_path.iterdir()] == ["i.sqlite"]
+        write(torn(), path)
+    assert search(Index(path), "bergen") == [["b"]]
+    assert [file.name for file in tmp_path.iterdir()] == ["i"]
+    write(CORPUS[:1], path)
+    assert search(Index(path), "bergen", "oslo") == [[], ["a"]]
