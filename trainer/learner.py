@@ -60,7 +60,8 @@ class LearnerConfig(Config):
     gather_once: bool | None = None
     """Gather parameters and sum gradients over ranks once a mini-batch, not for every micro-batch. Each device holds
     all parameters in compute_dtype and all gradients in float32 meanwhile; ranks may have unequal numbers of
-    micro-batches. None: on several CUDA devices, where that is at most a quarter of the memory of one."""
+    micro-batches. One rank casts once instead of gathering. None: on one rank, and on several CUDA devices where that
+    is at most a quarter of the memory of one."""
     share_prefixes: bool | None = None
     """Compute the prompt of a group once for all its trajectories. None: where attention is FlashAttention."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from agentloop.trainer.backends.fsdp import FsdpLearner
 from agentloop.trainer.batch import Sample, TrainBatch
@@ -50,7 +51,8 @@ def _loss_and_gradients(learner: FsdpLearner, token_budget: int, order: str) -> 
     def keep() -> None:
         for name, parameter in learner.policy.model.named_parameters():
             assert parameter.grad is not None
-            found[name] = parameter.grad.full_tensor().clone()
+            gradient = parameter.grad
+            found[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
 
     learner._optimizer.step = keep  # type: ignore[method-assign]
     batch = samples()

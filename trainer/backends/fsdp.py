@@ -12,8 +12,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from agentloop.engines.base import Engine
@@ -24,7 +22,9 @@ from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.policy import Policy, load_policy
 from agentloop.trainer.backends.process_group import data_parallel_mesh, pick_device
 from agentloop.trainer.backends.row_layout import Unit, units
+from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
 from agentloop.trainer.backends.step_metrics import StepMetrics
+from agentloop.trainer.backends.whole import WholeModel
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.fused_head import ChunkLoss
 from agentloop.trainer.learner import LearnerConfig, learning_rate
@@ -56,8 +56,8 @@ class FsdpLearner:
         if config.lr_schedule != "constant" and config.total_updates is None:
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
-        mesh = data_parallel_mesh(self._device)
-        self._rank, self._num_ranks = mesh.get_rank(), mesh.size()
+        self._mesh = data_parallel_mesh(self._device)
+        self._rank, self._num_ranks = self._mesh.get_rank(), self._mesh.size()
         self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
         kernel = choose(config.attention, self._device, self._compute_dtype)
         self._padded = kernel == "sdpa"
@@ -74,13 +74,15 @@ class FsdpLearner:
         self._share = self._share and not policy.has_sliding_window
         self._once = config.gather_once
         if self._once is None:
-            self._once = self._num_ranks > 1 and _fits_whole(policy, self._device, self._compute_dtype)
-        self._policy = _shard(policy.to(self._device), mesh, self._compute_dtype, gather_once=self._once)
+            self._once = self._num_ranks == 1 or fits_whole(policy, self._device, self._compute_dtype)
+        self._policy = policy.to(self._device)
+        self._placement = self._place(self._policy)
         self._reference: Policy | None = None
         if config.needs_reference:
             folder = Path(config.reference or config.model).expanduser()
             reference = load_policy(folder, self._compute_dtype, kernel=kernel).requires_grad_(False)
-            self._reference = _shard(reference.to(self._device), mesh, self._compute_dtype, gather_once=self._once)
+            self._reference = reference.to(self._device)
+            self._reference_placement = self._place(self._reference)
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters(),
             lr=config.lr,
@@ -96,6 +98,11 @@ class FsdpLearner:
     def _wrap(self, policy: Policy) -> Policy:
         """What is trained: a subclass may put another head on it."""
         return policy
+
+    def _place(self, policy: Policy) -> WholeModel | ShardedModel:
+        if self._num_ranks == 1 and self._once:
+            return WholeModel(policy, self._compute_dtype)
+        return ShardedModel(policy, self._mesh, self._compute_dtype, gather_once=self._once)
 
     @property
     def policy(self) -> Policy:
@@ -148,11 +155,12 @@ class FsdpLearner:
         losses: list[Tensor] = []
         with metrics.phase("forward_backward"):
             rows = self._rows(samples, self._with_gradient(samples), metrics)
-            for number, row in enumerate(rows):
-                self._meet_others(number == len(rows) - 1)
-                micro = self._micro_batch(samples, row, weights)
-                losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
-                metrics.add_work(3 * self._forward_flops(samples, row))
+            with self._placement.computing():
+                for number, row in enumerate(rows):
+                    self._placement.before_backward(is_last=number == len(rows) - 1)
+                    micro = self._micro_batch(samples, row, weights)
+                    losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
+                    metrics.add_work(3 * self._forward_flops(samples, row))
             loss = sum(losses, loss)
         with metrics.phase("optimizer"):
             norm = self._apply(loss, metrics)
@@ -195,14 +203,6 @@ class FsdpLearner:
             metrics.add_balance(planned.balance)
         rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
         return rows or ([[]] if self._once and samples else [])
-
-    def _meet_others(self, is_last: bool) -> None:
-        """Whether the next backward sums gradients over the ranks and gives parameters back."""
-        if self._once:
-            assert isinstance(self._policy, FSDPModule)
-            self._policy.set_requires_gradient_sync(is_last)
-            self._policy.set_reshard_after_backward(is_last)
-            self._policy.set_is_last_backward(is_last)
 
     def _micro_batch(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> MicroBatch:
         """`weights` are of all samples. Without units, the idle one."""
@@ -265,13 +265,15 @@ class FsdpLearner:
 
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Log-probabilities of the sampled tokens of each sample under the current weights, float32 [num_sampled]."""
-        return self._score(self._policy, samples)
+        with self._placement.computing():
+            return self._score(self._policy, samples)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """See `Learner.reference_logprobs`."""
         if self._reference is None:
             raise UserError("The learner has no reference model. Set learner.reference, or learner.kl_coef above 0.")
-        return self._score(self._reference, samples)
+        with self._reference_placement.computing():
+            return self._score(self._reference, samples)
 
     @torch.no_grad()
     def _score(self, policy: Policy, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -283,10 +285,6 @@ class FsdpLearner:
             ends = np.cumsum([len(result[index]) for index in indices], dtype=np.int64)
             for index, part in zip(indices, np.split(logprobs.cpu().numpy(), ends), strict=False):
                 result[index][:] = part
-        # Without a backward nothing else would put parameters back into their shards.
-        for module in policy.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
         if self._num_ranks > 1 and samples:
             _sum_over_ranks(result, self._device)
         return result
@@ -319,26 +317,6 @@ class FsdpLearner:
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
         fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
-
-
-def _fits_whole(policy: Policy, device: torch.device, compute_dtype: torch.dtype) -> bool:
-    """Whether a device may hold all parameters and float32 gradients, beside its shards."""
-    if device.type != "cuda":
-        return False
-    size = sum(parameter.numel() for parameter in policy.parameters()) * (compute_dtype.itemsize + 4)
-    return size <= torch.cuda.get_device_properties(device).total_memory / 4
-
-
-def _shard(policy: Policy, mesh: DeviceMesh, compute_dtype: torch.dtype, *, gather_once: bool) -> Policy:
-    """The same module, its parameters spread over the ranks."""
-    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    for module in [*policy.layers(), policy]:
-        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=False if gather_once else None)
-        assert isinstance(module, FSDPModule)
-        # Token weights are of the whole mini-batch: gradients of ranks are summed, not averaged.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-    return policy
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:

@@ -1,0 +1,69 @@
+"""A model that one rank holds whole: what FSDP does for it, without FSDP's copies.
+
+The optimizer's parameters stay in `param_dtype`. While a mini-batch is computed the modules have copies of them in
+`compute_dtype`, cast once, and what a backward leaves in a copy is added to the gradient of the parameter in its own
+precision: the numbers are those of FSDP2's mixed precision on one rank, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+
+class WholeModel:
+    """Swaps the parameters of a module for copies in another dtype; none are needed where they have it."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype) -> None:
+        self._slots: list[tuple[nn.Module, str, nn.Parameter]] = []
+        """Where each parameter goes; tied ones go to several places."""
+        self._copies: dict[nn.Parameter, nn.Parameter] = {}
+        for owner in module.modules():
+            for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+                if parameter.dtype != compute_dtype:
+                    self._slots.append((owner, name, parameter))
+                    self._copies.setdefault(parameter, _copy_of(parameter, compute_dtype))
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """The module computes with its copies; they take memory only here."""
+        copies = list(self._copies.values())
+        for copy in copies:
+            copy.untyped_storage().resize_(copy.numel() * copy.element_size())
+        if copies:
+            with torch.no_grad():
+                torch._foreach_copy_(copies, [parameter.detach() for parameter in self._copies])
+        for owner, name, parameter in self._slots:
+            owner._parameters[name] = self._copies[parameter]
+        try:
+            yield
+        finally:
+            for owner, name, parameter in self._slots:
+                owner._parameters[name] = parameter
+            for copy in copies:
+                copy.untyped_storage().resize_(0)
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """Nothing is shared with other ranks."""
+
+
+def _copy_of(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    copy = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=parameter.requires_grad)
+    copy.untyped_storage().resize_(0)
+    if copy.requires_grad:
+        copy.register_post_accumulate_grad_hook(partial(_hand_over, parameter))
+    return copy
+
+
+def _hand_over(parameter: nn.Parameter, copy: Tensor) -> None:
+    """Add the gradient of a copy to that of the parameter."""
+    assert copy.grad is not None
+    if parameter.grad is None:
+        parameter.grad = copy.grad.to(parameter.dtype)
+    else:
+        parameter.grad += copy.grad
+    copy.grad = None
