@@ -1,6 +1,62 @@
-"""`--no-skips`, which `make test` passes: what was not run was not tested."""
+"""`--no-skips`, which `make test` passes: what was not run was not tested. And servers of other people's packages, each
+in a virtual environment of its own."""
+
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+_BUILD = Path(__file__).parents[1] / "build"
+
+
+@pytest.fixture(scope="session")
+def python_with() -> Callable[..., str]:
+    """Call as python_with(folder, *requirements): the Python of a virtual environment below build/ that has them."""
+
+    def made(folder: str, *requirements: str) -> str:
+        python = _BUILD / folder / "bin" / "python"
+        done = _BUILD / folder / "installed"
+        if not done.exists() or done.read_text() != "\n".join(requirements):
+            venv.create(_BUILD / folder, with_pip=True, clear=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True, timeout=600)
+            done.write_text("\n".join(requirements))
+        return str(python)
+
+    return made
+
+
+@contextmanager
+def _running_server(command: Sequence[str]) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([*command, str(port)], stdout=sys.stderr, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="session")
+def running_server():
+    """`with running_server(command) as url`: a server whose last argument is the port."""
+    return _running_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
