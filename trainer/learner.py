@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from agentloop.config import HAS_PATHS, Config, ConfigPath
 from agentloop.engines.base import Engine
+from agentloop.errors import UserError
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.kl import KlEstimator
 from agentloop.trainer.losses.aggregation import Aggregation
@@ -35,6 +36,8 @@ AttentionName = Literal["auto", "fa4", "fa2", "sdpa"]
 """fa4: FlashAttention 4 (package flash-attn-4), Hopper and newer. fa2: FlashAttention 2, part of torch. sdpa: torch's
 scaled_dot_product_attention over padded batches, any device and precision."""
 
+BackendName = Literal["fsdp", "megatron"]
+
 CheckpointingName = Literal["off", "selective", "full"]
 """selective: all but attention and the narrow matrix products; full: all but the input of each layer."""
 
@@ -44,7 +47,16 @@ class LearnerConfig(Config):
 
     model: str
     """Folder of the model in Hugging Face format."""
-    backend: Literal["fsdp"] = "fsdp"
+    backend: BackendName = "fsdp"
+    """megatron is for models beyond one node (docs/megatron.md)."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks that divide each matrix; like the next three of backend megatron."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Ranks that have some of the layers each."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that divide each micro-batch of token_budget tokens among them."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that have some of the experts each; they are not further ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the parameters that the optimizer changes, and of its state."""
@@ -178,6 +190,8 @@ class Learner(Protocol):
 
 def create(config: LearnerConfig) -> Learner:
     """The learner of `config.backend`. Raises `UserError` where the configuration or the model cannot be used."""
+    if config.backend == "megatron":
+        raise UserError("learner.backend=megatron can be planned with, not trained with yet. Set learner.backend=fsdp.")
     from agentloop.trainer.backends.fsdp import FsdpLearner
 
     return FsdpLearner(config)

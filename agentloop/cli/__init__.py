@@ -17,6 +17,7 @@ _COMMANDS = {
     "demo": ("agentloop.cli.demo", "demo", "Train a tiny model from nothing on this machine and show it learn."),
     "train": ("agentloop.cli.train", "train", "Train a model by a recipe."),
     "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
+    "plan": ("agentloop.cli.plan", "plan", "Say what fits on how many GPUs, and how long a step would take."),
     "tools": ("agentloop.cli.tools", "app", "List the tools, call one, or serve them and the sandboxes."),
 }
 

@@ -1,0 +1,130 @@
+"""`agentloop plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.trainer.planning.search import Cluster, Estimate, Found, Run
+    from agentloop.trainer.run_config import RunConfig
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or a recipe's name.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. model=Qwen/Qwen3-8B.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU; H200:100 is one with 100 GiB.")] = "H200",
+    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    engine_gpus: Annotated[int, typer.Option(min=0, help="Of them for engines only; 0: engines share all.")] = 0,
+    backend: Annotated[Literal["fsdp", "megatron", "all"], typer.Option()] = "all",
+    mean_tokens: Annotated[
+        float | None, typer.Option(help="Of an episode; default: half of limits.max_tokens.")
+    ] = None,
+    sampled: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of the tokens that is sampled.")] = 0.5,
+    measured: Annotated[Path | None, typer.Option(help="metrics.jsonl of a run of this recipe, for its speed.")] = None,
+    measured_gpus: Annotated[int, typer.Option(min=1, help="GPUs of the run that was measured.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Layouts to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that fit as JSON.")] = False,
+) -> None:
+    """Nothing is loaded but the model's config.json."""
+    from agentloop.cli.plan_report import print_found
+    from agentloop.cli.recipe import load_run_config
+    from agentloop.trainer.planning import gpus as known_gpus
+    from agentloop.trainer.planning.search import Cluster, search
+
+    config = load_run_config(recipe, overrides or [])
+    if engine_gpus >= gpus:
+        raise UserError(
+            f"--engine-gpus {engine_gpus} leaves none of {gpus} GPUs to train on. Lower it, or raise --gpus."
+        )
+    cluster = Cluster(gpu=known_gpus.find(gpu), gpus=gpus, gpus_per_node=gpus_per_node, engine_gpus=engine_gpus)
+    run = _run(config, mean_tokens, sampled)
+    if measured is not None:
+        run = _calibrated(run, config, cluster, measured, measured_gpus)
+    backends: Any = ("fsdp", "megatron") if backend == "all" else (backend,)
+    found = search(run, cluster, backends)
+    own = _own(config, run, cluster)
+    if as_json:
+        typer.echo(json.dumps(_plain(found, own), indent=1))
+    else:
+        print_found(found, own, run, cluster, top)
+
+
+def _run(config: RunConfig, mean_tokens: float | None, sampled: float) -> Run:
+    from agentloop.trainer.planning.memory import Precision
+    from agentloop.trainer.planning.search import Run
+    from agentloop.trainer.planning.step_time import Work
+
+    mean = mean_tokens or config.limits.max_tokens / 2
+    work = Work(
+        trajectories=config.trajectories_per_step,
+        mean_tokens=min(mean, config.limits.max_tokens),
+        longest=config.limits.max_tokens,
+        trained=sampled,
+        updates=config.learner.mini_batches,
+    )
+    size = {"float32": 4, "bfloat16": 2}
+    learner = config.learner
+    return Run.of(
+        _hf_config(config.model),
+        work,
+        Precision(parameter=size[learner.param_dtype], compute=size[learner.compute_dtype]),
+        concurrency=config.engine.max_concurrency,
+        reference=learner.needs_reference,
+    )
+
+
+def _hf_config(model: str) -> Any:
+    """Only config.json is read, or fetched from the hub."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(Path(model).expanduser() if Path(model).expanduser().is_dir() else model)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"The config of {model!r} cannot be read ({reason}). Set model to a folder with a config.json, or to a hub "
+            "name that can be reached from here."
+        ) from error
+
+
+def _own(config: RunConfig, run: Run, cluster: Cluster) -> Estimate | str:
+    """The layout that the recipe asks for, or why it is impossible."""
+    from agentloop.trainer.planning.layouts import Layout, problems
+    from agentloop.trainer.planning.search import estimated
+
+    layout = Layout.of(config.learner, cluster.learner_gpus)
+    if reasons := list(problems(layout, run.shape)):
+        return " ".join(reasons)
+    return estimated(run, cluster, layout, int(config.engine.options.get("tensor_parallel_size", 1)))
+
+
+def _calibrated(run: Run, config: RunConfig, cluster: Cluster, path: Path, gpus: int) -> Run:
+    """With the speed of the steps that `path` has, whose learner had `gpus`."""
+    from dataclasses import replace
+
+    from agentloop.trainer.planning.calibration import scale_from_metrics
+    from agentloop.trainer.planning.layouts import Layout
+
+    return replace(run, scale=scale_from_metrics(path, run, cluster, Layout.of(config.learner, gpus)))
+
+
+def _plain(found: Found, own: Estimate | str) -> dict[str, Any]:
+    return {
+        "recipe": own if isinstance(own, str) else _plain_estimate(own),
+        "fitting": [_plain_estimate(estimate) for estimate in found.fitting],
+        "obstacles": dict(found.obstacles.most_common()),
+    }
+
+
+def _plain_estimate(estimate: Estimate) -> dict[str, Any]:
+    learner = {f"learner.{name}": value for name, value in estimate.layout.settings().items()}
+    memory = asdict(estimate.training) | {"total": estimate.training.total}
+    return asdict(estimate) | {"settings": learner, "training": memory}

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from agentloop.cli import main
+
+_TINY = "tiny"
+
+
+def _plan(*arguments: object) -> int:
+    try:
+        main(["plan", *map(str, arguments)])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_plan_shows_the_own_layout_the_best_ones_and_why_others_do_not_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _plan(_TINY, "--gpus", 4, "--gpu", "L40S", "learner.token_budget=384") == 0
+    shown = capsys.readouterr().out
+    assert "4 x L40S" in shown
+    assert "The recipe's own layout (fsdp DP4): It fits." in shown
+    assert "Best: learner.backend=" in shown
+    assert "does not divide" in shown
+
+
+def test_plan_as_json_has_every_layout_with_its_settings(capsys):
+    assert _plan(_TINY, "--gpus", 2, "--json", "--backend", "fsdp") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fitting"]
+    for estimate in found["fitting"]:
+        assert estimate["settings"]["learner.backend"] == "fsdp"
+        assert estimate["training"]["total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "H20000"], "Did you mean 'H200'"),
+        (["--gpus", 2, "--engine-gpus", 2], "leaves none of 2 GPUs to train on"),
+        (["model=./nowhere"], "cannot be read"),
+    ],
+)
+def test_plan_says_what_is_wrong(capsys, arguments, said):
+    assert _plan(_TINY, *arguments) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_impossible_layout_of_the_recipe_is_named(capsys, tmp_path: Path):
+    assert _plan(_TINY, "--gpus", 3, "learner.backend=megatron", "learner.tensor_parallel=2") == 0
+    assert "impossible: " in capsys.readouterr().out

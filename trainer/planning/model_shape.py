@@ -1,0 +1,89 @@
+"""What memory and time estimates need to know of a decoder: widths and parameter counts, from its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ModelShape:
+    """Widths in features. A vision tower is not counted: it is small beside the decoder that it feeds."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    """Of the gated MLP of a dense layer."""
+    vocab: int
+    tied: bool
+    """The LM head is the embedding."""
+    qk_norm: bool
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_mlp: int = 0
+
+    @classmethod
+    def from_config(cls, hf_config: Any) -> ModelShape:
+        """From a transformers config; experts are taken to be in every layer."""
+        config = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
+        heads: int = config.num_attention_heads
+        experts = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(config, name, 0))), 0)
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            mlp=config.intermediate_size,
+            vocab=config.vocab_size,
+            tied=bool(config.tie_word_embeddings),
+            qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
+            num_experts=experts,
+            experts_per_token=getattr(config, "num_experts_per_tok", 0) or 0,
+            expert_mlp=(getattr(config, "moe_intermediate_size", 0) or config.intermediate_size) if experts else 0,
+        )
+
+    @property
+    def query(self) -> int:
+        """Width of all queries, and of the output of attention."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of one vocabulary matrix."""
+        return self.vocab * self.hidden
+
+    @property
+    def vocabulary_parameters(self) -> int:
+        """Of embedding and LM head."""
+        return self.embedding_parameters * (1 if self.tied else 2)
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        """Of a layer without its experts."""
+        attention = self.hidden * (2 * self.query + 2 * self.key) + 2 * self.hidden
+        mlp = self.hidden * self.num_experts if self.num_experts else 3 * self.hidden * self.mlp
+        return attention + mlp
+
+    @property
+    def expert_layer_parameters(self) -> int:
+        """Of all experts of a layer."""
+        return 3 * self.hidden * self.expert_mlp * self.num_experts
+
+    @property
+    def parameters(self) -> int:
+        layer = self.dense_layer_parameters + self.expert_layer_parameters
+        return self.vocabulary_parameters + self.layers * layer + self.hidden
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the cache of an engine in half precision."""
+        return 2 * 2 * self.layers * self.key

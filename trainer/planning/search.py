@@ -1,0 +1,154 @@
+"""Which layouts of a run fit a number of GPUs, the fastest first, and why the others do not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.trainer.learner import BackendName
+from agentloop.trainer.planning.flops import ModelFlops
+from agentloop.trainer.planning.gpus import Gpu
+from agentloop.trainer.planning.layouts import Layout, candidates, problems
+from agentloop.trainer.planning.memory import Precision, TrainingMemory, training_memory
+from agentloop.trainer.planning.model_shape import ModelShape
+from agentloop.trainer.planning.step_time import Work, rollout_seconds, training_seconds
+
+_GIB = 2**30
+_ENGINE_OVERHEAD = 3 * _GIB
+"""Of an engine beside weights and cache: CUDA context, graphs, activations."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Cluster:
+    """Engines are on the learner's GPUs, or on `engine_gpus` of their own, which then work at the same time."""
+
+    gpu: Gpu
+    gpus: int
+    gpus_per_node: int = 8
+    engine_gpus: int = 0
+
+    @property
+    def learner_gpus(self) -> int:
+        return self.gpus - self.engine_gpus
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Run:
+    """What is trained, on what."""
+
+    shape: ModelShape
+    flops: ModelFlops
+    work: Work
+    precision: Precision
+    concurrency: int
+    """Most episodes in flight."""
+    reference: bool = False
+    scale: float = 1.0
+    """Measured over estimated seconds of training."""
+
+    @classmethod
+    def of(cls, hf_config: Any, work: Work, precision: Precision, **options: Any) -> Run:
+        shape, flops = ModelShape.from_config(hf_config), ModelFlops.from_config(hf_config)
+        return cls(shape=shape, flops=flops, work=work, precision=precision, **options)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Estimate:
+    """One layout. Bytes are of one GPU, seconds of one step."""
+
+    layout: Layout
+    engine_tensor: int
+    training: TrainingMemory
+    engine_weights: float
+    cache: float
+    """Left for keys and values; negative where not even the rest fits."""
+    slots: float
+    """Episodes of mean length that the caches of one engine hold."""
+    training_seconds: float
+    rollout_seconds: float
+    step_seconds: float
+    obstacle: str = ""
+    """Why it does not fit."""
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """What a search came to."""
+
+    fitting: list[Estimate]
+    obstacles: Counter[str] = field(default_factory=Counter)
+    """Reason -> layouts."""
+
+
+def search(run: Run, cluster: Cluster, backends: tuple[BackendName, ...]) -> Found:
+    """Every candidate. Of those that fit and take the same time within 1 % the simplest is first, then the one that
+    leaves most memory."""
+    obstacles: Counter[str] = Counter()
+    fitting: list[Estimate] = []
+    longest = run.work.longest
+    for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
+        if reasons := list(problems(layout, run.shape)):
+            obstacles.update(reasons[:1])
+            continue
+        best = None
+        for tensor in _engine_tensors(run.shape, cluster):
+            estimate = estimated(run, cluster, layout, tensor)
+            if estimate.obstacle:
+                obstacles[estimate.obstacle] += 1
+            elif best is None or estimate.step_seconds < best.step_seconds:
+                best = estimate
+        if best is not None:
+            fitting.append(best)
+    fitting.sort(key=_rank)
+    return Found(fitting, obstacles)
+
+
+def _rank(found: Estimate) -> tuple[float, int, float]:
+    return round(math.log(found.step_seconds), 2), found.layout.num_settings, -found.cache
+
+
+def _engine_tensors(shape: ModelShape, cluster: Cluster) -> list[int]:
+    most = min(cluster.gpus_per_node, cluster.engine_gpus or cluster.gpus)
+    return [n for n in (1, 2, 4, 8) if n <= most and shape.heads % n == 0 and shape.kv_heads % n == 0]
+
+
+def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) -> Estimate:
+    """Memory and time of one layout."""
+    shape, work, gpu = run.shape, run.work, cluster.gpu
+    micro_batches = work.micro_batches(layout)
+    training = training_memory(
+        shape, layout, precision=run.precision, micro_batches=micro_batches, reference=run.reference
+    )
+    weights = 2 * shape.parameters / engine_tensor
+    shares = not cluster.engine_gpus
+    cache = gpu.memory - weights - _ENGINE_OVERHEAD - (training.total if shares else 0.0)
+    engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
+    per_token = shape.kv_bytes_per_token / engine_tensor
+    slots = min(max(cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
+    train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale)
+    rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu)
+    return Estimate(
+        layout=layout,
+        engine_tensor=engine_tensor,
+        training=training,
+        engine_weights=weights,
+        cache=cache,
+        slots=slots,
+        training_seconds=train,
+        rollout_seconds=rollout,
+        step_seconds=train + rollout if shares else max(train, rollout),
+        obstacle=_obstacle(training, gpu, cache, per_token * work.longest, shares=shares),
+    )
+
+
+def _obstacle(training: TrainingMemory, gpu: Gpu, cache: float, longest: float, *, shares: bool) -> str:
+    if training.total > gpu.memory:
+        kept = training.weights + training.compute_weights + training.gradients + training.optimizer
+        what = "weights, gradients and optimizer alone" if kept > gpu.memory else "activations beside the weights"
+        return f"The learner needs more than a GPU has ({gpu.memory / _GIB:.0f} GiB): {what}."
+    if cache < longest:
+        beside = " beside the learner" if shares else ""
+        return f"The engine{beside} has no room for the cache of one episode of the longest kind."
+    return ""
