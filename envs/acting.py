@@ -39,6 +39,8 @@ class Move:
     """None where the environment does not score this move, which is not 0."""
     terminated: bool = False
     truncated: bool = False
+    is_error: bool = False
+    """What was asked for did not work; the content says how, and the game goes on."""
 
 
 class Act(Tool):
@@ -140,7 +142,7 @@ class ActingEnv(Env):
         stop: bool | StopReason = False
         if move.terminated or move.truncated:
             stop = StopReason.COMPLETED if move.terminated else StopReason.ENV_TRUNCATED
-        return ToolResult(move.content, reward=move.reward or 0.0, stop=stop)
+        return ToolResult(move.content, is_error=move.is_error, reward=move.reward or 0.0, stop=stop)
 
     async def score(self, trajectory: Trajectory) -> float:
         """What the reward says beside the rewards of the moves, which the loop adds. Raises `LookupError` where there
@@ -171,13 +173,15 @@ class ActingEnv(Env):
 
 
 @lru_cache(maxsize=256)
-def with_act(toolset: Toolset | None, act: Act) -> Toolset:
-    """`toolset` and `act`. Once for all episodes, since renderers know tools by the identity of their schemas."""
-    return Toolset([*(toolset.tools.values() if toolset is not None else ()), act])
+def with_act(toolset: Toolset | None, *acts: Act) -> Toolset:
+    """`toolset` and `acts`. Once for all episodes, since renderers know tools by the identity of their schemas."""
+    return Toolset([*(toolset.tools.values() if toolset is not None else ()), *acts])
 
 
 def _joined(first: Content, second: Content) -> Content:
+    if not first or not second:
+        return first or second
     if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}" if first else second
+        return f"{first}\n\n{second}"
     parts = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second)]
     return [*parts[0], *parts[1]]  # type: ignore[list-item]

@@ -95,10 +95,11 @@ class Connection:
         finally:
             if self._socket is None:
                 socket.transport.abort()
-        return _read(frame, kind)
+        return read_reply(frame, kind)
 
 
-def _read(frame: str | bytes, kind: str) -> Reply:
+def read_reply(frame: str | bytes, kind: str) -> Reply:
+    """What a frame that answers a reset or a step says. Raises `EnvError` and `RefusedAction`."""
     try:
         message = json.loads(frame)
     except ValueError as error:

@@ -4,8 +4,9 @@
       factory: openenv
       options: {url: "http://127.0.0.1:8000"}
 
-The model calls `act(...)` with the fields of the server's actions, or its text is one of them. `done` is COMPLETED:
-the protocol cannot say truncated. A reward of None is no reward, which is not 0.
+The model calls `act(...)` with the fields of the server's actions, or its text is one of them. Where the actions are
+calls of tools, the model calls these, and a turn without a call is its answer. `done` is COMPLETED: the protocol cannot
+say truncated. A reward of None is no reward, which is not 0.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.acting import ActingEnv, ActionMode, Move, with_act
+from agentloop.envs.base import Observation
 from agentloop.envs.openenv.connection import Connection, RefusedAction
 from agentloop.envs.openenv.server import Server, server_at
 from agentloop.errors import UserError, nearest
-from agentloop.messages import Content
+from agentloop.messages import Content, Message
+from agentloop.tools.mcp.content import as_content
 from agentloop.tools.schema import ArgumentError
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ class OpenEnv(ActingEnv):
 
     Args:
         url: Of the server: http://host:port.
-        actions: "tool" for calls of `act(...)`, "text" for turns of plain text.
+        actions: "tool" for calls of `act(...)` or of the environment's tools, "text" for turns of plain text.
         text_field: The field of an action that a turn of text is; by default the only one that is required.
         observation_field: The field of an observation that is shown; by default all but `metadata`.
         step_timeout: Seconds in which the server must answer; after that the episode fails.
@@ -56,7 +59,7 @@ class OpenEnv(ActingEnv):
         self._server = server_at(url)
         self._observation_field = observation_field
         if actions == "tool":
-            self.toolset = with_act(toolset, self._server.act)
+            self.toolset = with_act(toolset, *self._server.acts)
         else:
             self._text_field = _text_field(self._server, text_field)
         self._connection = Connection(self._server.websocket, timeout=step_timeout)
@@ -71,7 +74,15 @@ class OpenEnv(ActingEnv):
             reply = await self._connection.step(arguments)
         except RefusedAction as error:
             raise ArgumentError(f"The environment refuses this action:\n{error}") from error
+        if self._server.has_tools and "tool_name" in reply.observation:
+            content, is_error = _result(reply.observation)
+            return Move(content, reply.reward, terminated=reply.done, is_error=is_error)
         return Move(self._shown(reply.observation), reply.reward, terminated=reply.done)
+
+    async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
+        if self._actions == "tool" and self._server.has_tools:
+            return Observation(), 0.0, True, False
+        return await super().step(message)
 
     def read(self, text: str) -> dict[str, Any]:
         return self._server.arguments.validate({self._text_field: self._text_value(text.strip())})
@@ -94,6 +105,20 @@ class OpenEnv(ActingEnv):
         if len(fields) == 1:
             return _plain(next(iter(fields.values())))
         return "\n".join(f"{key}: {_plain(value)}" for key, value in fields.items())
+
+
+def _result(observation: Mapping[str, Any]) -> tuple[Content, bool]:
+    """What a call of a tool gave, and whether it failed. Raises `ArgumentError` for a call that fits no tool."""
+    error = observation.get("error")
+    if isinstance(error, Mapping):
+        message = str(error.get("message", ""))
+        if error.get("error_type") in ("invalid_args", "tool_not_found"):
+            raise ArgumentError(message)
+        return message, True
+    result = observation.get("result")
+    if isinstance(result, Mapping) and isinstance(result.get("content"), list):
+        return as_content(result["content"]), bool(result.get("is_error"))
+    return _plain(result), False
 
 
 def _plain(value: Any) -> str:

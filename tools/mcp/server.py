@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.errors import ToolError, UserError, nearest
-from agentloop.messages import ImagePart, TextPart
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.json_schema import SchemaArguments
+from agentloop.tools.mcp.content import as_content
 from agentloop.tools.mcp.http import HttpTransport
 from agentloop.tools.mcp.protocol import Client, McpError, Transport
 from agentloop.tools.mcp.stdio import StdioTransport
-from agentloop.tools.vision.images import load_image
 
 
 class McpServer:
@@ -173,28 +170,7 @@ class McpTool(Tool):
             result = await client.call_tool(self._remote_name, arguments)
         except McpError as error:
             raise ToolError(f"The tool server failed: {error}.") from error
-        parts = [part for item in result.get("content", ()) if (part := _part(item)) is not None]
-        if all(part["type"] == "text" for part in parts):
-            text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-            return ToolResult(text, is_error=bool(result.get("isError")))
-        return ToolResult(parts, is_error=bool(result.get("isError")))
-
-
-def _part(item: Any) -> TextPart | ImagePart | None:
-    """Content of MCP as content of ours; what models cannot be shown is named."""
-    kind = item.get("type") if isinstance(item, dict) else None
-    if kind == "text":
-        return {"type": "text", "text": str(item.get("text", ""))}
-    if kind == "image":
-        try:
-            return {"type": "image", "image": load_image(base64.b64decode(item.get("data", ""), validate=True))}
-        except (binascii.Error, UserError) as error:
-            return {"type": "text", "text": f"[an image that cannot be shown: {error}]"}
-    if kind == "resource" and isinstance(resource := item.get("resource"), dict) and "text" in resource:
-        return {"type": "text", "text": str(resource["text"])}
-    if kind == "resource_link":
-        return {"type": "text", "text": f"[{item.get('name', 'resource')}: {item.get('uri', '')}]"}
-    return {"type": "text", "text": f"[content of type {kind} is not shown]"}
+        return ToolResult(as_content(result.get("content", ())), is_error=bool(result.get("isError")))
 
 
 def _run(coroutine: Any) -> Any:

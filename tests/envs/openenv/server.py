@@ -1,15 +1,25 @@
-"""Guess a number, served by the real openenv package: `server.py PORT`, run in a virtual environment of its own."""
+"""Guess a number, and below /tools an environment of MCP tools, served by the real openenv package: `server.py PORT`,
+run in a virtual environment of its own."""
 
+import base64
 import random
 import sys
 import time
 
 import uvicorn
 from fastapi import FastAPI
+from fastmcp import FastMCP
+from fastmcp.utilities.types import Image
 from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import field_validator
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 class Guess(Action):
@@ -59,7 +69,56 @@ class Guessing(Environment):
         return self._state
 
 
+class Notebook(MCPEnvironment):
+    """Tools around a list of numbers that each session has for itself."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        mcp = FastMCP("notebook")
+        self._numbers: list[int] = []
+        self._state = State()
+
+        @mcp.tool
+        def note(number: int) -> str:
+            """Write a number down.
+
+            Args:
+                number: What to write.
+            """
+            if number < 0:
+                raise ValueError("no negative numbers")
+            self._numbers.append(number)
+            return f"{len(self._numbers)} noted"
+
+        @mcp.tool
+        def total() -> int:
+            """Add up what was written down."""
+            return sum(self._numbers)
+
+        @mcp.tool
+        def picture() -> Image:
+            """A pixel."""
+            return Image(data=PIXEL, format="png")
+
+        super().__init__(mcp)
+
+    def reset(self, seed=None, episode_id=None, start: int = 0, **_):
+        self._numbers[:] = [start]
+        return Observation(done=False)
+
+    def _step_impl(self, action, timeout_s=None, **_):
+        raise RuntimeError("no such action")
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+
+tools = FastAPI()
+HTTPEnvServer(Notebook, CallToolAction, CallToolObservation, max_concurrent_envs=4).register_routes(tools)
 app = FastAPI()
+app.mount("/tools", tools)
 HTTPEnvServer(Guessing, Guess, Hint, max_concurrent_envs=2).register_routes(app)
 
 if __name__ == "__main__":

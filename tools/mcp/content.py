@@ -1,0 +1,36 @@
+"""Content of MCP as content of ours."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.messages import Content, ImagePart, TextPart
+from agentloop.tools.vision.images import load_image
+
+
+def as_content(items: Iterable[Any]) -> Content:
+    """What a call gave: text where it is text only, else parts. What models cannot be shown is named."""
+    parts = [_part(item) for item in items]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts if part["type"] == "text")
+    return parts
+
+
+def _part(item: Any) -> TextPart | ImagePart:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": str(item.get("text", ""))}
+    if kind == "image":
+        try:
+            return {"type": "image", "image": load_image(base64.b64decode(item.get("data", ""), validate=True))}
+        except (binascii.Error, UserError) as error:
+            return {"type": "text", "text": f"[an image that cannot be shown: {error}]"}
+    if kind == "resource" and isinstance(resource := item.get("resource"), dict) and "text" in resource:
+        return {"type": "text", "text": str(resource["text"])}
+    if kind == "resource_link":
+        return {"type": "text", "text": f"[{item.get('name', 'resource')}: {item.get('uri', '')}]"}
+    return {"type": "text", "text": f"[content of type {kind} is not shown]"}
