@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": ("agentloop.cli.train", "train", "Train a model by a recipe."),
     "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
     "plan": ("agentloop.cli.plan", "plan", "Say what fits on how many GPUs, and how long a step would take."),
+    "view": ("agentloop.cli.view", "view", "Look at curves, times and trajectories of a run in a browser."),
     "tools": ("agentloop.cli.tools", "app", "List the tools, call one, or serve them and the sandboxes."),
 }
 

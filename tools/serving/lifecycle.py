@@ -17,12 +17,12 @@ from agentloop.errors import UserError
 from agentloop.tools.serving.app import application
 from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.front import access_log
+from agentloop.tools.serving.listening import BACKLOG, address_of, listen
 from agentloop.tools.serving.protocol import BoundedProtocol
 from agentloop.tools.serving.settings import Settings
 
 _logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _IDLE_SECONDS = 75.0
 """How long a connection may rest between requests: longer than clients keep theirs, so that they close first."""
 
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             limit_concurrency=settings.max_connections,
             timeout_keep_alive=int(_IDLE_SECONDS),
             timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
@@ -94,25 +94,6 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._daemon.draining = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises `UserError` where that is not possible."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"The daemon cannot listen on {host}, port {port}: {reason}. Choose another with --host and --port; port 0 "
-            "takes any that is free."
-        ) from error
-
-
-def address_of(listener: socket.socket) -> str:
-    """As clients write it."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _prepare_logs(level: str) -> None:

@@ -15,7 +15,8 @@ from agentloop.sandboxes import CellResult, Execution, ExecutionResult, Load, Se
 from agentloop.sandboxes.slots import Slots
 from agentloop.tools import registry
 from agentloop.tools.serving.daemon import Daemon
-from agentloop.tools.serving.lifecycle import Server, address_of, listen
+from agentloop.tools.serving.lifecycle import Server
+from agentloop.tools.serving.listening import address_of, listen
 from agentloop.tools.serving.settings import Settings
 
 

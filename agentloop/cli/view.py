@@ -1,0 +1,49 @@
+"""`agentloop view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentloop.errors import UserError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def view(
+    run: Annotated[Path | None, typer.Argument(help="A run's folder; default: the newest below runs/.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Whoever reaches it reads the run.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8265,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Curves, times and trajectories of a run, in a browser; also while it goes on."""
+    from agentloop.trainer.viewer.records import Records
+
+    records = Records(run or newest(Path("runs")))
+    try:
+        import uvicorn
+
+        from agentloop.trainer.viewer.app import application
+    except ImportError as error:
+        raise UserError(f"agentloop view needs {error.name}: `pip install 'agentloop[serve]'`.") from error
+    from agentloop.tools.serving.listening import address_of, listen
+
+    app = application(records) if host in _LOOPBACK else application(records, hosts=("*",))
+    with listen(host, port) as listener:
+        address = address_of(listener)
+        print(f"{records.folder.root} is shown at {address} (Ctrl-C ends it)", flush=True)
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+def newest(folder: Path) -> Path:
+    """The run below `folder` that was begun last. Raises `UserError` where there is none."""
+    runs = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern)]
+    if not runs:
+        raise UserError(f"There are no runs below {folder.resolve()}. Name a folder: agentloop view FOLDER.")
+    return max(runs, key=lambda path: path.stat().st_mtime)

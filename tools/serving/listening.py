@@ -1,0 +1,29 @@
+"""The socket that a server listens on."""
+
+from __future__ import annotations
+
+import socket
+
+from agentloop.errors import UserError
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises `UserError` where that is not possible."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"Cannot listen on {host}, port {port}: {reason}. Choose another with --host and --port; port 0 "
+            "takes any that is free."
+        ) from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """As clients write it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

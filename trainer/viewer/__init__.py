@@ -1,0 +1,1 @@
+"""`agentloop view`: look at what a run left, in a browser."""

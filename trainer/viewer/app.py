@@ -1,0 +1,81 @@
+"""The web application: the page, and the data that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from agentloop.errors import UserError
+from agentloop.trainer.viewer.records import Records
+from agentloop.trainer.viewer.stream import Decode, shown
+
+PAGE = Path(__file__).parent / "page"
+_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
+"""What a model wrote is shown as text; should the page ever fail in that, nothing of it can run or call home."""
+
+
+def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
+    """Serves one run, for reading only. Requests for other `hosts` are refused, so that no web page elsewhere can read
+    it through the user's browser (DNS rebinding)."""
+    app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    decode = cache(lambda: _decoder(records))
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
+        response: Response = await call_next(request)
+        response.headers["Content-Security-Policy"] = _POLICY
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+    @app.exception_handler(KeyError)
+    async def missing(_: Request, error: KeyError) -> Response:
+        return JSONResponse({"detail": error.args[0]}, status_code=404)
+
+    @app.exception_handler(UserError)
+    async def unreadable(_: Request, error: UserError) -> Response:
+        return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.get("/api/run")
+    def run() -> dict[str, Any]:
+        root = records.folder.root.resolve()
+        config = records.config()
+        return {"name": root.name, "path": str(root), "config": config, "over": records.folder.model.is_dir()}
+
+    @app.get("/api/metrics")
+    def metrics(since: int = 0) -> list[dict[str, float]]:
+        if since < 0:
+            raise HTTPException(422, "since counts steps from 0")
+        return records.metrics(since)
+
+    @app.get("/api/files")
+    def files() -> list[dict[str, Any]]:
+        return records.files()
+
+    @app.get("/api/files/{name}")
+    def summaries(name: str) -> list[dict[str, Any]]:
+        return records.summaries(name)
+
+    @app.get("/api/files/{name}/{index}")
+    def trajectory(name: str, index: int) -> dict[str, Any]:
+        return shown(records.trajectory(name, index), decode())
+
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    return app
+
+
+def _decoder(records: Records) -> Decode | None:
+    """Of the run's own model; None where it cannot be found any more."""
+    from agentloop.rendering import renderer_for
+
+    for folder in (records.folder.model, Path(str(records.config().get("model", "")))):
+        if (folder / "tokenizer_config.json").is_file():
+            return renderer_for(folder).decode
+    return None

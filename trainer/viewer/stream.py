@@ -1,0 +1,71 @@
+"""One trajectory as the page shows it: its token stream in pieces of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentloop.trajectory import Trajectory
+from agentloop.trajectory_io import from_dict
+
+Decode = Callable[[Sequence[int]], str]
+
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 8
+"""Tokens; what is no character after so many is shown as it is."""
+
+
+def shown(data: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """A written trajectory with its segments as text. Without `decode` (the tokenizer is gone) ids stand for text.
+
+    A sampled segment has `pieces`, `logprobs` and `versions`, one entry a piece; the others have `text`.
+    """
+    trajectory = from_dict(data)
+    segments = []
+    for segment, written in zip(trajectory.segments, data["segments"], strict=True):
+        ids = trajectory.ids[segment.start : segment.end]
+        entry: dict[str, Any] = {"kind": str(segment.kind), "start": segment.start, "end": segment.end}
+        if segment.images:
+            entry["images"] = written["images"]
+        if segment.kind == "sampled":
+            entry |= _sampled(trajectory, segment.start, segment.end, decode or _numbers)
+        else:
+            entry["text"] = (decode or _numbers)(ids)
+        segments.append(entry)
+    head = {key: value for key, value in data.items() if key not in ("segments", "branches")}
+    return {**head, "segments": segments, "branches": [shown(branch, decode) for branch in data.get("branches", ())]}
+
+
+def _sampled(trajectory: Trajectory, start: int, end: int, decode: Decode) -> dict[str, Any]:
+    ids = trajectory.ids[start:end]
+    logprobs, versions = trajectory.logprobs[start:end], trajectory.versions[start:end]
+    pieces = pieces_of(ids, decode)
+    firsts = np.cumsum([0, *(count for _, count in pieces)])[:-1]
+    return {
+        "pieces": [text for text, _ in pieces],
+        "ids": [list(ids[first : first + count]) for first, (_, count) in zip(firsts, pieces, strict=True)],
+        "logprobs": [
+            round(float(logprobs[first : first + count].sum()), 5)
+            for first, (_, count) in zip(firsts, pieces, strict=True)
+        ],
+        "versions": [int(versions[first]) for first in firsts],
+    }
+
+
+def pieces_of(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
+    """Text and number of tokens of each piece: one token each, but for characters that several tokens spell."""
+    pieces: list[tuple[str, int]] = []
+    start = 0
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[start:end])
+        if text.endswith(_PARTIAL) and end < len(ids) and end - start < _LONGEST_CHARACTER:
+            continue
+        pieces.append((text, end - start))
+        start = end
+    return pieces
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return "".join(f"‹{token}›" for token in ids)
