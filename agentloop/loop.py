@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.call_answers import CallAnswers, answer_calls
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.envs.agent import AgentProgram
 from agentloop.errors import EnvError, EpisodeError, FailureKind
 from agentloop.limits import Limits, StopReason
 from agentloop.messages import Message, ParsedTurn, images_of, text_of
@@ -25,6 +26,8 @@ from agentloop.trajectory import SegmentKind, Trajectory
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.envs.base import Env
+    from agentloop.gateway.episode import ProgramEpisode
+    from agentloop.gateway.server import Gateway
     from agentloop.rendering.base import Renderer
     from agentloop.tools.sessions import ToolSessions
 
@@ -51,6 +54,8 @@ class AgentLoop:
         self.temperature = temperature
         self.top_p = top_p
         self.top_k = top_k
+        self.gateways: dict[tuple[str, str | None], Gateway] = {}
+        """For agent programs, by where they are served."""
 
     async def run(self, env: Env, *, trajectory_id: str = "", group_id: str = "", seed: int = 0) -> Trajectory:
         """Play `env` to its end and judge it.
@@ -60,16 +65,28 @@ class AgentLoop:
         trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the coroutine releases everything.
         """
         trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
-        episode = _Episode(self, env, trajectory, seed)
+        episode = self._episode(env, trajectory, seed)
         started = time.perf_counter()
         try:
-            trajectory.stop_reason = await episode.play()
-            if not trajectory.stop_reason.is_failure:
+            stop_reason = await episode.play()
+            trajectory = episode.trajectory
+            trajectory.stop_reason = stop_reason
+            if not stop_reason.is_failure:
                 await _score(env, trajectory)
         finally:
-            await episode.close()
+            try:
+                await episode.close()
+            finally:
+                await _close(env, episode.trajectory)
         trajectory.metrics["seconds"] = time.perf_counter() - started
         return trajectory
+
+    def _episode(self, env: Env, trajectory: Trajectory, seed: int) -> _Episode | ProgramEpisode:
+        if not isinstance(env, AgentProgram):
+            return _Episode(self, env, trajectory, seed)
+        from agentloop.gateway.episode import ProgramEpisode
+
+        return ProgramEpisode(self, env, trajectory, seed, self.temperature)
 
 
 class _Episode:
@@ -236,7 +253,7 @@ class _Episode:
         self.images.extend(images)
 
     async def close(self) -> None:
-        """Release engine cache, tool sessions and environment, whatever happened before."""
+        """Release engine cache and tool sessions, whatever happened before."""
         trajectory = self.trajectory
         trajectory.metrics |= {
             "turns": trajectory.num_turns,
@@ -245,20 +262,14 @@ class _Episode:
             "seconds_in_tools": self.seconds_in_tools,
         }
         self.engine.release(trajectory.trajectory_id)
-        try:
-            if self.sessions is not None:
-                for _ in await self.sessions.close():
-                    trajectory.count(FailureKind.TOOL)
-        finally:
-            try:
-                await self.env.close()
-            except Exception as error:
-                trajectory.count(FailureKind.ENV)
-                trajectory.error = trajectory.error or f"close raised {type(error).__name__}: {error}"
+        if self.sessions is not None:
+            for _ in await self.sessions.close():
+                trajectory.count(FailureKind.TOOL)
 
 
 async def _score(env: Env, trajectory: Trajectory) -> None:
-    """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0."""
+    """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0. Branches that the
+    reward function gave none of their own have that of the episode."""
     try:
         outcome = await env.score(trajectory)
     except Exception as error:
@@ -266,6 +277,17 @@ async def _score(env: Env, trajectory: Trajectory) -> None:
         trajectory.error = f"the reward raised {type(error).__name__}: {error}"
     else:
         trajectory.reward = outcome + sum(trajectory.turn_rewards)
+        for branch in trajectory.branches:
+            branch.reward = trajectory.reward if branch.reward is None else branch.reward
+
+
+async def _close(env: Env, trajectory: Trajectory) -> None:
+    """Release the environment; one that fails to is counted."""
+    try:
+        await env.close()
+    except Exception as error:
+        trajectory.count(FailureKind.ENV)
+        trajectory.error = trajectory.error or f"close raised {type(error).__name__}: {error}"
 
 
 class _EnvBoundary:

@@ -1,0 +1,101 @@
+"""The routes of the gateway. An episode is known by its key: in the address, or as the API key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from agentloop.gateway.answers import as_events, as_object
+from agentloop.gateway.errors import HEADERS, ApiError
+from agentloop.gateway.requests import ChatRequest
+from agentloop.offloading import off_loop
+from agentloop.tools.serving.bodies import ClientGoneError
+from agentloop.tools.serving.disconnects import unless_gone
+
+if TYPE_CHECKING:
+    from agentloop.gateway.session import Session
+    from agentloop.rendering.base import Renderer
+
+_logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+_CLIENT_GONE = 499
+
+
+def application(sessions: Mapping[str, Session], renderer: Renderer, model: str) -> Starlette:
+    """The ASGI application. `sessions` is read at every request; `model` is the name that /models says."""
+
+    def session_of(request: Request) -> Session:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        key = request.path_params.get("key") or (bearer if scheme.lower() == "bearer" else "")
+        if key not in sessions:
+            raise ApiError(
+                401,
+                "No episode is known by this key, or it is over. Use the base_url or the api_key that the agent was "
+                "given for its episode.",
+                code="invalid_api_key",
+            )
+        return sessions[key]
+
+    async def chat(request: Request) -> Response:
+        session = session_of(request)
+        body = await _read(request)
+        asked = await off_loop(len(body), ChatRequest.parse, body)
+        completion = await unless_gone(request, session.complete(asked))
+        if asked.stream:
+            return StreamingResponse(as_events(completion, renderer), media_type="text/event-stream")
+        return JSONResponse(as_object(completion, renderer))
+
+    async def models(request: Request) -> Response:
+        session_of(request)
+        entry = {"id": model, "object": "model", "created": 0, "owned_by": "agentloop"}
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    routes = [
+        Route(f"{prefix}/v1{path}", endpoint, methods=[method])
+        for prefix in ("", "/{key}")
+        for path, endpoint, method in (("/chat/completions", chat, "POST"), ("/models", models, "GET"))
+    ]
+    handlers = {ApiError: _refused, HTTPException: _no_route, ClientGoneError: _gone, Exception: _broken}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+async def _read(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"The request has more than {MAX_BODY_BYTES >> 20} MiB.", code="request_too_large")
+    return b"".join(parts)
+
+
+def _answer(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, HEADERS)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = "POST /v1/chat/completions, GET /v1/models"
+    return _answer(ApiError(error.status_code, f"{request.method} {request.url.path} is not served here; {known} are."))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    _logger.exception("A request of an agent failed.", exc_info=error)
+    return _answer(ApiError(500, f"The gateway failed: {type(error).__name__}. Its log has more."))

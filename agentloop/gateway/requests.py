@@ -1,0 +1,139 @@
+"""`ChatRequest`: the body of a chat completion, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentloop.gateway.chat_messages import conversation_keys, key_of_tools, read_messages
+from agentloop.gateway.errors import ApiError
+from agentloop.messages import Message
+
+
+class _Function(BaseModel):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+class _Tool(BaseModel):
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Body(BaseModel):
+    """What is read of a body. What is not here is ignored: clients send much that concerns no model."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    model: str = ""
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
+    return_token_ids: bool | None = None
+    # What would change what is sampled, and is not done:
+    n: int | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ChatRequest:
+    """One call of a model."""
+
+    model: str
+    """As the client names it; whatever it is, the policy answers."""
+    messages: Sequence[Message]
+    keys: Sequence[bytes]
+    """Of the conversation up to each message; see `conversation_keys`."""
+    tools: list[dict[str, Any]]
+    """The same object for the same tools."""
+    reads_calls: bool
+    """False for `tool_choice: none`: what looks like a call is text."""
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    stop: tuple[str, ...]
+    seed: int | None
+    logprobs: bool
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    @classmethod
+    def parse(cls, body: bytes) -> ChatRequest:
+        """Raises `ApiError` for what is no request, and for what the gateway does not do."""
+        try:
+            read = _Body.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            param = ".".join(map(str, first["loc"]))
+            raise ApiError(400, f"{param or 'The body'}: {first['msg']}.", param=param or None) from error
+        _refuse_what_is_not_done(read)
+        tools = [tool.model_dump() for tool in read.tools or ()]
+        key = json.dumps(tools) if tools else ""
+        return cls(
+            model=read.model,
+            messages=read_messages(read.messages),
+            keys=conversation_keys(read.messages, key_of_tools(key)),
+            tools=_shared(key),
+            reads_calls=read.tool_choice != "none",
+            max_tokens=read.max_completion_tokens or read.max_tokens,
+            temperature=read.temperature,
+            top_p=read.top_p,
+            top_k=None if read.top_k is None else max(read.top_k, 0),
+            stop=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop or ()),
+            seed=read.seed,
+            logprobs=bool(read.logprobs),
+            stream=bool(read.stream),
+            include_usage=read.stream_options is not None and read.stream_options.include_usage,
+            return_token_ids=bool(read.return_token_ids),
+        )
+
+
+@lru_cache(maxsize=512)
+def _shared(key: str) -> list[dict[str, Any]]:
+    """Renderers know tools by the identity of their list."""
+    tools: list[dict[str, Any]] = json.loads(key) if key else []
+    return tools
+
+
+def _refuse_what_is_not_done(body: _Body) -> None:
+    """Nothing that would change what is sampled is passed over in silence."""
+    plain = body.response_format is None or body.response_format.get("type") == "text"
+    for param, is_fine, instead in (
+        ("n", body.n in (None, 1), "Send the request n times."),
+        ("top_logprobs", not body.top_logprobs, "`logprobs` gives those of the sampled tokens."),
+        ("presence_penalty", not body.presence_penalty, "Leave it out."),
+        ("frequency_penalty", not body.frequency_penalty, "Leave it out."),
+        ("logit_bias", not body.logit_bias, "Leave it out."),
+        ("response_format", plain, "Ask for the format in a message."),
+        ("functions", not body.functions, "Use `tools`."),
+        ("tool_choice", body.tool_choice in (None, "auto", "none"), "It may be auto or none."),
+    ):
+        if not is_fine:
+            raise ApiError(400, f"`{param}` is not supported here. {instead}", code="unsupported", param=param)

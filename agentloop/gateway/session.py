@@ -1,0 +1,255 @@
+"""`Session`: one episode of somebody's agent, from its first call of the model to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.errors import EngineError, FailureKind, UserError
+from agentloop.gateway.answers import Completion, response_message
+from agentloop.gateway.chat_messages import conversation_keys
+from agentloop.gateway.conversations import Conversations, Images, Place
+from agentloop.gateway.errors import ApiError
+from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.stops import cut_at_stop, without_stop
+from agentloop.limits import Limits, StopReason
+from agentloop.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
+from agentloop.offloading import off_loop
+from agentloop.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+    from agentloop.rendering.base import Renderer
+
+Chooser = Literal["run", "client"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Sampling:
+    """How turns are sampled, and who says so."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    chosen_by: Chooser = "run"
+    """`run`: these hold, whatever a request asks for, and each call has a seed of its own: a learner scores tokens at
+    one temperature, and episodes of a group that all say `seed=0` would be equal. `client`: these are defaults."""
+
+
+class Session:
+    """The calls of one episode, and the token streams that they leave. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        *,
+        limits: Limits,
+        sampling: Sampling,
+        trajectory_id: str = "",
+        seed: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._limits = limits
+        self._sampling = sampling
+        self._seed = seed
+        self._conversations = Conversations(trajectory_id)
+        self._max_tokens = min(limits.max_tokens, engine.max_model_len)
+        self._asked: Counter[bytes] = Counter()
+        self._calls: set[asyncio.Task[Completion]] = set()
+        self._invalid_in_a_row = 0
+        self._closed = False
+        self.refused: StopReason | None = None
+        """The limit for which a call was refused first, or a failure of the engine."""
+        self.error: str | None = None
+        """What the engine said when it failed."""
+        self.failures: Counter[FailureKind] = Counter()
+        self.num_turns = 0
+        self.num_calls = 0
+        """Tool calls that could be read."""
+        self.seconds_generating = 0.0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample the turn that follows a conversation. Raises `ApiError`; cancelling it leaves nothing behind."""
+        self._check()
+        return await self._tracked(self._complete(request))
+
+    async def close(self) -> None:
+        """The episode is over: what still runs is cancelled, later calls are refused. Again it does nothing."""
+        self._closed = True
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+        for name in self._conversations.names:
+            self._engine.release(name)
+
+    def trajectories(self) -> list[Trajectory]:
+        """The token streams: first the one of the last turn. No sampled token is in two of them as a sampled one."""
+        return self._conversations.as_trajectories()
+
+    async def _tracked(self, work: Coroutine[Any, Any, Completion]) -> Completion:
+        task = asyncio.ensure_future(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed:
+                raise ApiError(410, "This episode is over.", code="episode_over") from None
+            raise
+
+    def _check(self) -> None:
+        """The limits that do not need the prompt, in the order of `agentloop.limits`."""
+        if self._closed:
+            raise ApiError(410, "This episode is over.", code="episode_over")
+        if self.num_turns >= self._limits.max_turns:
+            raise self._refusal(StopReason.MAX_TURNS, f"The episode has had the {self._limits.max_turns} turns it may.")
+        if self._invalid_in_a_row >= self._limits.max_invalid_turns:
+            raise self._refusal(
+                StopReason.INVALID_CALLS, f"{self._invalid_in_a_row} turns in a row had tool calls that cannot be read."
+            )
+
+    def _refusal(self, reason: StopReason, message: str, *, code: str | None = None, status: int = 400) -> ApiError:
+        if self.refused is None or reason.is_failure:
+            self.refused = reason
+        return ApiError(status, message, code=code or str(reason))
+
+    async def _complete(self, request: ChatRequest) -> Completion:
+        self.num_turns += 1
+        place = self._conversations.open(request)
+        try:
+            if place.parent is None or not await self._render_new(place):
+                place = await self._render_whole(place)
+            self._check_room(place)
+            tag = self._tag(request)
+            generation = await self._sample(place, tag)
+            return await self._finish(place, generation, tag)
+        except BaseException:
+            self.num_turns -= 1
+            self._conversations.abandon(place)
+            raise
+
+    async def _render_new(self, place: Place) -> bool:
+        """Fill in what follows the turn that the request goes on from; False where the template cannot append it."""
+        assert place.parent is not None
+        messages, tools = place.new_messages, place.request.tools
+        render = self._renderer.render_continuation
+        try:
+            continuation = await off_loop(_size(messages), render, place.parent.ids, messages, tools)
+        except UserError:
+            return False
+        place.go_on(continuation, await self._images(messages))
+        return True
+
+    async def _render_whole(self, place: Place) -> Place:
+        """Fill in the whole conversation, in a stream of its own."""
+        if place.parent is not None:
+            self._conversations.abandon(place)
+            place = self._conversations.open(place.request, anew=True)
+        messages, tools = place.request.messages, place.request.tools
+        try:
+            prompt = await off_loop(_size(messages), self._renderer.render_prompt, messages, tools)
+            place.begin(prompt, await self._images(messages))
+        except UserError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        return place
+
+    async def _images(self, messages: Sequence[Message]) -> Images:
+        """The pictures of messages as the model sees them, ready to be placed."""
+        images, vision = images_of(messages), getattr(self._renderer, "vision", None)
+        if not images or vision is None:
+            return lambda _ids, _start: ()
+        seen = await asyncio.to_thread(lambda: [vision.see(image) for image in images])
+        return lambda ids, start: vision.place(ids, seen, start)
+
+    def _check_room(self, place: Place) -> None:
+        if len(place.prompt) >= self._max_tokens:
+            raise self._refusal(
+                StopReason.MAX_TOKENS if self._conversations.streams else StopReason.PROMPT_TOO_LONG,
+                f"The prompt has {len(place.prompt)} tokens; the episode's limit for prompt and answer is "
+                f"{self._max_tokens}.",
+                code="context_length_exceeded",
+            )
+
+    def _tag(self, request: ChatRequest) -> bytes:
+        """Of this turn: the same in every run, and another one where the same is asked again."""
+        key = request.keys[-1]
+        self._asked[key] += 1
+        return hashlib.blake2b(key + f"{self._seed}-{self._asked[key]}".encode(), digest_size=8).digest()
+
+    async def _sample(self, place: Place, tag: bytes) -> Generation:
+        started = time.perf_counter()
+        try:
+            generation = await self._engine.generate(
+                place.prompt, self._params(place, tag), trajectory_id=place.name, images=place.images
+            )
+        except EngineError as error:
+            self.failures[FailureKind.ENGINE] += 1
+            self.error = str(error)
+            raise self._refusal(StopReason.ENGINE_ERROR, f"The engine failed: {error}.", status=500) from error
+        finally:
+            self.seconds_generating += time.perf_counter() - started
+        if generation.finish_reason is FinishReason.ABORT:
+            raise self._refusal(StopReason.ABORTED, "The engine was stopped.", status=503)
+        return generation
+
+    def _params(self, place: Place, tag: bytes) -> SamplingParams:
+        request, sampling = place.request, self._sampling
+        room = min(self._max_tokens - len(place.prompt), self._limits.max_turn_tokens)
+        temperature, top_p, top_k, seed = sampling.temperature, sampling.top_p, sampling.top_k, None
+        if sampling.chosen_by == "client":
+            temperature = temperature if request.temperature is None else request.temperature
+            top_p = top_p if request.top_p is None else request.top_p
+            top_k = top_k if request.top_k is None else request.top_k
+            seed = request.seed
+        return SamplingParams(
+            max_tokens=min(room, request.max_tokens or room),
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            stop_token_ids=self._renderer.stop_token_ids,
+            seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
+        )
+
+    async def _finish(self, place: Place, generation: Generation, tag: bytes) -> Completion:
+        request = place.request
+        generation, parsed = await off_loop(len(generation.ids), self._read, request, generation, tag)
+        self._count(parsed)
+        completion = Completion(request, place.prompt, generation, parsed, tag.hex())
+        # Nothing below waits: the turn is in its stream, and can be gone on from, before its client knows it.
+        said = response_message(parsed)
+        (key,) = conversation_keys([said], request.keys[-1])
+        self._conversations.add(place, generation, parsed.message() | {"content": said["content"] or ""}, key)
+        return completion
+
+    def _read(self, request: ChatRequest, generation: Generation, tag: bytes) -> tuple[Generation, ParsedTurn]:
+        """The turn, up to the first stop string, and what it says."""
+        generation = cut_at_stop(generation, request.stop, self._renderer)
+        parsed = self._renderer.parse(
+            generation.ids,
+            complete=generation.finish_reason is FinishReason.STOP and request.reads_calls,
+            tools=request.tools,
+            call_id_prefix=f"call_{tag.hex()[:12]}_",
+        )
+        return generation, without_stop(parsed, request.stop)
+
+    def _count(self, parsed: ParsedTurn) -> None:
+        invalid = sum(isinstance(call, InvalidCall) for call in parsed.calls)
+        self.failures[FailureKind.MODEL] += invalid
+        self.num_calls += len(parsed.calls) - invalid
+        if parsed.calls and invalid == len(parsed.calls):
+            self._invalid_in_a_row += 1
+        else:
+            self._invalid_in_a_row = 0
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(text_of(message["content"])) for message in messages)
