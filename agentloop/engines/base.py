@@ -6,10 +6,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
+
+    from agentloop.vision.image import PlacedImage
 
 
 class FinishReason(StrEnum):
@@ -53,6 +57,15 @@ class Generation:
         assert len(self.ids) == len(self.logprobs) == len(self.versions)
 
 
+class EngineDead(EngineError):
+    """The engine has ended and answers nothing any more; a new one may go on with the turn."""
+
+    def __init__(self, message: str, sampled: Generation | None = None) -> None:
+        super().__init__(message)
+        self.sampled = sampled
+        """What the turn had sampled by then, as far as it is known."""
+
+
 class Engine(Protocol):
     """Generates turns for many trajectories at once. All methods belong to one event loop."""
 
@@ -70,12 +83,13 @@ class Engine(Protocol):
         params: SamplingParams,
         *,
         trajectory_id: str,
-        images: Sequence[Any] = (),
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """Sample one turn after `prompt` (the whole trajectory so far; the engine keeps what it can of it cached).
 
+        `images` are those of the whole prompt, which has all tokens of each already: nothing is expanded here.
         `prompt` may grow after the call returned and must not be written to. Cancelling the coroutine aborts the
-        request. Raises `EngineError`.
+        request. Raises `EngineError`, `EngineDead` where the engine itself has ended.
         """
         ...
 

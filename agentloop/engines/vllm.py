@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
 from agentloop.errors import EngineError, UserError
@@ -27,6 +27,7 @@ _ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 _CPU_CACHE_GIB = "2"
+_DEAD = "vLLM's engine core has ended"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -170,6 +171,8 @@ class VllmEngine:
         except EngineError:
             raise
         except Exception as error:  # the boundary to vLLM
+            if llm.errored:
+                raise EngineDead(_DEAD, self._sampled(turn)) from error
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         finally:
             self._turns.discard(turn)
@@ -182,6 +185,25 @@ class VllmEngine:
         collector = await llm.add_request(turn.name, prompt, params)
         turn.added = True
         return await collector.get()
+
+    def _sampled(self, turn: _Turn) -> Generation | None:
+        """What came out of a dead engine core for a turn."""
+        state = self._states().get(turn.name)
+        if state is None or not (ids := array("i", state.detokenizer.output_token_ids)):
+            return None
+        logprobs = array("f", state.logprobs_processor.logprobs.logprobs)
+        count = min(len(ids), len(logprobs))  # it may have died between the two
+        return Generation(ids[:count], logprobs[:count], _versions(turn.marks, count), FinishReason.ABORT)
+
+    def _states(self) -> dict[str, Any]:
+        """vLLM's states of the requests in flight."""
+        return {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache of keys and values holds."""
+        cache = self._alive().vllm_config.cache_config
+        return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
     def release(self, trajectory_id: str) -> None:
         """Nothing to do: what vLLM keeps of a trajectory leaves its cache as it ages."""
@@ -224,6 +246,8 @@ class VllmEngine:
                 try:
                     await llm.collective_rpc("agentloop_load", args=(str(path),))
                 except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
+                    if llm.errored:
+                        raise EngineDead(_DEAD) from error
                     self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
                     await self._abort_all()
                     raise EngineError(self._failure) from error
@@ -231,14 +255,14 @@ class VllmEngine:
                     self._failure = None
                     self._mark(version)
                 finally:
-                    if not was_paused:
+                    if not was_paused and not llm.errored:
                         await self._resume()
         finally:
             path.unlink(missing_ok=True)
 
     def _mark(self, version: int) -> None:
         """Every running turn samples its next token with `version`. Sampling is paused and all outputs are here."""
-        states = {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
+        states = self._states()
         for turn in self._turns:
             if (state := states.get(turn.name)) is not None:
                 turn.marks.append((state.detokenizer.num_output_tokens(), version))
@@ -253,6 +277,8 @@ class VllmEngine:
     def _alive(self) -> Any:
         if self._llm is None or self._closed:
             raise EngineError("the vllm engine is closed" if self._closed else "the vllm engine was not started")
+        if self._llm.errored:
+            raise EngineDead(_DEAD)
         return self._llm
 
     async def close(self) -> None:
@@ -299,7 +325,12 @@ def _generation(output: Any, marks: list[tuple[int, int]]) -> Generation:
     if reason is None:
         raise EngineError(f"vLLM ended the request with {sampled.finish_reason!r}")
     ids = array("i", sampled.token_ids)
-    versions = array("i", [marks[0][1]]) * len(ids)
+    logprobs = array("f", sampled.logprobs.logprobs if ids else ())
+    return Generation(ids, logprobs, _versions(marks, len(ids)), reason)
+
+
+def _versions(marks: list[tuple[int, int]], num_tokens: int) -> array[int]:
+    versions = array("i", [marks[0][1]]) * num_tokens
     for start, version in marks[1:]:
-        versions[start:] = array("i", [version]) * (len(ids) - start)
-    return Generation(ids, array("f", sampled.logprobs.logprobs if ids else ()), versions, reason)
+        versions[start:] = array("i", [version]) * (num_tokens - start)
+    return versions

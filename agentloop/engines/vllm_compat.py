@@ -36,6 +36,9 @@ NAMES: dict[str, str] = {
     "vllm.v1.engine.output_processor:RequestOutputCollector": "request_id",
     "vllm.v1.engine.output_processor:RequestOutputCollector.get": "",
     "vllm.v1.engine.detokenizer:IncrementalDetokenizer.num_output_tokens": "",
+    "vllm.v1.engine.detokenizer:IncrementalDetokenizer.output_token_ids": "",
+    "vllm.v1.engine.output_processor:RequestState": "logprobs_processor",
+    "vllm.v1.engine.logprobs:LogprobsProcessor": "logprobs",
     "vllm.v1.engine.exceptions:EngineDeadError": "",
     "vllm.inputs:tokens_input": "prompt_token_ids cache_salt",
     "vllm.sampling_params:SamplingParams": (
@@ -54,7 +57,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # of the running engine, set by constructors
     "engine_core": ("outputs_queue", "get_output_async", "pause_scheduler_async"),
     "output_processor": ("request_states",),
-    "vllm_config": ("model_config",),
+    "vllm_config": ("model_config", "cache_config"),
 }
 
 

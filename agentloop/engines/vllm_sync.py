@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.base import EngineDead
 from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class OutputFence:
         """Only while requests are in flight: the handler starts with the first one."""
         while not (self._asking and self._core.outputs_queue.empty()):
             if self._llm.errored:
-                raise EngineError("vLLM's engine died")
+                raise EngineDead("vLLM's engine core has ended")
             await asyncio.sleep(0)
 
 

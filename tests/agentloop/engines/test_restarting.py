@@ -1,0 +1,194 @@
+"""`RestartingEngine` over engines that die, hang and fail to start when the test says so."""
+
+import asyncio
+from array import array
+
+import pytest
+import torch
+
+from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.restarting import RestartingEngine
+from agentloop.errors import EngineError, UserError
+from agentloop.restarts import RestartBudget
+
+STOP = 9
+PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,), seed=3)
+
+
+class Mortal:
+    """Counts up from the last token of the prompt, `quick` tokens and then a stop token; or does what `fate` says."""
+
+    max_model_len = 64
+
+    def __init__(self, fate=None, quick=3):
+        self.fate, self.quick = fate, quick
+        self.policy_version = 0
+        self.weights = None
+        self.asked = []
+        self.paused = self.closed = False
+        self.dead = False
+
+    async def start(self):
+        if self.fate == "no start":
+            raise UserError("no memory")
+
+    async def generate(self, prompt, params, *, trajectory_id, images=()):
+        self.asked.append((list(prompt), params))
+        if self.fate == "hang":
+            await asyncio.Event().wait()
+        if self.dead:
+            raise EngineDead("dead")
+        ids = [prompt[-1] + 1 + k for k in range(self.quick)]
+        if self.fate is None:
+            return self.said([*ids, STOP], FinishReason.STOP)
+        self.dead = True
+        raise EngineDead("killed", self.said(ids[: self.fate], FinishReason.ABORT) if self.fate else None)
+
+    def said(self, ids, reason):
+        count = len(ids)
+        versions = array("i", [self.policy_version] * count)
+        return Generation(array("i", ids), array("f", [-0.5] * count), versions, reason)
+
+    def release(self, trajectory_id):
+        pass
+
+    async def pause(self):
+        self.paused = True
+
+    async def resume(self):
+        self.paused = False
+
+    async def update_weights(self, weights, version):
+        if self.dead:
+            raise EngineDead("dead")
+        self.weights, self.policy_version = dict(weights), version
+
+    async def close(self):
+        self.closed = True
+
+
+class Makes:
+    """Hands out the engines in order; the last one is the one in use."""
+
+    def __init__(self, *fates):
+        self.fates = list(fates)
+        self.made = []
+
+    def __call__(self):
+        self.made.append(Mortal(self.fates.pop(0)))
+        return self.made[-1]
+
+
+async def started(make, **options):
+    engine = RestartingEngine(make, **options)
+    await engine.start()
+    return engine
+
+
+async def test_a_turn_goes_on_behind_the_tokens_that_the_dead_engine_had_sampled():
+    make = Makes(2, None)
+    engine = await started(make)
+    turn = await engine.generate([1, 10], PARAMS, trajectory_id="a")
+    assert list(turn.ids) == [11, 12, 13, 14, 15, STOP]
+    assert turn.finish_reason is FinishReason.STOP
+    dead, living = make.made
+    prompt, params = living.asked[0]
+    assert prompt == [1, 10, 11, 12]
+    assert params.max_tokens == 6
+    assert params.seed != PARAMS.seed
+    assert dead.closed
+    assert engine.budget.counts == {"died": 1}
+    await engine.close()
+
+
+async def test_tokens_keep_the_version_that_sampled_them_and_the_new_engine_has_the_last_weights():
+    make = Makes(2, None)
+    engine = await started(make)
+    weight = torch.ones(2)
+    await engine.update_weights([("w", weight)], 4)
+    weight.fill_(7)  # the learner goes on training
+    turn = await engine.generate([10], PARAMS, trajectory_id="a")
+    assert set(turn.versions) == {4}
+    assert make.made[1].weights["w"].tolist() == [1, 1]
+    assert engine.policy_version == make.made[1].policy_version == 4
+
+
+async def test_many_turns_that_see_one_death_cost_one_restart():
+    make = Makes(0, None)
+    engine = await started(make)
+    turns = await asyncio.gather(*(engine.generate([k], PARAMS, trajectory_id=str(k)) for k in (20, 30, 40)))
+    assert [list(turn.ids) for turn in turns] == [[k + 1, k + 2, k + 3, STOP] for k in (20, 30, 40)]
+    assert len(make.made) == 2
+
+
+async def test_a_restart_goes_on_when_the_turn_that_noticed_is_cancelled():
+    make = Makes(0, None)
+    engine = await started(make)
+    first = asyncio.create_task(engine.generate([20], PARAMS, trajectory_id="a"))
+    while not make.made[0].dead:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    first.cancel()
+    turn = await engine.generate([30], PARAMS, trajectory_id="b")
+    assert list(turn.ids) == [31, 32, 33, STOP]
+
+
+async def test_a_turn_that_was_complete_when_the_engine_died_is_not_sampled_again():
+    make = Makes(3, None)
+    engine = await started(make)
+    cut = SamplingParams(max_tokens=3, stop_token_ids=(STOP,))
+    turn = await engine.generate([10], cut, trajectory_id="a")
+    assert list(turn.ids) == [11, 12, 13]
+    assert turn.finish_reason is FinishReason.LENGTH
+    assert make.made[1].asked == []
+
+
+async def test_an_engine_whose_turns_never_end_is_replaced():
+    make = Makes("hang", None)
+    engine = await started(make, stall_seconds=0.05)
+    turn = await engine.generate([10], PARAMS, trajectory_id="a")
+    assert list(turn.ids) == [11, 12, 13, STOP]
+    assert engine.budget.counts == {"hung": 1}
+    await engine.close()
+
+
+async def test_a_paused_engine_does_not_hang():
+    make = Makes("hang")
+    engine = await started(make, stall_seconds=0.02)
+    await engine.pause()
+    turn = asyncio.create_task(engine.generate([10], PARAMS, trajectory_id="a"))
+    await asyncio.sleep(0.2)
+    assert len(make.made) == 1
+    turn.cancel()
+    await asyncio.wait([turn])
+    await engine.close()
+
+
+async def test_an_engine_that_dies_while_paused_is_paused_again():
+    make = Makes(None, None)
+    engine = await started(make)
+    await engine.pause()
+    make.made[0].dead = True
+    await engine.update_weights([("w", torch.zeros(1))], 1)
+    assert make.made[1].paused
+    assert make.made[1].policy_version == 1
+
+
+async def test_when_the_budget_is_spent_all_turns_fail_and_say_why():
+    make = Makes(0, "no start", "no start", "no start")
+    engine = await started(make, budget=RestartBudget(2))
+    with pytest.raises(EngineError, match=r"too often \(died 1, start 3\); the last time: no memory"):
+        await engine.generate([10], PARAMS, trajectory_id="a")
+    with pytest.raises(EngineError, match="too often"):
+        await engine.generate([10], PARAMS, trajectory_id="b")
+    assert all(each.closed for each in make.made)
+
+
+async def test_other_errors_are_passed_on():
+    class Refuses(Mortal):
+        async def generate(self, prompt, params, *, trajectory_id, images=()):
+            raise EngineError("a prompt of 0 tokens")
+
+    engine = await started(Refuses)
+    with pytest.raises(EngineError, match="0 tokens"):
+        await engine.generate([], PARAMS, trajectory_id="a")
+    assert engine.budget.counts == {}
