@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentloop.gateway.server import Gateway
     from agentloop.rendering.base import Renderer
     from agentloop.tools.sessions import ToolSessions
+    from agentloop.vision.image import SeenImage
 
 
 class AgentLoop:
@@ -103,6 +104,7 @@ class _Episode:
         self.schemas: Sequence[dict[str, Any]] = ()
         self.sessions: ToolSessions | None = None
         self.images: list[Any] = []
+        """As they came, for the tools: a crop is cut out of the source."""
         self.deadline = time.monotonic() + loop.limits.max_seconds
         self.invalid_turns = 0
         self.max_tokens = min(loop.limits.max_tokens, loop.engine.max_model_len)
@@ -155,7 +157,8 @@ class _Episode:
                     trajectory.trajectory_id, self.env.task, self.seed, self.images, self.env
                 )
             prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
-        self._show(SegmentKind.PROMPT, prompt, messages)
+            seen = await self._see(messages)
+        self._show(SegmentKind.PROMPT, prompt, messages, seen)
         trajectory.messages.extend(messages)
         return len(prompt) < self.max_tokens
 
@@ -174,7 +177,7 @@ class _Episode:
             self.trajectory.ids,
             params,
             trajectory_id=self.trajectory.trajectory_id,
-            images=self.images,
+            images=self.trajectory.images,
         )
         self.trajectory.append(
             SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
@@ -240,17 +243,26 @@ class _Episode:
             continuation = await off_loop(
                 _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
             )
-        num_new = len(continuation.closing) + len(continuation.observation)
-        if len(self.trajectory) + num_new >= self.max_tokens:
-            return False
+            num_new = len(continuation.closing) + len(continuation.observation)
+            if len(self.trajectory) + num_new >= self.max_tokens:
+                return False
+            seen = await self._see(messages)
         self.trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
-        self._show(SegmentKind.OBSERVATION, continuation.observation, messages)
+        self._show(SegmentKind.OBSERVATION, continuation.observation, messages, seen)
         return True
 
-    def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        images = images_of(messages)
-        self.trajectory.append(kind, ids, images=images)
-        self.images.extend(images)
+    async def _see(self, messages: Sequence[Message]) -> list[SeenImage]:
+        images, vision = images_of(messages), self.renderer.vision
+        if not images or vision is None:
+            return []
+        return await asyncio.to_thread(lambda: [vision.see(image) for image in images])
+
+    def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
+        """Append what was rendered: the segment has the pictures as the model sees them, the tools as they came."""
+        start, vision = len(self.trajectory), self.renderer.vision
+        placed = vision.place(ids, seen, start) if vision is not None and seen else []
+        self.trajectory.append(kind, ids, images=placed)
+        self.images.extend(images_of(messages))
 
     async def close(self) -> None:
         """Release engine cache and tool sessions, whatever happened before."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from agentloop.limits import StopReason
 from agentloop.messages import Message, text_of
+from agentloop.vision.image import PlacedImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class Segment(NamedTuple):
     start: int
     end: int
     images: tuple[Any, ...] = ()
+    """A `PlacedImage` each where a model sees them; what else was given, as it is."""
 
 
 def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
@@ -58,6 +60,15 @@ def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
         return array(code, values)
     except (TypeError, OverflowError) as error:
         raise ValueError(f"{what} of a segment must be {'float' if code == 'f' else 'int32'}s: {error}") from error
+
+
+def _check_places(images: Sequence[Any], start: int, end: int) -> None:
+    """Images lie behind each other in the segment `start:end`, none of them cut."""
+    for image in images:
+        if isinstance(image, PlacedImage):
+            if not start <= image.start <= image.end <= end:
+                raise ValueError(f"an image has the tokens {image.start}:{image.end}, of which {start}:{end} are free")
+            start = image.end
 
 
 @dataclass(slots=True)
@@ -110,8 +121,8 @@ class Trajectory:
     ) -> None:
         """Add a segment, whole or not at all.
 
-        `sampled` needs a logprob and a policy version for each id; every other kind must have neither. Raises
-        `ValueError` and leaves the trajectory as it was.
+        `sampled` needs a logprob and a policy version for each id; every other kind must have neither. The tokens of a
+        `PlacedImage` are among the new ones. Raises `ValueError` and leaves the trajectory as it was.
         """
         new_ids = _typed("i", ids, "ids")
         num_new = len(new_ids)
@@ -130,6 +141,7 @@ class Trajectory:
         shown = tuple(images)
         if num_new == 0 and not shown:
             return
+        _check_places(shown, len(self._ids), len(self._ids) + num_new)
         self._ids.extend(new_ids)  # raises where somebody holds the buffer
         # Nothing below can fail but for want of memory.
         if kind is SegmentKind.SAMPLED:

@@ -15,6 +15,7 @@ from agentloop.trainer import advantages
 from agentloop.trainer.advantages import AdvantageValue, Outcome
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trajectory import Trajectory
+from agentloop.vision.image import PlacedImage
 
 T = TypeVar("T", bound=np.generic)
 
@@ -44,6 +45,8 @@ class Sample:
     reward: float = 0.0
     trajectory_id: str = ""
     group_id: str = ""
+    images: tuple[PlacedImage, ...] = ()
+    """In the order of the tokens."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
@@ -51,6 +54,8 @@ class Sample:
             raise ValueError(f"the arrays of sample {self.trajectory_id!r} differ in length: {sorted(sizes)}")
         if len(self.loss_mask) and self.loss_mask[0]:
             raise ValueError(f"the first token of sample {self.trajectory_id!r} is sampled: nothing predicts it")
+        if any(image.end > len(self.token_ids) for image in self.images):
+            raise ValueError(f"sample {self.trajectory_id!r} has an image behind its {len(self.token_ids)} tokens")
         for values in (self.advantage, self.old_logprobs, self.reference_logprobs):
             if isinstance(values, np.ndarray) and values.shape != (self.num_sampled,):
                 raise ValueError(
@@ -85,6 +90,7 @@ class Sample:
             reward=0.0 if trajectory.reward is None else trajectory.reward,
             trajectory_id=trajectory.trajectory_id,
             group_id=trajectory.group_id,
+            images=tuple(trajectory.images),
         )
 
 

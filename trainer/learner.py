@@ -74,6 +74,8 @@ class LearnerConfig(Config):
     all parameters in compute_dtype and all gradients in float32 meanwhile; ranks may have unequal numbers of
     micro-batches. One rank casts once instead of gathering. None: on one rank, and on several CUDA devices where that
     is at most a quarter of the memory of one."""
+    freeze_vision: bool = False
+    """Train the language model of a vision-language model alone."""
     share_prefixes: bool | None = None
     """Compute the prompt of a group once for all its trajectories. None: where attention is FlashAttention."""
 

@@ -18,15 +18,19 @@ import torch
 from agentloop.engines.base import Generation, SamplingParams
 from agentloop.engines.hf_cache import SlotCache
 from agentloop.engines.hf_model import copy_weights, load_model, shape_of
+from agentloop.engines.hf_pictures import Shown
 from agentloop.engines.hf_worker import Request, Worker
 from agentloop.errors import EngineError, UserError
+from agentloop.vision.image import PlacedImage
+from agentloop.vision.loading import tower_of
 
 _CPU_CACHE_BYTES = 4 << 30
 _CUDA_CACHE_SHARE = 0.5
 
 
 class HfEngine:
-    """Any causal language model of transformers that takes its attention from the attention interface.
+    """Any causal language model of transformers that takes its attention from the attention interface, with the vision
+    tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
     `model` is a folder, a name, or a module, which is copied. Turns are computed in one thread, all running turns in
     one packed forward pass a step; a slot keeps the keys and values of a trajectory between its turns, and prompts that
@@ -104,11 +108,11 @@ class HfEngine:
         return _CPU_CACHE_BYTES
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
+        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
     ) -> Generation:
         worker = self._alive()
-        if images:
-            raise EngineError("the hf engine takes no images")
+        if images and tower_of(worker.model) is None:
+            raise EngineError("the model has no vision tower, and the prompt has images")
         ids = np.array(prompt, np.int32)
         if not 0 < len(ids) < self.max_model_len:
             raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
@@ -123,6 +127,7 @@ class HfEngine:
             seed=(int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed) & ((1 << 64) - 1),
             limit=min(len(ids) + params.max_tokens, self.max_model_len),
             done=lambda result: _post(loop, future, result),
+            shown=Shown.of(len(ids), images) if images else None,
         )
         worker.post(lambda: worker.submit(request))
         try:

@@ -14,7 +14,10 @@ import torch
 
 from agentloop.engines.hf_attention import NAME, PromptChunks, SlotStep, slot_attention
 from agentloop.engines.hf_cache import SlotCache
+from agentloop.engines.hf_pictures import VisionStep
 from agentloop.errors import EngineError, UserError
+from agentloop.vision.loading import load_language_model, tower_of
+from agentloop.vision.tower import embedded
 
 _PROBE = 12
 """Tokens of the forward pass that compares the two kinds of attention."""
@@ -34,14 +37,14 @@ def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype:
 
     Raises `UserError` where the folder, or the kind of model, cannot be used.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface
 
     if isinstance(model, torch.nn.Module):
         own = copy.deepcopy(model).to(device=device, dtype=dtype)
     else:
         folder = os.fspath(model)
         try:
-            own = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            own = load_language_model(folder, dtype=dtype, attention="sdpa")
             own = torch.nn.Module.to(own, device)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise UserError(
@@ -66,8 +69,12 @@ def shape_of(model: Any) -> ModelShape:
     )
 
 
-def forward(model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor) -> torch.Tensor:
+def forward(
+    model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor, vision: VisionStep | None = None
+) -> torch.Tensor:
     """ids [tokens] -> logits [kept, vocabulary] behind the tokens of index `keep`."""
+    if vision is not None:
+        return _forward_with_images(model, ids, step, keep, vision)
     out = model(
         input_ids=ids[None],
         position_ids=step.position_index[None],
@@ -76,6 +83,19 @@ def forward(model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor) -
         slot_step=step,
     )
     return out.logits[0]
+
+
+def _forward_with_images(
+    model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor, vision: VisionStep
+) -> torch.Tensor:
+    backbone = model.base_model
+    if vision.features is None:
+        kwargs = {"inputs_embeds": backbone.get_input_embeddings()(ids[None])}
+    else:
+        kwargs = embedded(backbone, ids[None], vision.features, vision.index)
+    out = backbone.language_model(position_ids=vision.positions[:, None], use_cache=False, slot_step=step, **kwargs)
+    logits: torch.Tensor = model.get_output_embeddings()(out.last_hidden_state[0, keep])
+    return logits
 
 
 def _use_slots(model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -100,7 +120,7 @@ def _use_slots(model: Any, device: torch.device, dtype: torch.dtype) -> None:
         step = SlotStep(cache, np.zeros(_PROBE, np.int64), np.arange(_PROBE), None, [chunk])
         with torch.inference_mode():
             expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(NAME if tower_of(model) is None else {"text_config": NAME})
             logits = forward(model, ids, step, torch.arange(_PROBE, device=device)).float()
     except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"The hf engine cannot run {name}: {type(error).__name__}: {error}. {hint}") from error

@@ -19,9 +19,11 @@ from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.engines.hf_attention import DecodeRows, PromptChunks, SlotStep
 from agentloop.engines.hf_cache import SlotCache
 from agentloop.engines.hf_model import forward
+from agentloop.engines.hf_pictures import Pictures, Shown, VisionStep
 from agentloop.engines.hf_sampler import sample, uniform
 from agentloop.engines.hf_slots import SlotTable
 from agentloop.errors import EngineError
+from agentloop.vision.loading import tower_of
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ class Request:
     limit: int
     """Tokens of the slot at which the turn is cut."""
     done: Callable[[Generation | BaseException], None]
+    shown: Shown | None = None
+    """None for a prompt without pictures."""
     row: int = -1
     marks: list[tuple[int, int]] = field(default_factory=list)
     """(index of the first sampled token, policy version that samples from there on)."""
@@ -53,6 +57,7 @@ class Worker:
         self.model = model
         self._cache = cache
         self._table = SlotTable(cache)
+        self._pictures = None if tower_of(model) is None else Pictures(model)
         self._max_batch_tokens = max_batch_tokens
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._waiting: collections.deque[Request] = collections.deque()
@@ -66,6 +71,7 @@ class Worker:
         self._top_p = np.ones(slots, np.float32)
         self._top_k = np.zeros(slots, np.int64)
         self._stops = np.full((slots, 1), -1, np.int64)
+        self._rope_shift = np.zeros(slots, np.int64)
         self.version = 0
         self.paused = False
         self._stopping = False
@@ -86,6 +92,9 @@ class Worker:
     # Commands.
 
     def submit(self, request: Request) -> None:
+        if request.shown is not None:
+            assert self._pictures is not None
+            request.prompt = self._pictures.named(request.prompt, request.shown.images)
         self._waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -103,6 +112,8 @@ class Worker:
         """Running turns go on with the keys and values they have; a later turn computes its own anew."""
         self.version = version
         self._table.outdate()
+        if self._pictures is not None:
+            self._pictures.forget_features()
         for row in np.flatnonzero(self._active):
             request = self._requests[row]
             assert request is not None
@@ -163,9 +174,11 @@ class Worker:
         step, rows, counts = self._plan(decode, prompts, counts)
         ends = np.cumsum(counts)
         complete = counts == missing[rows]
-        ids = torch.from_numpy(cache.tokens[step.rows, step.positions].astype(np.int64)).to(cache.kv.device)
+        # The names of pictures are no ids: their tokens have features in place of an embedding.
+        tokens = np.maximum(cache.tokens[step.rows, step.positions], 0).astype(np.int64)
+        ids = torch.from_numpy(tokens).to(cache.kv.device)
         keep = torch.from_numpy(ends[complete] - 1).to(cache.kv.device)
-        logits = forward(self.model, ids, step, keep)
+        logits = forward(self.model, ids, step, keep, self._vision_step(step, rows, counts))
         cache.kv_len[rows] += counts
         if complete.any():
             self._sample(rows[complete], logits)
@@ -195,6 +208,15 @@ class Worker:
             offset += int(counts[part].sum())
             begin = end
         return step, rows, widths
+
+    def _vision_step(self, step: SlotStep, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> VisionStep | None:
+        if self._pictures is None:
+            return None
+        parts = []
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            request = self._requests[row]
+            parts.append((int(self._cache.kv_len[row]), count, None if request is None else request.shown))
+        return self._pictures.step(parts, step.positions + self._rope_shift[step.rows], self._cache.kv.device)
 
     def _sample(self, rows: NDArray[np.int64], logits: torch.Tensor) -> None:
         cache = self._cache
@@ -238,6 +260,7 @@ class Worker:
         self._temperature[row] = params.temperature
         self._top_p[row] = params.top_p
         self._top_k[row] = params.top_k
+        self._rope_shift[row] = 0 if request.shown is None else request.shown.shift
         stops = params.stop_token_ids
         if len(stops) > self._stops.shape[1]:
             wider = np.full((self._cache.slots, len(stops)), -1, np.int64)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentloop.messages import Message, ParsedTurn
+
+if TYPE_CHECKING:
+    from agentloop.vision.processor import ImageProcessor
 
 ToolSchemas = Sequence[dict[str, Any]]
 """OpenAI-style `{"type": "function", "function": {...}}` each. Identity matters: renders are cached by `id()` of a
@@ -29,10 +32,12 @@ class Renderer(Protocol):
 
     stop_token_ids: tuple[int, ...]
     """Ids that end an assistant turn."""
+    vision: ImageProcessor | None
+    """What makes of a picture what the model sees; None for models that see none."""
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """The first prompt, with the generation prompt at its end. Raises `UserError` for messages that the chat
-        template refuses."""
+        """The first prompt, with the generation prompt at its end. A picture takes the place of all its tokens; see
+        `vision.place`. Raises `UserError` for messages that the chat template refuses, and pictures without a place."""
         ...
 
     def render_continuation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from agentloop.errors import UserError
 from agentloop.rendering.parsing import call_format, detect_format
 from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.vision.processor import ImageProcessor, image_processor_for
 
 
 def renderer_for(
@@ -17,6 +19,10 @@ def renderer_for(
     tool_format: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     trusted_roles: Iterable[str] = ("system", "assistant"),
+    chat_template: str | Path | None = None,
+    vision: ImageProcessor | None = None,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
 ) -> TemplateRenderer:
     """The renderer of a model.
 
@@ -24,11 +30,19 @@ def renderer_for(
     `tool_format`: how the model writes calls, `hermes` or `qwen3_coder`; by default what its chat template shows.
     `chat_template_kwargs`: handed to the template, such as `{"enable_thinking": False}`.
     `trusted_roles`: whose messages may hold control tokens; in the text of all others they are plain characters.
+    `chat_template`: a file that replaces the model's own template.
+    `vision`: the image processor of a tokenizer that is given as such; a model's folder brings its own, whose bounds
+    of a picture's size `min_pixels` and `max_pixels` replace.
 
-    Raises `UserError` for a model without chat template, without end-of-turn token, or without fast tokenizer.
+    Raises `UserError` for a model without chat template, without end-of-turn token, or without fast tokenizer, and for
+    a vision model of an unknown kind.
     """
     if isinstance(tokenizer, str | Path):
+        vision = vision or image_processor_for(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
         tokenizer = _load(tokenizer)
+    if chat_template is not None:
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = _read(chat_template)
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(
@@ -48,7 +62,15 @@ def renderer_for(
         call_format=call_format(tool_format) if tool_format else detect_format(shown),
         trusted_roles=frozenset(trusted_roles),
         chat_template_kwargs=chat_template_kwargs or {},
+        vision=vision,
     )
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The chat template {path} cannot be read: {error}.") from error
 
 
 def _load(path: str | Path) -> Any:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.messages import Message, ParsedTurn
+from agentloop.messages import Message, ParsedTurn, images_of
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.parsing import THINK_CLOSE, THINK_OPEN, CallFormat, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
 from agentloop.rendering.turn_end import call_turn_end, find_turn_end, text_after_turn
+from agentloop.vision.processor import ImageProcessor
 
 _MAX_SHAPES = 256
 _MAX_PROMPTS = 256
@@ -43,8 +44,10 @@ class TemplateRenderer:
         call_format: CallFormat | None,
         trusted_roles: frozenset[str],
         chat_template_kwargs: Mapping[str, Any],
+        vision: ImageProcessor | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.vision = vision
         self.encoder = TextEncoder(tokenizer.backend_tokenizer)
         self._template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
         self._trusted = trusted_roles
@@ -70,7 +73,7 @@ class TemplateRenderer:
         if ids is None:
             text = self._prompt_text(messages, tools)
             self._check_tools(text, tools)
-            ids = self.encoder.encode_rendered(text, at_start=True)
+            ids = self._with_images(self.encoder.encode_rendered(text, at_start=True), messages)
         if key is not None:
             _make_room(self._prompts, _MAX_PROMPTS)
             self._prompts[key] = (tools, ids.copy())
@@ -82,7 +85,7 @@ class TemplateRenderer:
         """What follows the turn `sampled`. See `Renderer.render_continuation`."""
         ids = self._spliced(False, messages, tools)
         if ids is None:
-            ids = self.encoder.encode_rendered(self._continuation_text(messages, tools))
+            ids = self._with_images(self.encoder.encode_rendered(self._continuation_text(messages, tools)), messages)
         # The line break of the turn is a segment of its own where an added token divides it from what follows.
         length = len(self._closing)
         if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
@@ -129,6 +132,18 @@ class TemplateRenderer:
             shape.tried = True
             shape.splice = self._make_splice(prompt, messages, tools)
         return None if shape.splice is None else shape.splice.fill(messages, self.encoder)
+
+    def _with_images(self, ids: list[int], messages: Sequence[Message]) -> list[int]:
+        """The ids with as many image tokens for each picture as the model has features of it. Raises `UserError`."""
+        images = images_of(messages)
+        if self.vision is not None:
+            return self.vision.expand(ids, [self.vision.num_tokens(image) for image in images])
+        if images:
+            raise UserError(
+                f"A message has an image, and {self._template.name} has no vision tower. Use a vision-language model, "
+                "or leave images out of the dataset and the tool results."
+            )
+        return ids
 
     def _shape_key(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ...] | None:
         key: list[Any] = [prompt, id(tools)]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.backends.policy import Policy
+from agentloop.trainer.backends.policy import Policy, hidden_states
+from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.fused_head import ChunkLoss
 
 
@@ -33,10 +34,11 @@ class ValueModel(Policy):
         targets: Tensor,
         temperature: float,
         chunk_loss: ChunkLoss | None = None,
+        pictures: RowPictures | None = None,
     ) -> tuple[None, Tensor, Tensor]:
         """The value of what each trained token follows, float32 [num_trained], and zeros in place of an entropy."""
         assert chunk_loss is None, "the loss of values is not tokenwise"
-        hidden = self.model(input_ids=input_ids, **row.kwargs()).last_hidden_state[0].index_select(0, positions)
+        hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
         values = self.value_head(hidden)[:, 0].float().clone()
         return None, values, torch.zeros_like(values)
 

@@ -21,7 +21,7 @@ from agentloop.trainer.backends import fsdp_state, skipped
 from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.policy import Policy, load_policy
 from agentloop.trainer.backends.process_group import data_parallel_mesh, pick_device
-from agentloop.trainer.backends.row_layout import Unit, units
+from agentloop.trainer.backends.row_layout import Unit, unit_patches, units
 from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
 from agentloop.trainer.backends.step_metrics import StepMetrics
 from agentloop.trainer.backends.whole import WholeModel
@@ -69,6 +69,8 @@ class FsdpLearner:
             checkpointing=config.checkpointing,
             compiled=compiled and not self._padded,
         )
+        if config.freeze_vision:
+            policy.freeze_vision()
         policy = self._wrap(policy)
         self._share = kernel != "sdpa" if config.share_prefixes is None else config.share_prefixes
         self._share = self._share and not policy.has_sliding_window
@@ -84,7 +86,7 @@ class FsdpLearner:
             self._reference = reference.to(self._device)
             self._reference_placement = self._place(self._reference)
         self._optimizer = torch.optim.AdamW(
-            self._policy.parameters(),
+            [parameter for parameter in self._policy.parameters() if parameter.requires_grad],
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
@@ -93,6 +95,9 @@ class FsdpLearner:
         )
         self._cost = CostModel.from_config(self._policy.model.config)
         self._flops = ModelFlops.from_config(self._policy.model.config)
+        self._vision_passes = 1 if config.freeze_vision else 3
+        """Of the tower, a backward counting as two."""
+        self._cost = replace(self._cost, per_vision_flop=float(self._vision_passes))
         self._progress = fsdp_state.Progress()
 
     def _wrap(self, policy: Policy) -> Policy:
@@ -160,7 +165,7 @@ class FsdpLearner:
                     self._placement.before_backward(is_last=number == len(rows) - 1)
                     micro = self._micro_batch(samples, row, weights)
                     losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
-                    metrics.add_work(3 * self._forward_flops(samples, row))
+                    metrics.add_work(self._flops_of(samples, row))
             loss = sum(losses, loss)
         with metrics.phase("optimizer"):
             norm = self._apply(loss, metrics)
@@ -168,12 +173,15 @@ class FsdpLearner:
             indices = [[index for unit in row for index in unit.indices] for row in rows]
             _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
 
-    def _forward_flops(self, samples: Sequence[Sample], row: list[Unit]) -> float:
+    def _flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
+        """Of forward and backward."""
         work = 0.0
         for unit in row:
             lengths = [len(samples[index]) for index in unit.indices]
             num_sampled = sum(samples[index].num_sampled for index in unit.indices)
-            work += self._flops.forward_shared(unit.prefix, lengths, num_sampled)
+            work += 3 * self._flops.forward_shared(unit.prefix, lengths, num_sampled)
+            if self._flops.vision is not None:
+                work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
         return work
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
@@ -190,7 +198,11 @@ class FsdpLearner:
         budget = self.config.token_budget
         found = units(samples, indices, budget, share=self._share)
         lengths = [unit.num_tokens for unit in found]
-        costs = [self._cost.shared(unit.prefix, [len(samples[index]) for index in unit.indices]) for unit in found]
+        costs = [
+            self._cost.shared(unit.prefix, [len(samples[index]) for index in unit.indices])
+            + self._cost.images(unit_patches(samples, unit))
+            for unit in found
+        ]
         planned = plan(
             lengths,
             ranks=self._num_ranks,
@@ -208,15 +220,24 @@ class FsdpLearner:
         """`weights` are of all samples. Without units, the idle one."""
         indices = [index for unit in row for index in unit.indices]
         chosen = [samples[index] for index in indices] or [_IDLE]
+        # Where ranks gather parts of the tower from each other, all run it if any does.
+        formats = (placed.image.format for sample in samples for placed in sample.images)
         return MicroBatch.of(
-            chosen, weights[indices] if row else [0.0], self._device, units=row or None, padded=self._padded
+            chosen,
+            weights[indices] if row else [0.0],
+            self._device,
+            units=row or None,
+            padded=self._padded,
+            unseen=next(formats, None) if self._num_ranks > 1 else None,
         )
 
     def _forward(
         self, micro: MicroBatch, policy: Policy, chunk_loss: ChunkLoss | None = None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         temperature = self.config.temperature
-        return policy(micro.input_ids, micro.row, micro.positions, micro.targets, temperature, chunk_loss)
+        return policy(
+            micro.input_ids, micro.row, micro.positions, micro.targets, temperature, chunk_loss, micro.pictures
+        )
 
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; returns its share of the loss."""

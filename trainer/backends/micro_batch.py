@@ -11,8 +11,10 @@ from torch import Tensor
 
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends.row_layout import RowLayout, Unit
+from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.batch import Sample
 from agentloop.trainer.trained_tokens import TrainedTokens
+from agentloop.vision.image import PixelFormat
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -28,6 +30,7 @@ class MicroBatch:
     """int64; the trained tokens."""
     tokens: TrainedTokens
     """What the loss needs to know of them."""
+    pictures: RowPictures | None = None
 
     @classmethod
     def of(
@@ -38,19 +41,27 @@ class MicroBatch:
         *,
         units: Sequence[Unit] | None = None,
         padded: bool = True,
+        unseen: PixelFormat | None = None,
     ) -> MicroBatch:
         """Pack samples; `weights` has what each sampled token of a sample counts; `units` as in `RowLayout.of`,
-        `padded` as in `PackedRow.of`."""
+        `padded` as in `PackedRow.of`. With `unseen` a row without pictures has one that nobody sees."""
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
 
         def send(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
+        row = PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents)
+        pictures = None
+        if layout.rope is not None:
+            pictures = RowPictures.of(layout.images, layout.rope, device)
+        elif unseen is not None:
+            pictures = RowPictures.unseen(unseen, row.position_ids)
         return cls(
             input_ids=send(layout.token_ids.astype(np.int64))[None],
-            row=PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents),
+            row=row,
             positions=send(layout.positions),
             targets=send(targets.astype(np.int64)),
             tokens=TrainedTokens.of(samples, weights, device),
+            pictures=pictures,
         )

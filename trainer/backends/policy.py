@@ -12,9 +12,11 @@ from agentloop.errors import UserError
 from agentloop.trainer import attention
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends import layers
+from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.fused_head import ChunkLoss, head_loss
 from agentloop.trainer.learner import CheckpointingName
 from agentloop.trainer.logprobs import token_logprobs
+from agentloop.vision.loading import load_language_model, tower_of
 
 _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 """What some models do to their logits after the LM head, and the value with which that does nothing."""
@@ -38,14 +40,14 @@ class Policy(nn.Module):
         targets: Tensor,
         temperature: float,
         chunk_loss: ChunkLoss | None = None,
+        pictures: RowPictures | None = None,
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Loss, and log-probability and entropy, float32 [num_trained] each.
 
         `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
         `chunk_loss` only the loss is differentiable (see `fused_head`), without it there is none, and the others are.
         """
-        backbone: Any = self.model.base_model
-        hidden = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state[0].index_select(0, positions)
+        hidden = hidden_states(self.model.base_model, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         if chunk_loss is None:
             return None, *token_logprobs(hidden, head.weight, targets, temperature=temperature)
@@ -54,14 +56,39 @@ class Policy(nn.Module):
     @property
     def has_sliding_window(self) -> bool:
         """Some layer looks at the nearest tokens only."""
-        config: Any = self.model.config
+        config: Any = self.model.config.get_text_config()  # type: ignore[operator]
         kinds = getattr(config, "layer_types", None) or ()
         return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
 
     def layers(self) -> list[nn.Module]:
-        """The decoder layers, in order; each is a unit of sharding."""
+        """The layers of vision tower and decoder, in order; each is a unit of sharding."""
+        return self._layers_of(self.model)
+
+    def tower_layers(self) -> list[nn.Module]:
+        """Those of the vision tower."""
+        tower = tower_of(self.model)
+        return [] if tower is None else self._layers_of(tower)
+
+    def freeze_vision(self) -> None:
+        """Train the language model alone. Raises `UserError` where there is nothing to freeze."""
+        tower = tower_of(self.model)
+        if tower is None:
+            raise UserError("learner.freeze_vision is set, and the model has no vision tower. Leave it out.")
+        tower.requires_grad_(False)
+
+    def _layers_of(self, part: nn.Module) -> list[nn.Module]:
         names = set(self.model._no_split_modules or ())  # type: ignore[arg-type]
-        return [module for module in self.model.modules() if type(module).__name__ in names]
+        return [module for module in part.modules() if type(module).__name__ in names]
+
+
+def hidden_states(backbone: Any, input_ids: Tensor, row: PackedRow, pictures: RowPictures | None) -> Tensor:
+    """Of the last layer, [num_tokens, hidden], for `input_ids` [1, num_tokens]."""
+    if pictures is None:
+        hidden: Tensor = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state
+    else:
+        inputs = row.kwargs() | pictures.inputs(backbone, input_ids)
+        hidden = backbone.language_model(**inputs).last_hidden_state
+    return hidden[0]
 
 
 def load_policy(
@@ -78,8 +105,6 @@ def load_policy(
     Raises `UserError` where the folder cannot be loaded or the model does something to its logits that the learner
     does not compute.
     """
-    from transformers import AutoModelForCausalLM
-
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
@@ -87,11 +112,11 @@ def load_policy(
         )
     name = attention.register(kernel)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=name)
+        model = load_language_model(folder, dtype=dtype, attention=name)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     for option, neutral in _UNSUPPORTED.items():
-        value = getattr(model.config, option, None)
+        value = getattr(model.config.get_text_config(), option, None)
         if value is not None and value != neutral:
             raise UserError(f"The model in {folder} sets {option}={value}, which the learner does not support.")
     for module in model.modules():
@@ -99,5 +124,8 @@ def load_policy(
             module.p = 0.0
     model.config.use_cache = False
     policy = Policy(model.train())
-    layers.prepare(policy.layers(), checkpointing, compiled=compiled)
+    tower = policy.tower_layers()
+    layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
+    # Its attention goes picture by picture and window by window, which no graph captures.
+    layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
     return policy

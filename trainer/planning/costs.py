@@ -39,9 +39,11 @@ class CostModel:
         cost = self.per_token * length + self.per_token_pair * length * length
         if self.window:
             cost += self.per_window_pair * 2 * window_pairs(length, self.window)
-        if self.vision is not None and image_patches:
-            cost += self.per_vision_flop * self.vision.forward(image_patches)
-        return cost
+        return cost + self.images(image_patches)
+
+    def images(self, image_patches: Sequence[int]) -> float:
+        """Of images alone."""
+        return 0.0 if self.vision is None else self.per_vision_flop * self.vision.forward(image_patches)
 
     def shared(self, prefix: int, lengths: Sequence[int]) -> float:
         """Of sequences whose first `prefix` tokens are the same and computed once; `lengths` include them."""

@@ -3,10 +3,14 @@
 from array import array
 
 import pytest
+from PIL import Image
 
 from agentloop.errors import UserError
 from agentloop.messages import ToolCall
 from agentloop.rendering import renderer_for
+from agentloop.tools.vision.seen_size import SmartResize
+from agentloop.vision.image import PixelFormat
+from agentloop.vision.processor import ImageProcessor
 
 TOOLS = ({"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}},)
 # The tokenizer `bytes`: one token a byte in the order of the byte-level alphabet, then the added tokens.
@@ -203,7 +207,8 @@ def test_what_the_template_refuses_is_told(make_renderer):
 
 
 def test_images_need_a_template_that_shows_them(make_renderer, make_tokenizer):
-    content = [{"type": "text", "text": "look <think>"}, {"type": "image", "image": object()}]
+    picture = Image.new("RGB", (56, 28))
+    content = [{"type": "text", "text": "look <think>"}, {"type": "image", "image": picture}]
     with pytest.raises(UserError, match="cannot show one"):
         make_renderer("chatml").render_prompt([{"role": "user", "content": content}])
     tokenizer = make_tokenizer("chatml")
@@ -212,9 +217,15 @@ def test_images_need_a_template_that_shows_them(make_renderer, make_tokenizer):
         "{% for part in m.content %}{{ '[INST]' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    renderer = renderer_for(tokenizer)
-    ids = renderer.render_continuation([END], [{"role": "user", "content": content}]).observation
-    assert renderer.decode(ids) == "<|im_start|>user\nlook <think>[INST]<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": content}]
+    with pytest.raises(UserError, match="has no vision tower"):
+        renderer_for(tokenizer).render_prompt(messages)
+    pixel_format = PixelFormat(14, 2, 2, 1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    image_token = tokenizer.convert_tokens_to_ids("[INST]")
+    vision = ImageProcessor(pixel_format, SmartResize(28, 28 * 28), image_token_id=image_token)
+    renderer = renderer_for(tokenizer, vision=vision)
+    ids = renderer.render_continuation([END], messages).observation
+    assert renderer.decode(ids) == "<|im_start|>user\nlook <think>[INST][INST]<|im_end|>\n<|im_start|>assistant\n"
     assert renderer.encoder.added["<think>"] not in ids
     assert renderer.encoder.added["[INST]"] in ids
 

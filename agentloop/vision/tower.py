@@ -1,0 +1,66 @@
+"""Pictures through the vision tower of a transformers model, and their features among the embeddings of a packed row.
+
+Features go where the stream says that a picture is, never to "all image tokens": a policy may sample that token, and
+then it is a word without a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentloop.vision.image import PixelFormat, SeenImage
+
+
+def upload(images: Sequence[SeenImage], device: torch.device | str) -> list[Tensor]:
+    """The pixels of each, uint8 [height, width, 3]."""
+    return [torch.from_numpy(image.pixels).to(device, non_blocking=True) for image in images]
+
+
+def patches(pixels: Tensor, pixel_format: PixelFormat) -> Tensor:
+    """What the tower takes, float32 [patches, 3 * temporal_patch_size * patch_size^2]: patches that become one token
+    are neighbours. uint8 [height, width, 3] in."""
+    patch, merge, repeat = pixel_format.patch_size, pixel_format.merge_size, pixel_format.temporal_patch_size
+    mean, std = (torch.tensor(values, device=pixels.device) for values in (pixel_format.mean, pixel_format.std))
+    normal = (pixels.float() * pixel_format.scale - mean) / std
+    height, width, channels = pixels.shape
+    rows, columns = height // (patch * merge), width // (patch * merge)
+    cut = normal.reshape(rows, merge, patch, columns, merge, patch, channels).permute(0, 3, 1, 4, 6, 2, 5)
+    cut = cut.unsqueeze(5).expand(*cut.shape[:5], repeat, patch, patch)
+    return cut.reshape(rows * columns * merge * merge, -1)
+
+
+def image_features(backbone: Any, pixels: Sequence[Tensor], pixel_format: PixelFormat) -> Tensor:
+    """[tokens of all images, 1 + deep layers, hidden]: what stands in for token embeddings, then what Qwen3-VL adds to
+    the hidden states behind each of its first layers (DeepStack, arXiv 2406.04334).
+
+    `backbone` has the tower as `visual`; `pixels` are those of `upload`.
+    """
+    inputs = torch.cat([patches(one, pixel_format) for one in pixels])
+    side = pixel_format.patch_size
+    grids = torch.tensor([[1, one.shape[0] // side, one.shape[1] // side] for one in pixels], device=inputs.device)
+    out = backbone.visual(inputs, grid_thw=grids, return_dict=True)
+    return torch.stack([out.pooler_output, *(getattr(out, "deepstack_features", None) or ())], dim=1)
+
+
+def embedded(backbone: Any, input_ids: Tensor, features: Tensor, index: Tensor) -> dict[str, Any]:
+    """Keyword arguments of `backbone.language_model` for a row [1, num_tokens] in which the tokens `index` (int64)
+    have the `features` of `image_features` in place of embeddings."""
+    embeddings = backbone.get_input_embeddings()(input_ids)[0]
+    features = features.to(embeddings.dtype)
+    kwargs: dict[str, Any] = {"inputs_embeds": embeddings.index_copy(0, index, features[:, 0])[None]}
+    if features.shape[1] > 1:
+        mask = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+        mask[0, index] = True
+        kwargs |= {"visual_pos_masks": mask, "deepstack_visual_embeds": list(features[:, 1:].unbind(1))}
+    return kwargs
+
+
+def token_index(starts: Sequence[int], images: Sequence[SeenImage]) -> np.ndarray:
+    """Positions of the tokens of images that begin at `starts`, int64 [tokens of all images]."""
+    spans = [np.arange(start, start + image.num_tokens) for start, image in zip(starts, images, strict=True)]
+    return np.concatenate(spans) if spans else np.zeros(0, np.int64)
