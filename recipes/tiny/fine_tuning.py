@@ -6,11 +6,12 @@ It trains with the `sft` loss of the learner that reinforcement learning uses, o
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentloop.messages import Message
 from agentloop.recipes.tiny.traces import to_trajectory
@@ -35,6 +36,7 @@ def fine_tune(
     traces_per_update: int = 32,
     shown_traces: int = 4,
     seed: int = 0,
+    device: Literal["cpu", "cuda"] = "cpu",
     on_update: OnUpdate | None = None,
 ) -> Path:
     """Train the model in `start` on what `draw` gives and write it, in bfloat16, to `folder`.
@@ -51,7 +53,8 @@ def fine_tune(
     learner = create(
         LearnerConfig(
             model=str(start),
-            device="cpu",
+            device=device,
+            compute_dtype="bfloat16" if device == "cuda" else "float32",
             loss="sft",
             lr=lr,
             betas=(0.9, 0.95),
@@ -77,10 +80,14 @@ def fine_tune(
 def _halve(source: Path, folder: Path) -> Path:
     """Copy a model folder with its weights in bfloat16."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(folder)
+    from agentloop.vision.loading import load_language_model
+
+    load_language_model(source, dtype=torch.bfloat16, attention="sdpa").save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    if (source / "preprocessor_config.json").is_file():  # of a model that sees
+        shutil.copy(source / "preprocessor_config.json", folder)
     return folder
 
 

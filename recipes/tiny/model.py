@@ -1,9 +1,10 @@
-"""A Qwen3-shaped model of a million parameters, built from nothing and saved as an ordinary model folder."""
+"""A Qwen3-shaped model, by default of a million parameters, built from nothing and saved as any other model folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentloop.recipes.tiny.tokenizer import MAX_TOKENS, build_tokenizer
 
@@ -11,23 +12,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 
-def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Four layers, grouped-query attention, tied embeddings: every part that the large Qwen3 models have."""
+TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.05,
+}
+"""A million parameters. Head count and vocabulary divide well, so that two or four ranks can shard it."""
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast, size: Mapping[str, Any] = TINY) -> Qwen3Config:
+    """Grouped-query attention, tied embeddings: every part that the large Qwen3 models have. `size` are fields of the
+    config."""
     from transformers import Qwen3Config
 
-    # A head count and vocabulary that divide well, so that two or four ranks can shard it.
     return Qwen3Config(
+        **size,
         vocab_size=-(-len(tokenizer) // 64) * 64,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
         max_position_embeddings=MAX_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
-        initializer_range=0.05,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -35,7 +42,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     )
 
 
-def build_model(folder: str | Path, seed: int = 0) -> Path:
+def build_model(folder: str | Path, seed: int = 0, size: Mapping[str, Any] = TINY) -> Path:
     """Write a randomly initialised float32 model and its tokenizer to `folder` and return it.
 
     The folder is what `from_pretrained`, vLLM and every `model=` key take.
@@ -47,7 +54,7 @@ def build_model(folder: str | Path, seed: int = 0) -> Path:
     tokenizer = build_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(model_config(tokenizer))
+        model = Qwen3ForCausalLM(model_config(tokenizer, size))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

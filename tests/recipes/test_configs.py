@@ -10,7 +10,7 @@ from agentloop.trainer.run_checks import check_trainable
 
 
 def test_all_recipes_are_found():
-    assert {"tiny", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(built_in_recipes())
+    assert {"tiny", "chain", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(built_in_recipes())
 
 
 @pytest.mark.parametrize("name", sorted(built_in_recipes()))
