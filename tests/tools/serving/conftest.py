@@ -1,7 +1,6 @@
 """Daemons over real HTTP, in the event loop of the test: with real slots, or with a sandbox by hand."""
 
 import asyncio
-import functools
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +12,6 @@ import pytest_asyncio
 
 from agentloop.sandboxes import CellResult, Execution, ExecutionResult, Load, SessionSettings
 from agentloop.sandboxes.slots import Slots
-from agentloop.tools import registry
 from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.lifecycle import Server
 from agentloop.tools.serving.listening import address_of, listen
@@ -129,14 +127,6 @@ class SessionByHand:
 
 def result(**fields) -> ExecutionResult:
     return ExecutionResult(**{"stdout": "1\n", "stderr": "", "return_code": 0, "seconds": 0.01, **fields})
-
-
-_entry_points = functools.cache(registry.entry_points)
-
-
-@pytest.fixture(autouse=True)
-def _installed_packages_are_searched_once(monkeypatch):
-    monkeypatch.setattr(registry, "entry_points", _entry_points)
 
 
 @pytest.fixture
