@@ -26,13 +26,13 @@ class BatchSizes:
 
     @classmethod
     def of(cls, config: RunConfig, *, ranks: int | None = None) -> BatchSizes:
-        """By default over the ranks that this process was started with."""
+        """By default over the ranks of the configuration, or those that this process was started with."""
         return cls(
             groups=config.algorithm.groups_per_step,
             group_size=config.algorithm.group_size,
             mini_batches=config.learner.mini_batches,
             steps=config.run.steps,
-            ranks=int(os.environ.get("WORLD_SIZE", "1")) if ranks is None else ranks,
+            ranks=max(config.learner.ranks, int(os.environ.get("WORLD_SIZE", "1"))) if ranks is None else ranks,
             token_budget=config.learner.token_budget,
             max_tokens=config.limits.max_tokens,
         )

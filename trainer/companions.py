@@ -114,6 +114,10 @@ class WithCompanion:
         """The policy's; nobody needs the companion after training."""
         self._policy.save_hf(folder)
 
+    def close(self) -> None:
+        self._policy.close()
+        self._companion.close()
+
 
 class ActorCritic(WithCompanion):
     """A policy and its critic."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from agentloop.errors import UserError
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.kl import KlEstimator
 from agentloop.trainer.losses.aggregation import Aggregation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CorrectionConfig(Config):
@@ -58,6 +61,8 @@ class LearnerConfig(Config):
     expert_parallel: int = Field(default=1, ge=1)
     """Ranks that have some of the experts each; they are not further ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train together, one a device: rank 0 is the process of the run, the others are started by it."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the parameters that the optimizer changes, and of its state."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -189,6 +194,17 @@ class Learner(Protocol):
     def save_hf(self, folder: Path) -> None:
         """Model and tokenizer as a folder that transformers' `from_pretrained` loads."""
 
+    def close(self) -> None:
+        """End what was started for it. May be called twice."""
+
+
+class RankLearner(Learner, Protocol):
+    """A learner that every rank makes, and of which all call the same methods with the same arguments."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full parameters one at a time under their Hugging Face names; every rank must take all of them."""
+        ...
+
 
 def create(config: LearnerConfig) -> Learner:
     """The learner of `config.backend`. Raises `UserError` where the configuration or the model cannot be used."""
@@ -196,11 +212,17 @@ def create(config: LearnerConfig) -> Learner:
         raise UserError("learner.backend=megatron can be planned with, not trained with yet. Set learner.backend=fsdp.")
     from agentloop.trainer.backends.fsdp import FsdpLearner
 
-    return FsdpLearner(config)
+    return _on_ranks(FsdpLearner, config)
 
 
 def create_critic(config: LearnerConfig) -> Learner:
     """A learner whose log-probabilities are values; its loss is `value`. Raises `UserError` as `create` does."""
     from agentloop.trainer.backends.critic import FsdpCritic
 
-    return FsdpCritic(config)
+    return _on_ranks(FsdpCritic, config)
+
+
+def _on_ranks(backend: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> Learner:
+    from agentloop.trainer.backends.ranked import RankedLearner
+
+    return RankedLearner(backend, config) if config.ranks > 1 else backend(config)

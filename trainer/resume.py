@@ -17,6 +17,7 @@ MAY_CHANGE = (
     "eval",
     "data.eval",
     "learner.device",
+    "learner.ranks",
     "learner.token_budget",
     "learner.attention",
     "learner.checkpointing",

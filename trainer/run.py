@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,17 +55,17 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
     async with started(make_engine(config, model), episodes) as engine:
-        learner = _make_learner(config, str(model))
-        run = Run(episodes, engine, learner, run_folder, observer)
-        if checkpoint:
-            await run.restore(*checkpoint)
-        loggers = make_loggers(config, folder, done=step if checkpoint else -1)
-        try:
-            await run.to_the_end(loggers)
-        finally:
-            run.checkpoints.close()
-            for logger in loggers:
-                logger.close()
+        with closing(_make_learner(config, str(model))) as learner:
+            run = Run(episodes, engine, learner, run_folder, observer)
+            if checkpoint:
+                await run.restore(*checkpoint)
+            loggers = make_loggers(config, folder, done=step if checkpoint else -1)
+            try:
+                await run.to_the_end(loggers)
+            finally:
+                run.checkpoints.close()
+                for logger in loggers:
+                    logger.close()
     return run_folder
 
 

@@ -339,6 +339,9 @@ class FsdpLearner:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
         fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
 
+    def close(self) -> None:
+        """See `Learner.close`."""
+
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:
     """In place; each rank has zeros for what others computed."""

@@ -1,4 +1,4 @@
-"""The process group of a learner: torchrun's where there is one, else one of a single rank without any network."""
+"""The process group of a learner: of its rank processes, of torchrun, or of a single rank without any network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentloop.errors import UserError
+
+_HOST = "127.0.0.1"
 
 
 def pick_device(name: str) -> torch.device:
@@ -28,9 +30,34 @@ def pick_device(name: str) -> torch.device:
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:
     """A one-dimensional mesh over all ranks, after making the process group where that is still to do."""
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if dist.is_torchelastic_launched():
-            dist.init_process_group(backend)
+            dist.init_process_group(_backend(device.type))
         else:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            dist.init_process_group(_backend(device.type), store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def listen(ranks: int) -> dist.TCPStore:
+    """The store that the ranks of this host meet at; this process is rank 0. Its port is free."""
+    return dist.TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
+
+
+def join(device: str, rank: int, ranks: int, where: dist.TCPStore | int) -> None:
+    """Make the process group, with a store of `listen` or its port. Blocks until all ranks are there."""
+    store = where if isinstance(where, dist.TCPStore) else dist.TCPStore(_HOST, where, ranks, is_master=False)
+    if dist.is_initialized():
+        assert dist.get_world_size() == 1, "a process has one group of several ranks"
+        dist.destroy_process_group()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(_backend(device), store=store, rank=rank, world_size=ranks)
+
+
+def leave() -> None:
+    """The next learner makes a process group anew."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _backend(device: str) -> str:
+    return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

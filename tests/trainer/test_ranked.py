@@ -1,0 +1,128 @@
+"""`learner.ranks`: a run whose learner is spread over processes that it starts itself."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentloop.config_loading import load_config
+from agentloop.errors import UserError
+from agentloop.trainer.backends import ranked
+from agentloop.trainer.backends.shared_arrays import parcel
+from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.learner import Learner, LearnerConfig, create
+from agentloop.trainer.run import train
+from agentloop.trainer.run_config import RunConfig
+
+
+def _config(model: Path, **options: object) -> LearnerConfig:
+    values: dict[str, object] = {"device": "cpu", "ranks": 2, "token_budget": 256, "lr": 1e-3, **options}
+    return LearnerConfig(model=str(model), **values)  # type: ignore[arg-type]
+
+
+def _batch(seed: int = 0, longest: int = 60) -> TrainBatch:
+    rng = np.random.default_rng(seed)
+    samples = []
+    for length in [longest, *rng.integers(4, 60, size=6)]:
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        ids = rng.integers(0, 64, length).astype(np.int32)
+        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
+        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
+    return TrainBatch(samples)
+
+
+def _is_same(name: str) -> bool:
+    """Whether a metric says the same however many ranks there are."""
+    timed = ("time/", "learner/seconds/", "learner/tokens_per_second", "learner/flops_per_second")
+    return not name.startswith((*timed, "learner/balance"))
+
+
+async def test_a_run_on_two_ranks_is_the_run_on_one_and_goes_on_with_its_checkpoint(sums: Path):
+    async def run(name: str, steps: int, ranks: int) -> list[dict[str, float]]:
+        overrides = [f"run.steps={steps}", f"learner.ranks={ranks}", "run.loggers=[]", "eval.every=0"]
+        folder = await train(load_config(RunConfig, sums / "config.yaml", overrides), sums / name)
+        assert (folder.model / "model.safetensors").is_file()
+        assert not multiprocessing.active_children()
+        return folder.read_metrics()
+
+    whole = await run("whole", steps=4, ranks=1)
+    await run("parts", steps=2, ranks=1)
+    parts = await run("parts", steps=4, ranks=2)
+    assert len(whole) == len(parts) == 4
+    for one, two in zip(whole, parts, strict=True):
+        assert set(filter(_is_same, one)) == set(filter(_is_same, two))
+        for name in filter(_is_same, one):
+            assert two[name] == pytest.approx(one[name], rel=1e-5, abs=1e-9), name
+
+
+def test_a_rank_that_dies_is_named(sums_model: Path):
+    learner = create(_config(sums_model))
+    assert learner.step(_batch())["updates"] == 1
+    assert ranked._processes is not None
+    os.kill(ranked._processes.pids[1], signal.SIGKILL)
+    with pytest.raises(UserError, match=r"rank 1 of 2 was killed by signal 9 \(SIGKILL\)"):
+        learner.step(_batch())
+    learner.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture(scope="module")
+def learner(sums_model: Path) -> Iterator[Learner]:
+    found = create(_config(sums_model))
+    yield found
+    found.close()
+
+
+def test_what_every_rank_refuses_is_raised_once_and_training_goes_on(learner: Learner):
+    with pytest.raises(UserError, match=r"300 tokens, more than the token_budget of 256"):
+        learner.step(_batch(longest=300))
+    assert learner.step(_batch())["updates"] == 1
+
+
+async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(learner: Learner, tmp_path: Path):
+    first, second = _Taker(most=2), _Taker()
+    with pytest.raises(ValueError, match="full"):
+        await learner.publish(first, 1)  # type: ignore[arg-type]
+    await learner.publish(second, 1)  # type: ignore[arg-type]
+    learner.save_hf(tmp_path / "hf")
+    saved = load_file(tmp_path / "hf" / "model.safetensors")
+    assert second.weights.keys() == saved.keys() - {"lm_head.weight"}  # tied: it is the embedding
+    for name, tensor in second.weights.items():
+        assert torch.equal(saved[name], tensor), name
+
+
+class _Taker:
+    """An engine that keeps copies of what it is given, and may refuse it half way."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self._most = most
+
+    async def update_weights(self, weights, version: int) -> None:
+        for name, tensor in weights:
+            if len(self.weights) == self._most:
+                raise ValueError("full")
+            self.weights[name] = tensor.clone()
+
+
+def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():
+    batch = _batch()
+    sent = parcel((batch, "and a word"))
+    assert sent.path is not None
+    assert len(sent.pickled) < sum(len(sample) for sample in batch.samples) * 13
+    got, word = sent.open()
+    sent.remove()
+    assert not Path(sent.path).exists()
+    assert word == "and a word"
+    for mine, theirs in zip(batch.samples, got.samples, strict=True):
+        np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
+        np.testing.assert_array_equal(mine.loss_mask, theirs.loss_mask)
+        theirs.token_ids[0] = 5  # not an array that refuses to be written to
+    assert parcel(("no arrays",)).path is None

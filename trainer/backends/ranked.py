@@ -1,0 +1,149 @@
+"""A learner over several processes of this host that looks like one of this process: `learner.ranks`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentloop.engines.base import Engine
+from agentloop.errors import UserError
+from agentloop.trainer.backends.process_group import pick_device
+from agentloop.trainer.backends.rank_process import Objects
+from agentloop.trainer.backends.rank_processes import RankProcesses
+from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.learner import Captured, LearnerConfig, RankLearner
+
+_processes: RankProcesses | None = None
+"""torch has one default process group, so all learners of this process share their ranks."""
+_names = (f"learner-{number}" for number in itertools.count())
+
+
+class RankedLearner:
+    """A `Learner`: rank 0 is in this process, each further one in a process that ends with it."""
+
+    def __init__(self, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> None:
+        """`make` is what every rank makes, a class of a backend. Raises `UserError` as it does."""
+        self._name = next(_names)
+        self._ranks = _join(config.ranks, pick_device(config.device).type)
+        try:
+            self._local = self._ranks.run(partial(make, config), _make, self._name, make, config)
+        except BaseException:
+            _leave(self._ranks)
+            raise
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """See `Learner.step`."""
+        result: dict[str, float] = self._everywhere("step", batch)
+        return result
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """See `Learner.logprobs`."""
+        result: list[NDArray[np.float32]] = self._everywhere("logprobs", samples)
+        return result
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """See `Learner.reference_logprobs`."""
+        result: list[NDArray[np.float32]] = self._everywhere("reference_logprobs", samples)
+        return result
+
+    async def publish(self, engine: Engine, version: int) -> None:
+        """See `Learner.publish`. One parameter at a time is whole, for as long as the engine takes it."""
+        weights = self._local.weights()
+        with self._ranks.calling(_gather, self._name):
+            [outcome] = await asyncio.gather(engine.update_weights(weights, version), return_exceptions=True)
+            await asyncio.to_thread(_exhaust, weights)  # an engine that refuses them stops half way
+        if outcome is not None:
+            raise outcome
+
+    def save(self, folder: Path) -> None:
+        """See `Learner.save`."""
+        self.capture().write(folder)
+
+    def capture(self) -> Captured:
+        """See `Learner.capture`."""
+        name = f"{self._name}-{next(_names)}"
+        return _Captured(self._ranks, name, self._ranks.run(self._local.capture, _capture, self._name, name))
+
+    def load(self, folder: Path) -> None:
+        """See `Learner.load`."""
+        self._everywhere("load", folder)
+
+    def save_hf(self, folder: Path) -> None:
+        """See `Learner.save_hf`."""
+        self._everywhere("save_hf", folder)
+
+    def close(self) -> None:
+        """See `Learner.close`."""
+        _leave(self._ranks)
+
+    def _everywhere(self, method: str, *args: Any) -> Any:
+        return self._ranks.run(partial(getattr(self._local, method), *args), _call, self._name, method, *args)
+
+
+class _Captured:
+    """The state of every rank, each in the memory of its process."""
+
+    def __init__(self, ranks: RankProcesses, name: str, local: Captured) -> None:
+        self._ranks, self._name, self._local = ranks, name, local
+
+    def write(self, folder: Path) -> None:
+        """See `Captured.write`."""
+        self._ranks.run(partial(self._local.write, folder), _write, self._name, folder, apart=True)
+
+
+def _join(ranks: int, device: str) -> RankProcesses:
+    global _processes
+    if _processes is None or not _processes.is_alive:
+        _processes = RankProcesses(ranks, device)
+    if (_processes.ranks, _processes.device) != (ranks, device):
+        raise UserError(
+            f"A learner of {_processes.ranks} ranks on {_processes.device} is open in this process, and another one "
+            f"asks for {ranks} on {device}: close the first, or give both the same learner.ranks and learner.device."
+        )
+    _processes.users += 1
+    return _processes
+
+
+def _leave(processes: RankProcesses) -> None:
+    global _processes
+    processes.users -= 1
+    if processes.users <= 0:
+        processes.close()
+        if _processes is processes:
+            _processes = None
+
+
+# What the rank processes do.
+
+
+def _make(objects: Objects, name: str, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> None:
+    objects[name] = make(config)
+
+
+def _call(objects: Objects, name: str, method: str, *args: Any) -> None:
+    getattr(objects[name], method)(*args)
+
+
+def _gather(objects: Objects, name: str) -> None:
+    _exhaust(objects[name].weights())
+
+
+def _capture(objects: Objects, name: str, captured: str) -> None:
+    objects[captured] = objects[name].capture()
+
+
+def _write(objects: Objects, captured: str, folder: Path) -> None:
+    objects.pop(captured).write(folder)
+
+
+def _exhaust(weights: Iterator[tuple[str, Tensor]]) -> None:
+    deque(weights, maxlen=0)
