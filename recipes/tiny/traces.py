@@ -13,7 +13,7 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from agentloop.messages import Message, ToolCall
+from agentloop.messages import Message, ToolCall, images_of
 from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
 from agentloop.trajectory import NO_VERSION, SegmentKind, Trajectory
 
@@ -74,7 +74,8 @@ def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: 
     """
     trajectory = Trajectory(messages=messages)
     first_turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    trajectory.append(SegmentKind.PROMPT, renderer.render_prompt(messages[:first_turn], schemas))
+    prompt = renderer.render_prompt(messages[:first_turn], schemas)
+    _show(trajectory, SegmentKind.PROMPT, prompt, messages[:first_turn], renderer)
     sampled: list[int] = []
     for message in messages[first_turn:]:
         if message["role"] == "assistant":
@@ -85,5 +86,13 @@ def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: 
         else:
             continuation = renderer.render_continuation(sampled, [message], schemas)
             trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
-            trajectory.append(SegmentKind.OBSERVATION, continuation.observation)
+            _show(trajectory, SegmentKind.OBSERVATION, continuation.observation, [message], renderer)
     return trajectory
+
+
+def _show(
+    trajectory: Trajectory, kind: SegmentKind, ids: list[int], messages: list[Message], renderer: TemplateRenderer
+) -> None:
+    vision = renderer.vision
+    seen = [] if vision is None else [vision.see(image) for image in images_of(messages)]
+    trajectory.append(kind, ids, images=vision.place(ids, seen, len(trajectory)) if vision is not None else ())

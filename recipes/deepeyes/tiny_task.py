@@ -1,0 +1,167 @@
+"""The tiny run of deepeyes: a picture of four coloured fields, and a question about the weave of one of them.
+
+    python -m agentloop.recipes.deepeyes.tiny_task [FOLDER]
+
+makes the checkpoint. The weaves have a period of two pixels and their mean is the colour of the field, so the picture
+that the model is shown first, half as large, has none of them: only a zoomed field does.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentloop.messages import Message, ToolCall
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from agentloop.recipes.tiny.fine_tuning import OnUpdate
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+FIELD = 112
+"""Pixels along the side of a field: what the model sees of a picture, so that a zoomed field is shown as it is."""
+SEEN_FIELD = 56
+"""The same in the whole picture as the model sees it."""
+COLOURS = {"red": (200, 70, 70), "green": (70, 180, 70), "blue": (70, 70, 200), "yellow": (190, 190, 70)}
+WEAVES = ("rows", "columns", "checks", "plain")
+_AMPLITUDE = 45
+_FADE = 12
+"""Pixels."""
+
+GUESS_SHARE = 0.3
+"""Of the warm-up's traces: those that answer without a look."""
+RIGHT_SHARE = 0.5
+"""Of the others: those that look at the field that was asked for; the rest look at any."""
+
+
+def weave_pattern(weave: str) -> np.ndarray:
+    """Between -1 and 1, of mean 0, fading at the edges, where it would show when made smaller: [FIELD, FIELD]."""
+    row, column = np.indices((FIELD, FIELD))
+    phase = {"rows": row, "columns": column, "checks": row + column}.get(weave)
+    if phase is None:
+        return np.zeros((FIELD, FIELD))
+    edge = np.minimum(np.minimum(row, FIELD - 1 - row), np.minimum(column, FIELD - 1 - column))
+    return (1.0 - 2.0 * (phase % 2)) * np.clip(edge / _FADE, 0.0, 1.0)
+
+
+def draw_picture(rng: random.Random, colours: list[str], weaves: list[str]) -> Image.Image:
+    """Four fields in reading order. Colours and contrasts vary a little."""
+    from PIL import Image
+
+    pixels = np.empty((2 * FIELD, 2 * FIELD, 3))
+    for number, (colour, weave) in enumerate(zip(colours, weaves, strict=True)):
+        top, left = (FIELD * place for place in divmod(number, 2))
+        base = np.array([channel + rng.randint(-15, 15) for channel in COLOURS[colour]], float)
+        woven = base + rng.uniform(0.7, 1.0) * _AMPLITUDE * weave_pattern(weave)[..., None]
+        pixels[top : top + FIELD, left : left + FIELD] = woven
+    return Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
+
+
+def box_of(field: int) -> list[int]:
+    """The field as the model has to write it: in pixels of the picture that it sees."""
+    row, column = divmod(field, 2)
+    left, top = column * SEEN_FIELD, row * SEEN_FIELD
+    return [left, top, left + SEEN_FIELD, top + SEEN_FIELD]
+
+
+def draw_task(rng: random.Random) -> tuple[Image.Image, str, int, list[str]]:
+    """Picture, question, the field that it asks about, the weaves of all fields."""
+    colours = rng.sample(list(COLOURS), 4)
+    weaves = [rng.choice(WEAVES) for _ in colours]
+    asked = rng.randrange(4)
+    return draw_picture(rng, colours, weaves), f"What is the {colours[asked]} one?", asked, weaves
+
+
+def train_rows(num_rows: int = 1024, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows to train on."""
+    return _rows("train", num_rows, seed)
+
+
+def held_out_rows(num_rows: int = 100, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows to evaluate on: other pictures."""
+    return _rows("held-out", num_rows, seed)
+
+
+def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
+    rng = random.Random(f"{split}-{seed}")
+    for index in range(num_rows):
+        picture, question, asked, weaves = draw_task(rng)
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        yield {
+            "id": f"{split}-{seed}-{index}",
+            "prompt": [{"role": "user", "content": f"<image>{question}"}],
+            "images": [{"bytes": file.getvalue()}],
+            "answer": weaves[asked],
+        }
+
+
+def zoom_tool() -> Any:
+    """The tool as tiny.yaml sets it up."""
+    from agentloop.recipes.deepeyes.tiny_model import MAX_PIXELS, MIN_PIXELS
+    from agentloop.tools.zoom import ImageZoomIn
+
+    return ImageZoomIn(family="qwen2_5_vl", min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+
+
+def trace(rng: random.Random) -> list[Message]:
+    """An episode of somebody who looks at the right field every other time, and says what is there."""
+    picture, question, asked, weaves = draw_task(rng)
+    parts: list[Any] = [{"type": "image", "image": picture}, {"type": "text", "text": question}]
+    prompt: Message = {"role": "user", "content": parts}
+    if rng.random() < GUESS_SHARE:
+        return [prompt, _says(rng.choice(WEAVES))]
+    field = asked if rng.random() < RIGHT_SHARE else rng.randrange(4)
+    tool, box = zoom_tool(), box_of(field)
+    call = ToolCall(tool.name, {"bbox_2d": box}, id="call_0")
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call.as_dict()]}
+    shown: list[Any] = [
+        {"type": "text", "text": f"Zoomed in on the image to the region {box}."},
+        {"type": "image", "image": tool.crop(picture, box)},
+    ]
+    return [prompt, turn, {"role": "tool", "content": shown}, _says(weaves[field])]
+
+
+def _says(weave: str) -> Message:
+    return {"role": "assistant", "content": f"<answer>{weave}</answer>"}
+
+
+def warm_up(folder: Path, *, num_updates: int = 500, on_update: OnUpdate | None = None) -> Path:
+    """Write the checkpoint of the tiny run to `folder`."""
+    from agentloop.recipes.deepeyes.tiny_model import build_model
+    from agentloop.recipes.tiny.fine_tuning import fine_tune
+    from agentloop.tools.toolset import Toolset
+
+    with tempfile.TemporaryDirectory() as scratch:
+        return fine_tune(
+            build_model(Path(scratch) / "start"),
+            folder,
+            trace,
+            schemas=Toolset([zoom_tool()]).schemas,
+            num_updates=num_updates,
+            lr=2.5e-3,
+            traces_per_update=24,
+            shown_traces=2,
+            on_update=on_update,
+        )
+
+
+def main() -> None:
+    from agentloop.recipes.tiny.fine_tuning import report_updates, size_of
+
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
+    warm_up(folder, on_update=report_updates())
+    print(size_of(folder))
+
+
+if __name__ == "__main__":
+    main()
