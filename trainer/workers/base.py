@@ -27,6 +27,9 @@ class GroupOrder:
     split: Literal["train", "eval"] = "train"
     temperature: float | None = None
     """None: the run's."""
+    places: tuple[int, ...] | None = None
+    """Which of the n episodes are played; None: all. Of an order that is given again after a failure, those that did
+    not end."""
 
 
 class Workers(Protocol):

@@ -1,0 +1,49 @@
+"""What can be said before any worker is started. Ray itself is in test_ray.py."""
+
+import socket
+import sys
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.trainer.workers.config import WorkersConfig
+from agentloop.trainer.workers.ray_session import Node, check_room, connect
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'agentloop\[ray\]'.*workers\.kind=local"):
+        connect(WorkersConfig(kind="ray"), gpus=0)
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"Nothing answers at workers.address='{address}'.*ray start --head"):
+            connect(WorkersConfig(kind="ray", address=address), gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("head", "write 'host:port'"), ("ray://head:10001", "must be started on a node of the cluster")],
+)
+def test_addresses_of_another_form_are_explained(address, message):
+    with pytest.raises(UserError, match=message):
+        connect(WorkersConfig(kind="ray", address=address), gpus=0)
+
+
+def test_more_gpus_than_there_are_are_refused_with_the_numbers():
+    nodes = [Node("a", 16, 4), Node("b", 16, 3)]
+    check_room(nodes, WorkersConfig(kind="ray", count=3), gpus=2)
+    with pytest.raises(UserError) as caught:
+        check_room(nodes, WorkersConfig(kind="ray", count=4), gpus=2)
+    message = str(caught.value)
+    assert "workers.count is 4 and each worker needs 1 CPUs and 2 GPUs of one node, 4 CPUs and 8 GPUs in all" in message
+    assert "room for 3: a has 16 CPUs and 4 GPUs; b has 16 CPUs and 3 GPUs" in message
+    assert "Set workers.count=3" in message
+
+
+def test_a_worker_is_whole_on_one_node():
+    with pytest.raises(UserError, match="room for 0"):
+        check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)

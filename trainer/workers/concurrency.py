@@ -1,0 +1,54 @@
+"""`ConcurrencyLimit`: how many episodes one engine has room for, found by additive increase, multiplicative decrease."""
+
+from __future__ import annotations
+
+FULL = 0.9
+"""Share of the cache from which the engine throws out keys and values that it will need again."""
+CLEAR = 0.75
+"""Share of the cache below which more episodes may begin."""
+GROWTH = 0.25
+"""Episodes that the limit grows by when one ends: a quarter per turnover."""
+DECREASE = 0.8
+
+
+class ConcurrencyLimit:
+    """Episodes in flight on one engine.
+
+    What counts is the cache that trajectories need, those parked on a tool included: an engine sees these as free until
+    they come back and compute everything again. Starts with as many episodes as fit whatever their length, grows while
+    the limit binds and the cache is clear, falls when it is full. Without a cache size it is `most`.
+
+    `cache_tokens` is the size of the cache, `longest` the most tokens of one trajectory.
+    """
+
+    def __init__(self, most: int, *, cache_tokens: int | None, longest: int) -> None:
+        assert most >= 1
+        self._most = most
+        self._cache_tokens = cache_tokens
+        self._limit = float(most)
+        if cache_tokens:
+            self._limit = float(min(max(cache_tokens // longest, 1), most))
+
+    @property
+    def limit(self) -> int:
+        return int(self._limit)
+
+    def room(self, in_flight: int) -> int:
+        """Episodes that may begin now."""
+        return max(self.limit - in_flight, 0)
+
+    def cache_use(self, resident_tokens: int) -> float | None:
+        return resident_tokens / self._cache_tokens if self._cache_tokens else None
+
+    def observe(self, *, in_flight: int, ended: int, resident_tokens: int) -> None:
+        """What is in flight, how many episodes ended since the last time, and the tokens of all trajectories in
+        flight."""
+        use = self.cache_use(resident_tokens)
+        if use is None:
+            return
+        if use > FULL:
+            # Once, until the episodes above the new limit are gone: they fill the cache meanwhile.
+            if in_flight <= self.limit:
+                self._limit = max(self._limit * DECREASE, 1.0)
+        elif use < CLEAR and in_flight + ended >= self.limit:
+            self._limit = min(self._limit + GROWTH * ended, float(self._most))

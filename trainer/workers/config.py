@@ -1,0 +1,40 @@
+"""`WorkersConfig`: where the episodes of a run are played, and what happens when that fails."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentloop.config import Config
+
+
+class WorkersConfig(Config):
+    """Rollout workers: each has one engine replica and the agent loops that use it."""
+
+    kind: Literal["local", "ray"] = "local"
+    """local: one worker in the process of the run. ray: processes of their own, on this machine or on a cluster."""
+    count: int = Field(default=1, ge=1)
+    """Workers of the kind ray."""
+    address: str | None = None
+    """Of a running Ray cluster: `auto` (the one that `ray start` began here), or 'host:port' of its head. None starts
+    Ray on this machine for the time of the run."""
+    cpus: float = Field(default=1, gt=0)
+    """CPU cores that Ray reserves for a worker."""
+    gpus: int | None = Field(default=None, ge=0)
+    """GPUs of a worker. None: what its engine is spread over (`tensor_parallel_size` times
+    `pipeline_parallel_size`) where the engine runs on GPUs, else 0."""
+    start_seconds: float = Field(default=900, gt=0)
+    """A worker that has not loaded its model within is given up."""
+    hang_seconds: float = Field(default=60, gt=0)
+    """A worker that says nothing for so long is killed and started anew."""
+    stall_seconds: float | None = Field(default=None, gt=0)
+    """A worker in which no turn and no episode ends for so long, although episodes run, is killed and started anew.
+    None: as long as an episode may take (`limits.max_seconds`), and a minute."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Of one worker or engine within an hour, for each kind of failure. A worker beyond it is given up; the run goes on
+    with the others."""
+    max_replays: int = Field(default=3, ge=0)
+    """How often an order is given again whose worker died. After that what is left of it counts as failed."""
+    show_logs: bool = False
+    """Print what the processes of the workers print. It is in Ray's log folder in any case."""

@@ -1,0 +1,29 @@
+"""`LengthMemory`: how long the episodes of a task will take, from how long they took."""
+
+from __future__ import annotations
+
+from agentloop.trainer.workers.base import GroupOrder
+
+WEIGHT = 0.5
+"""Of the newest group in the average of a task: policies change."""
+
+
+class LengthMemory:
+    """Expected length of a group's longest episode, in tokens. A task that was never seen is taken for average."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], float] = {}
+        self._sum = 0.0
+
+    def learn(self, order: GroupOrder, longest: int) -> None:
+        """A group ended, its longest trajectory having so many tokens."""
+        key = (order.split, order.row)
+        before = self._known.get(key)
+        value = float(longest) if before is None else before + WEIGHT * (longest - before)
+        self._known[key] = value
+        self._sum += value - (before or 0.0)
+
+    def expect(self, order: GroupOrder) -> float:
+        if not self._known:
+            return 0.0
+        return self._known.get((order.split, order.row), self._sum / len(self._known))

@@ -1,0 +1,121 @@
+"""Ray itself: connecting to it, and whether what it has is enough."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.trainer.workers.config import WorkersConfig
+
+_CONNECT_SECONDS = 5.0
+
+
+@dataclass(slots=True, frozen=True)
+class Node:
+    """A machine of the cluster, with what Ray may give away of it."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+
+def require_ray() -> Any:
+    """The module. Raises `UserError` where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise UserError(
+            f"workers.kind=ray needs Ray, which cannot be imported ({error}). Install it on every node: pip install "
+            "'agentloop[ray]'. Or set workers.kind=local."
+        ) from error
+
+
+def connect(config: WorkersConfig, gpus: int) -> bool:
+    """Connect this process to Ray, for workers of `gpus` GPUs each; whether Ray was started for that.
+
+    Raises `UserError` where the cluster does not answer or cannot hold the workers.
+    """
+    ray = require_ray()
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
+        if config.address is None:
+            cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))
+            ray.init(num_cpus=cpus, include_dashboard=False, **options)
+        else:
+            _join(ray, config.address, options)
+    try:
+        check_room(nodes(), config, gpus)
+    except UserError:
+        if is_ours:
+            ray.shutdown()
+        raise
+    return is_ours
+
+
+def nodes() -> list[Node]:
+    """Those that are alive."""
+    return [
+        Node(node["NodeName"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        for node in require_ray().nodes()
+        if node["Alive"]
+    ]
+
+
+def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: int) -> None:
+    """Raises `UserError` where not all workers fit, each of them whole on one node."""
+    fit = sum(_fit(node, config.cpus, gpus) for node in nodes)
+    if fit >= config.count:
+        return
+    need = f"{config.cpus:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+    have = "; ".join(f"{node.name} has {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
+    raise UserError(
+        f"workers.count is {config.count} and each worker needs {need} of one node, {config.count * config.cpus:g} CPUs "
+        f"and {config.count * gpus} GPUs in all, but there is room for {fit}: {have}. Set workers.count={max(fit, 1)}, "
+        "lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, or add nodes with `ray start`."
+    )
+
+
+def _fit(node: Node, cpus: float, gpus: int) -> int:
+    by_cpu = int(node.cpus // cpus)
+    return min(by_cpu, int(node.gpus // gpus)) if gpus else by_cpu
+
+
+def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
+    if "://" in address:
+        raise UserError(
+            f"workers.address is {address!r}: the run must be started on a node of the cluster. Start it there with "
+            "workers.address=auto."
+        )
+    if address != "auto":
+        _check_reachable(address)
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"There is no Ray cluster to join at workers.address={address!r} ({type(error).__name__}: {reason}). Start "
+            "one with `ray start --head` on its first node and `ray start --address=HEAD:6379` on this one, or leave "
+            "workers.address out to have Ray started on this machine."
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"workers.address is {address!r}; write 'host:port' of the cluster's head, or 'auto'.")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"Nothing answers at workers.address={address!r} ({error}). Is the head running (`ray start --head "
+            f"--port={port}` there, `ray status` to look at it), and is the port open to this machine?"
+        ) from error
