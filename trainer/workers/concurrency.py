@@ -1,4 +1,4 @@
-"""`ConcurrencyLimit`: how many episodes one engine has room for, found by additive increase, multiplicative decrease."""
+"""`ConcurrencyLimit`: how many episodes one engine has room for, by additive increase, multiplicative decrease."""
 
 from __future__ import annotations
 
