@@ -79,7 +79,8 @@ def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: int) -> None:
     raise UserError(
         f"workers.count is {config.count} and each worker needs {need} of one node, {config.count * config.cpus:g} "
         f"CPUs and {config.count * gpus} GPUs in all, but there is room for {fit}: {have}. Set "
-        f"workers.count={max(fit, 1)}, lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, or add nodes with `ray start`."
+        f"workers.count={max(fit, 1)}, lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, "
+        "or add nodes with `ray start`."
     )
 
 
