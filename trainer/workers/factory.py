@@ -1,0 +1,80 @@
+"""From the config of a run to its rollout workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.engines.recalling import RecallingEngine
+from agentloop.engines.restarting import RestartingEngine
+from agentloop.restarts import RestartBudget
+from agentloop.trainer.episodes import Episodes, make_engine
+from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.workers.base import Workers
+from agentloop.trainer.workers.local import LocalWorkers
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+
+_GPU_ENGINES = ("vllm", "sglang")
+_GRACE_SECONDS = 60.0
+
+
+def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
+    """The workers of the config for the model in a folder, not started. `episodes` are used where a worker is in this
+    process; actors load their own. Raises `UserError`."""
+    if config.workers.kind == "local":
+        return LocalWorkers(episodes, restarting_engine(config, model, copy_weights=True))
+    from agentloop.trainer.workers.ray import RayWorkers
+
+    return RayWorkers(
+        partial(make_replica, config, model),
+        config.workers,
+        gpus=gpus_of_worker(config),
+        most=config.engine.max_concurrency,
+        longest=config.limits.max_tokens,
+        stall_seconds=stall_seconds(config),
+    )
+
+
+def make_replica(config: RunConfig, model: Path) -> tuple[LocalWorkers, RecallingEngine]:
+    """The worker of an actor, and its engine."""
+    # Weights are in the object store, which nobody writes to.
+    engine = RecallingEngine(restarting_engine(config, model, copy_weights=False))
+    return LocalWorkers(Episodes.load(config, model), engine), engine
+
+
+def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool) -> Engine:
+    """The engine of the config, started anew where it can die without this process."""
+    if config.engine.name not in _GPU_ENGINES:
+        return make_engine(config, model)
+    return RestartingEngine(
+        partial(make_engine, config, model),
+        budget=RestartBudget(config.workers.max_restarts),
+        stall_seconds=stall_seconds(config),
+        copy_weights=copy_weights,
+    )
+
+
+def stall_seconds(config: RunConfig) -> float:
+    """After which a worker without any progress is taken for hung."""
+    if config.workers.stall_seconds is not None:
+        return config.workers.stall_seconds
+    return config.limits.max_seconds + _GRACE_SECONDS
+
+
+def gpus_of_worker(config: RunConfig) -> int:
+    """That Ray reserves for each."""
+    if config.workers.gpus is not None:
+        return config.workers.gpus
+    if config.engine.name not in _GPU_ENGINES or not _has_gpus():
+        return 0
+    options: dict[str, Any] = config.engine.options
+    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+
+def _has_gpus() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
