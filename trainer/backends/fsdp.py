@@ -14,48 +14,32 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentloop.engines.base import Engine
 from agentloop.errors import UserError
 from agentloop.trainer.attention_choice import choose
 from agentloop.trainer.backends import fsdp_state, skipped
 from agentloop.trainer.backends.micro_batch import MicroBatch
+from agentloop.trainer.backends.planned import IDLE, PlannedLearner
 from agentloop.trainer.backends.policy import Policy, load_policy
-from agentloop.trainer.backends.process_group import data_parallel_mesh, pick_device
-from agentloop.trainer.backends.row_layout import Unit, unit_patches, units
+from agentloop.trainer.backends.process_group import data_parallel_mesh
+from agentloop.trainer.backends.row_layout import Unit
 from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
 from agentloop.trainer.backends.step_metrics import StepMetrics
 from agentloop.trainer.backends.whole import WholeModel
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import Sample
 from agentloop.trainer.fused_head import ChunkLoss
 from agentloop.trainer.learner import LearnerConfig, learning_rate
-from agentloop.trainer.objective import Objective
-from agentloop.trainer.planning import CostModel, ModelFlops, plan
+from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.trained_tokens import TrainedTokens
 
 _log = logging.getLogger(__name__)
 
-_IDLE = Sample(
-    token_ids=np.zeros(2, np.int32),
-    loss_mask=np.array([False, True]),
-    logprobs=np.zeros(2, np.float32),
-    versions=np.full(2, -1, np.int32),
-    advantage=0.0,
-    old_logprobs=np.zeros(1, np.float32),
-    reference_logprobs=np.zeros(1, np.float32),
-)
-"""What a rank without work in a micro-batch passes with weight 0: collectives need every rank."""
 
-
-class FsdpLearner:
+class FsdpLearner(PlannedLearner):
     """A `Learner`. Every rank makes one, and calls every method with the same arguments."""
 
     def __init__(self, config: LearnerConfig) -> None:
         """Load the model and shard it. Raises `UserError` where the configuration or the model cannot be used."""
-        self.config = config
-        self._objective = Objective(config)
-        if config.lr_schedule != "constant" and config.total_updates is None:
-            raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
-        self._device = pick_device(config.device)
+        super().__init__(config)
         self._mesh = data_parallel_mesh(self._device)
         self._rank, self._num_ranks = self._mesh.get_rank(), self._mesh.size()
         self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
@@ -96,9 +80,7 @@ class FsdpLearner:
         self._cost = CostModel.from_config(self._policy.model.config)
         self._flops = ModelFlops.from_config(self._policy.model.config)
         self._vision_passes = 1 if config.freeze_vision else 3
-        """Of the tower, a backward counting as two."""
         self._cost = replace(self._cost, per_vision_flop=float(self._vision_passes))
-        self._progress = fsdp_state.Progress()
 
     def _wrap(self, policy: Policy) -> Policy:
         """What is trained: a subclass may put another head on it."""
@@ -113,45 +95,6 @@ class FsdpLearner:
     def policy(self) -> Policy:
         """The sharded module, for reading."""
         return self._policy
-
-    @property
-    def progress(self) -> fsdp_state.Progress:
-        """How far training is."""
-        return self._progress
-
-    def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`. An empty batch changes nothing but the number of steps."""
-        metrics = StepMetrics(self._device)
-        samples = self._with_logprobs(batch.samples, metrics)
-        for number, indices in enumerate(self._mini_batches(len(samples))):
-            self._update([samples[index] for index in indices], metrics, is_first=number == 0)
-        self._progress.steps += 1
-        result = metrics.result()
-        result["num_tokens"] = float(batch.num_tokens)
-        result["num_sampled"] = float(batch.num_sampled)
-        result["num_trajectories"] = float(len(samples))
-        result["updates_skipped_total"] = float(self._progress.updates_skipped)
-        return result
-
-    def _with_logprobs(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[Sample]:
-        """The samples with the log-probabilities that the loss asks for, where they lack them."""
-        samples = list(samples)
-        if self._objective.needs_reference and any(sample.reference_logprobs is None for sample in samples):
-            with metrics.phase("reference_logprobs"):
-                found = self.reference_logprobs(samples)
-            samples = [replace(sample, reference_logprobs=part) for sample, part in zip(samples, found, strict=True)]
-        if self._objective.needs_old_logprobs:
-            with metrics.phase("old_logprobs"):
-                found = self.logprobs(samples)
-            samples = [replace(sample, old_logprobs=part) for sample, part in zip(samples, found, strict=True)]
-        return samples
-
-    def _mini_batches(self, count: int) -> list[list[int]]:
-        """Indices of the samples of each update; no empty ones."""
-        if self.config.mini_batches == 1:
-            return [list(range(count))] if count else []
-        order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(count)
-        return [part.tolist() for part in np.array_split(order, self.config.mini_batches) if len(part)]
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         """One optimizer step on a mini-batch."""
@@ -173,53 +116,10 @@ class FsdpLearner:
             indices = [[index for unit in row for index in unit.indices] for row in rows]
             _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
 
-    def _flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
-        """Of forward and backward."""
-        work = 0.0
-        for unit in row:
-            lengths = [len(samples[index]) for index in unit.indices]
-            num_sampled = sum(samples[index].num_sampled for index in unit.indices)
-            work += 3 * self._flops.forward_shared(unit.prefix, lengths, num_sampled)
-            if self._flops.vision is not None:
-                work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
-        return work
-
-    def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
-        """The samples to compute. Where none has an advantage all are, so that the policy's metrics stay known."""
-        everything = list(range(len(samples)))
-        if not (self.config.skip_zero_advantage and self._objective.is_zero_without_advantage):
-            return everything
-        return [index for index in everything if samples[index].has_advantage] or everything
-
-    def _rows(
-        self, samples: Sequence[Sample], indices: list[int], metrics: StepMetrics | None = None
-    ) -> list[list[Unit]]:
-        """This rank's micro-batches, as units of indices of samples: as many as the others have, or at least one."""
-        budget = self.config.token_budget
-        found = units(samples, indices, budget, share=self._share)
-        lengths = [unit.num_tokens for unit in found]
-        costs = [
-            self._cost.shared(unit.prefix, [len(samples[index]) for index in unit.indices])
-            + self._cost.images(unit_patches(samples, unit))
-            for unit in found
-        ]
-        planned = plan(
-            lengths,
-            ranks=self._num_ranks,
-            token_budget=budget,
-            cost=costs,
-            per_micro_batch=self._cost.per_micro_batch,
-            lockstep=not self._once,
-        )
-        if metrics is not None:
-            metrics.add_balance(planned.balance)
-        rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
-        return rows or ([[]] if self._once and samples else [])
-
     def _micro_batch(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> MicroBatch:
         """`weights` are of all samples. Without units, the idle one."""
         indices = [index for unit in row for index in unit.indices]
-        chosen = [samples[index] for index in indices] or [_IDLE]
+        chosen = [samples[index] for index in indices] or [IDLE]
         # Where ranks gather parts of the tower from each other, all run it if any does.
         formats = (placed.image.format for sample in samples for placed in sample.images)
         return MicroBatch.of(
@@ -319,14 +219,6 @@ class FsdpLearner:
             full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             yield name, full.detach().to(self._compute_dtype)
 
-    async def publish(self, engine: Engine, version: int) -> None:
-        """See `Learner.publish`."""
-        await engine.update_weights(self.weights(), version)
-
-    def save(self, folder: Path) -> None:
-        """See `Learner.save`."""
-        self.capture().write(folder)
-
     def capture(self) -> fsdp_state.LearnerState:
         """See `Learner.capture`."""
         return fsdp_state.LearnerState(self._policy, self._optimizer, self._progress)
@@ -338,9 +230,6 @@ class FsdpLearner:
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
         fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
-
-    def close(self) -> None:
-        """See `Learner.close`."""
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:
