@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class AgentLoop:
     """Runs episodes against one engine. Stateless between episodes: any number may run at once.
 
-    `temperature`, `top_p` and `top_k` are those of every turn.
+    `temperature`, `top_p` and `top_k` are those of every turn; `stop_strings` end one beside those of the renderer.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class AgentLoop:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        stop_strings: Sequence[str] = (),
     ) -> None:
         self.engine = engine
         self.renderer = renderer
@@ -55,6 +56,7 @@ class AgentLoop:
         self.temperature = temperature
         self.top_p = top_p
         self.top_k = top_k
+        self.stop_strings = (*renderer.stop_strings, *stop_strings)
         self.gateways: dict[tuple[str, str | None], Gateway] = {}
         """For agent programs, by where they are served."""
 
@@ -171,6 +173,7 @@ class _Episode:
             top_p=self.loop.top_p,
             top_k=self.loop.top_k,
             stop_token_ids=self.renderer.stop_token_ids,
+            stop_strings=self.loop.stop_strings,
             seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
         )
         generation = await self.engine.generate(

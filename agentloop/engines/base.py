@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class FinishReason(StrEnum):
     STOP = "stop"
-    """A stop token was sampled; it is the last of the ids."""
+    """A stop token was sampled, or the text came to hold a stop string; that token is the last of the ids."""
     LENGTH = "length"
     """Cut: `max_tokens` or the engine's context length was reached."""
     ABORT = "abort"
@@ -36,6 +36,8 @@ class SamplingParams:
     top_k: int = 0
     """0 keeps all."""
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    """The turn ends with the token that completes one of them in its text; nothing of that token is cut."""
     seed: int | None = None
     """Of this turn; with it and the same weights an engine samples the same tokens, as far as its kernels allow."""
 

@@ -20,6 +20,7 @@ from agentloop.engines.hf_cache import SlotCache
 from agentloop.engines.hf_model import copy_weights, load_model, shape_of
 from agentloop.engines.hf_pictures import Shown
 from agentloop.engines.hf_worker import Request, Worker
+from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError, UserError
 from agentloop.vision.image import PlacedImage
 from agentloop.vision.loading import tower_of
@@ -54,6 +55,7 @@ class HfEngine:
         seed: int | None = None,
     ) -> None:
         self._source = model
+        self._stops = StopFinder(model)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         default = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         self._dtype = _dtype(dtype) if dtype is not None else default
@@ -118,12 +120,14 @@ class HfEngine:
             raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
         if ids.min() < 0 or ids.max() >= self._vocabulary:
             raise EngineError(f"the prompt has an id outside of the vocabulary of {self._vocabulary}")
+        stops = await asyncio.to_thread(self._stops.of, params.stop_strings) if params.stop_strings else None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         request = Request(
             trajectory_id=trajectory_id,
             prompt=ids,
             params=params,
+            stops=stops,
             seed=(int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed) & ((1 << 64) - 1),
             limit=min(len(ids) + params.max_tokens, self.max_model_len),
             done=lambda result: _post(loop, future, result),

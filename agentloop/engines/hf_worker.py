@@ -22,6 +22,7 @@ from agentloop.engines.hf_model import forward
 from agentloop.engines.hf_pictures import Pictures, Shown, VisionStep
 from agentloop.engines.hf_sampler import sample, uniform
 from agentloop.engines.hf_slots import SlotTable
+from agentloop.engines.stop_strings import StopStrings
 from agentloop.errors import EngineError
 from agentloop.vision.loading import tower_of
 
@@ -35,6 +36,7 @@ class Request:
     trajectory_id: str
     prompt: NDArray[np.int32]
     params: SamplingParams
+    stops: StopStrings | None
     seed: int
     limit: int
     """Tokens of the slot at which the turn is cut."""
@@ -227,7 +229,7 @@ class Worker:
         cache.tokens[rows, index] = ids
         cache.logprobs[rows, index] = logprobs
         cache.tok_len[rows] = index + 1
-        stopped = (ids[:, None] == self._stops[rows]).any(axis=1)
+        stopped = (ids[:, None] == self._stops[rows]).any(axis=1) | self._at_stop_string(rows)
         broken = np.isnan(logprobs)
         over = stopped | broken | (index + 1 >= self._limit[rows])
         for i in np.flatnonzero(over):
@@ -235,6 +237,17 @@ class Worker:
                 self._break(int(rows[i]))
             else:
                 self._finish(int(rows[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH)
+
+    def _at_stop_string(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows hold a stop string with the token that they have just got."""
+        cache = self._cache
+        found = np.zeros(len(rows), bool)
+        for place, row in enumerate(rows):
+            request = self._requests[row]
+            if request is not None and request.stops is not None:
+                turn = cache.tokens[row, self._prompt_len[row] : cache.tok_len[row]]
+                found[place] = request.stops.completed_by(turn)
+        return found
 
     def _admit(self) -> None:
         """Give waiting turns a slot, while there are slots."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError
 from agentloop.loading import load_object
 
@@ -23,7 +24,8 @@ class ScriptedEngine:
 
     `script` is a function, the spec of one ('module:function'), or a sequence of turns that every trajectory
     replays (the last turn again and again once they are used up). A turn that does not end in one of the stop tokens
-    is reported as cut, as is one that is longer than `max_tokens`. Every token has the log-probability `logprob`.
+    is reported as cut, as is one that is longer than `max_tokens`. What a script says behind a stop string is left
+    out; for that `model` has the tokenizer. Every token has the log-probability `logprob`.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class ScriptedEngine:
         logprob: float = -0.5,
         seconds_per_turn: float = 0.0,
         max_model_len: int = 1 << 20,
+        model: Any = None,
         **_model: Any,
     ) -> None:
         self._script: Script
@@ -40,6 +43,7 @@ class ScriptedEngine:
             self._script = load_object(script, "script of the scripted engine")
         else:
             self._script = script if callable(script) else _Replay(script)
+        self._stops = StopFinder(model)
         self._logprob = logprob
         self._seconds_per_turn = seconds_per_turn
         self._turns: dict[str, int] = {}
@@ -65,7 +69,11 @@ class ScriptedEngine:
             await self._running.wait()
         ids = array("i", self._script(trajectory_id, turn, prompt, params))
         room = min(params.max_tokens, self.max_model_len - len(prompt))
-        complete = 0 < len(ids) <= room and ids[-1] in params.stop_token_ids
+        stops = self._stops.of(params.stop_strings)
+        end = stops.end(ids) if stops is not None else None
+        if end is not None:
+            ids = ids[:end]
+        complete = 0 < len(ids) <= room and (end is not None or ids[-1] in params.stop_token_ids)
         ids = ids[:room]
         return Generation(
             ids,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
 from agentloop.errors import EngineError, UserError
@@ -68,6 +69,7 @@ class VllmEngine:
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
+        self._stops = StopFinder(self._model)
         self._args: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": max_model_len,
@@ -160,6 +162,7 @@ class VllmEngine:
         room = self.max_model_len - len(ids)
         if not 0 < len(ids) < self.max_model_len:
             raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
+        stops = await self._stops_of(llm, params)
         self._count += 1
         turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
         self._turns.add(turn)
@@ -176,7 +179,16 @@ class VllmEngine:
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         finally:
             self._turns.discard(turn)
-        return _generation(output, turn.marks)
+        generation = _generation(output, turn.marks)
+        return generation if stops is None else _up_to_stop(generation, stops)
+
+    async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:
+        """Turns with stop strings are detokenised by vLLM, which was started without a tokenizer, to end them early."""
+        if not params.stop_strings:
+            return None
+        stops = await asyncio.to_thread(self._stops.of, params.stop_strings)
+        llm.output_processor.tokenizer = self._stops.tokenizer
+        return stops
 
     async def _request(self, llm: Any, turn: _Turn, ids: list[int], params: Any) -> Any:
         from vllm.inputs import tokens_input
@@ -311,12 +323,23 @@ def _build_params(params: SamplingParams, max_tokens: int) -> Any:
         ignore_eos=True,  # the stop tokens are those of `params`, no others
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
-        detokenize=False,
+        stop=list(params.stop_strings),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        detokenize=bool(params.stop_strings),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
 _cached_params = lru_cache(maxsize=64)(_build_params)
+
+
+def _up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
+    """vLLM looks for stop strings once a step, in which it may have sampled more than one token."""
+    end = stops.end(turn.ids)
+    if end is None:
+        return turn
+    return Generation(turn.ids[:end], turn.logprobs[:end], turn.versions[:end], FinishReason.STOP)
 
 
 def _generation(output: Any, marks: list[tuple[int, int]]) -> Generation:

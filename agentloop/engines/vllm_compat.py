@@ -43,7 +43,7 @@ NAMES: dict[str, str] = {
     "vllm.inputs:tokens_input": "prompt_token_ids cache_salt",
     "vllm.sampling_params:SamplingParams": (
         "max_tokens temperature top_p top_k seed stop_token_ids ignore_eos logprobs flat_logprobs detokenize "
-        "output_kind"
+        "output_kind stop include_stop_str_in_output skip_special_tokens"
     ),
     "vllm.sampling_params:RequestOutputKind.FINAL_ONLY": "",
     "vllm.logprobs:FlatLogprobs": "logprobs",
@@ -56,7 +56,7 @@ NAMES: dict[str, str] = {
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # of the running engine, set by constructors
     "engine_core": ("outputs_queue", "get_output_async", "pause_scheduler_async"),
-    "output_processor": ("request_states",),
+    "output_processor": ("request_states", "tokenizer"),
     "vllm_config": ("model_config", "cache_config"),
 }
 

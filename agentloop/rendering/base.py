@@ -32,6 +32,8 @@ class Renderer(Protocol):
 
     stop_token_ids: tuple[int, ...]
     """Ids that end an assistant turn."""
+    stop_strings: tuple[str, ...]
+    """Texts that end one, too; mostly none."""
     vision: ImageProcessor | None
     """What makes of a picture what the model sees; None for models that see none."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
+from agentloop.rendering.inline import InlineFormat, InlineRenderer
 from agentloop.rendering.parsing import call_format, detect_format
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.vision.processor import ImageProcessor, image_processor_for
@@ -23,6 +24,7 @@ def renderer_for(
     vision: ImageProcessor | None = None,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
+    inline: InlineFormat | None = None,
 ) -> TemplateRenderer:
     """The renderer of a model.
 
@@ -33,6 +35,7 @@ def renderer_for(
     `chat_template`: a file that replaces the model's own template.
     `vision`: the image processor of a tokenizer that is given as such; a model's folder brings its own, whose bounds
     of a picture's size `min_pixels` and `max_pixels` replace.
+    `inline`: the model writes calls as tags in one long turn and reads their results there; tools are not shown then.
 
     Raises `UserError` for a model without chat template, without end-of-turn token, or without fast tokenizer, and for
     a vision model of an unknown kind.
@@ -55,14 +58,17 @@ def renderer_for(
             "chat_template in tokenizer_config.json. Base models come without one: copy chat_template.jinja from the "
             "instruction-tuned model of the family into the folder, or set tokenizer.chat_template."
         )
+    options: dict[str, Any] = {
+        "trusted_roles": frozenset(trusted_roles),
+        "chat_template_kwargs": chat_template_kwargs or {},
+        "vision": vision,
+    }
+    if inline is not None:
+        return InlineRenderer(tokenizer, inline, **options)
     template = tokenizer.chat_template
     shown = "\n".join(template.values()) if isinstance(template, dict) else template
     return TemplateRenderer(
-        tokenizer,
-        call_format=call_format(tool_format) if tool_format else detect_format(shown),
-        trusted_roles=frozenset(trusted_roles),
-        chat_template_kwargs=chat_template_kwargs or {},
-        vision=vision,
+        tokenizer, call_format=call_format(tool_format) if tool_format else detect_format(shown), **options
     )
 
 

@@ -37,6 +37,8 @@ class TemplateRenderer:
     (`<|im_end|>`, `<tool_call>`) is encoded as the characters that it is.
     """
 
+    stop_strings: tuple[str, ...] = ()
+
     def __init__(
         self,
         tokenizer: Any,
