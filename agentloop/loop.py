@@ -60,16 +60,20 @@ class AgentLoop:
         self.gateways: dict[tuple[str, str | None], Gateway] = {}
         """For agent programs, by where they are served."""
 
-    async def run(self, env: Env, *, trajectory_id: str = "", group_id: str = "", seed: int = 0) -> Trajectory:
+    async def run(
+        self, env: Env, *, trajectory_id: str = "", group_id: str = "", seed: int = 0, temperature: float | None = None
+    ) -> Trajectory:
         """Play `env` to its end and judge it.
 
         `trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as far as
-        the engine is. Failures of the engine, the environment, its tools and the reward are recorded on the
-        trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the coroutine releases everything.
+        the engine is. `temperature` replaces the loop's. Failures of the engine, the environment, its tools and the
+        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the coroutine
+        releases everything.
         """
         trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
-        episode = self._episode(env, trajectory, seed)
-        started = time.perf_counter()
+        episode = self._episode(env, trajectory, seed, self.temperature if temperature is None else temperature)
+        clock = asyncio.get_running_loop().time
+        started = clock()
         try:
             stop_reason = await episode.play()
             trajectory = episode.trajectory
@@ -81,21 +85,21 @@ class AgentLoop:
                 await episode.close()
             finally:
                 await _close(env, episode.trajectory)
-        trajectory.metrics["seconds"] = time.perf_counter() - started
+        trajectory.metrics["seconds"] = clock() - started
         return trajectory
 
-    def _episode(self, env: Env, trajectory: Trajectory, seed: int) -> _Episode | ProgramEpisode:
+    def _episode(self, env: Env, trajectory: Trajectory, seed: int, temperature: float) -> _Episode | ProgramEpisode:
         if not isinstance(env, AgentProgram):
-            return _Episode(self, env, trajectory, seed)
+            return _Episode(self, env, trajectory, seed, temperature)
         from agentloop.gateway.episode import ProgramEpisode
 
-        return ProgramEpisode(self, env, trajectory, seed, self.temperature)
+        return ProgramEpisode(self, env, trajectory, seed, temperature)
 
 
 class _Episode:
     """One run of the loop: what changes from turn to turn."""
 
-    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int) -> None:
+    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int, temperature: float) -> None:
         self.engine = loop.engine
         self.renderer = loop.renderer
         self.limits = loop.limits
@@ -103,6 +107,8 @@ class _Episode:
         self.env = env
         self.trajectory = trajectory
         self.seed = seed
+        self.temperature = temperature
+        self.clock = asyncio.get_running_loop().time
         self.schemas: Sequence[dict[str, Any]] = ()
         self.sessions: ToolSessions | None = None
         self.images: list[Any] = []
@@ -165,11 +171,11 @@ class _Episode:
         return len(prompt) < self.max_tokens
 
     async def _sample(self, turn: int) -> Generation:
-        started = time.perf_counter()
+        started = self.clock()
         room = self.max_tokens - len(self.trajectory)
         params = SamplingParams(
             max_tokens=min(room, self.limits.max_turn_tokens),
-            temperature=self.loop.temperature,
+            temperature=self.temperature,
             top_p=self.loop.top_p,
             top_k=self.loop.top_k,
             stop_token_ids=self.renderer.stop_token_ids,
@@ -186,7 +192,7 @@ class _Episode:
             SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
         )
         self.trajectory.turn_rewards.append(0.0)
-        self.seconds_generating += time.perf_counter() - started
+        self.seconds_generating += self.clock() - started
         return generation
 
     async def _parse(self, turn: int, generation: Generation) -> ParsedTurn:
@@ -204,9 +210,9 @@ class _Episode:
         """What answers a whole turn, and whether that ends the episode."""
         if not parsed.calls:
             return await self._step(parsed)
-        started = time.perf_counter()
+        started = self.clock()
         answers = await answer_calls(parsed.calls, self.sessions, self.limits, self.deadline, self.renderer)
-        self.seconds_in_tools += time.perf_counter() - started
+        self.seconds_in_tools += self.clock() - started
         self.num_calls += len(parsed.calls)
         self._record(answers)
         self.invalid_turns = self.invalid_turns + 1 if answers.all_invalid else 0

@@ -32,6 +32,8 @@ class GroupSpec:
     n: int
     seed: int = 0
     """Episode k of the group runs with seed * n + k."""
+    temperature: float | None = None
+    """None: that of the agent loop."""
 
 
 @dataclass(slots=True)
@@ -49,7 +51,15 @@ class RolloutWorker:
         if max_concurrency < 1:
             raise UserError(f"max_concurrency must be at least 1, got {max_concurrency}.")
         self.loop = loop
+        self._max_concurrency = max_concurrency
         self._room = asyncio.Semaphore(max_concurrency)
+        self._episodes = 0
+        """That run or wait for room."""
+
+    @property
+    def room(self) -> int:
+        """Episodes that would begin at once."""
+        return max(self._max_concurrency - self._episodes, 0)
 
     async def run_groups(
         self, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
@@ -60,9 +70,20 @@ class RolloutWorker:
                 episodes = [
                     [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in range(spec.n)] for spec in specs
                 ]
+                self._count(episodes)
         return [
             Group(spec.group_id, [task.result() for task in group]) for spec, group in zip(specs, episodes, strict=True)
         ]
+
+    def _count(self, groups: Sequence[Sequence[asyncio.Task[Trajectory]]]) -> None:
+        """From now on, until each ends, however it does."""
+        for group in groups:
+            self._episodes += len(group)
+            for task in group:
+                task.add_done_callback(self._uncount)
+
+    def _uncount(self, _: object) -> None:
+        self._episodes -= 1
 
     async def _episode(self, spec: GroupSpec, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
         async with self._room:
@@ -83,20 +104,33 @@ class RolloutWorker:
             failed.error = f"the environment cannot be made: {type(error).__name__}: {error}"
             return failed
         return await self.loop.run(
-            env, trajectory_id=trajectory_id, group_id=spec.group_id, seed=spec.seed * spec.n + k
+            env,
+            trajectory_id=trajectory_id,
+            group_id=spec.group_id,
+            seed=spec.seed * spec.n + k,
+            temperature=spec.temperature,
         )
+
+
+_before: list[tuple[int, int, int]] = []
+"""The collector's thresholds before each of those who spare it now; the first ones are the process's own."""
 
 
 @contextmanager
 def _collecting_less() -> Iterator[None]:
     """Spare the garbage collector what it would do in vain: an engine's libraries are a million objects, and growing
     episodes are all alive, so each collection walks much and frees nothing. What was there before is left out, and it
-    runs less often; at the end everything is as it was."""
+    runs less often; when the last one leaves, in whatever order, everything is as it was."""
     thresholds = gc.get_threshold()
-    gc.set_threshold(max(_COLLECTION_THRESHOLD, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
-    gc.freeze()  # only relinks lists, as does unfreeze
+    if not _before:
+        gc.set_threshold(max(_COLLECTION_THRESHOLD, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
+        gc.freeze()  # only relinks lists, as does unfreeze
+    _before.append(thresholds)
     try:
         yield
     finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
+        if len(_before) > 1:
+            _before.pop()
+        else:
+            gc.unfreeze()
+            gc.set_threshold(*_before.pop())

@@ -1,4 +1,5 @@
-"""Checkpoints of a run: `checkpoints/step_000010/` with the learner's folder and `state.json`.
+"""Checkpoints of a run: `checkpoints/step_000010/` with the learner's folder, `state.json`, and `queue.jsonl.gz` where
+finished groups waited to be trained.
 
 A checkpoint appears whole or not at all. There is no state of random generators in it: each step seeds them anew from
 the run's seed and its number.
@@ -6,20 +7,25 @@ the run's seed and its number.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from agentloop.envs.sampler import SamplerState
 from agentloop.errors import UserError
+from agentloop.rollout import Group
 from agentloop.trainer.backends.folders import appearing
 from agentloop.trainer.learner import Captured, Learner
+from agentloop.trainer.queue import QueueState
 from agentloop.trainer.run_folder import step_name, step_of
+from agentloop.trajectory_io import read_jsonl, write_jsonl
 
 _STATE = "state.json"
+_QUEUE = "queue.jsonl.gz"
 _LEARNER = "learner"
 
 
@@ -32,6 +38,7 @@ class RunState:
     sampler: SamplerState
     config: dict[str, Any]
     """Resolved, to compare with at a resume."""
+    queue: QueueState = field(default_factory=QueueState)
 
 
 class CheckpointWriter:
@@ -71,7 +78,10 @@ class CheckpointWriter:
     def _write(self, captured: Captured, state: RunState) -> None:
         with appearing(self._folder / step_name(state.step)) as target:
             captured.write(target / _LEARNER)
-            (target / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            if groups := state.queue.groups:
+                write_jsonl(target / _QUEUE, [each for group in groups for each in group.trajectories])
+            plain = {each.name: getattr(state, each.name) for each in fields(state)} | {"queue": state.queue.as_json()}
+            (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
         for old in _complete(self._folder)[: -self._keep_last]:
             shutil.rmtree(old)
 
@@ -82,7 +92,19 @@ def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
     if not complete:
         return None
     newest = complete[-1]
-    return newest / _LEARNER, RunState(**json.loads((newest / _STATE).read_text(encoding="utf-8")))
+    plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    return newest / _LEARNER, RunState(**plain | {"queue": _read_queue(plain["queue"], newest / _QUEUE)})
+
+
+def _read_queue(plain: dict[str, Any], file: Path) -> QueueState:
+    trajectories = iter(list(read_jsonl(file)) if file.is_file() else [])
+    finished = [entry for entry in plain["entries"] if entry["episodes"] is not None]
+    groups = [
+        Group(entry["order"]["group_id"], list(itertools.islice(trajectories, entry["episodes"]))) for entry in finished
+    ]
+    if any(len(group.trajectories) != entry["episodes"] for group, entry in zip(groups, finished, strict=True)):
+        raise UserError(f"{file} has not all trajectories that its {_STATE} names. Remove this checkpoint's folder.")
+    return QueueState.from_json(plain, groups)
 
 
 def remove_unfinished(folder: Path) -> None:

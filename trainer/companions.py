@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from agentloop.config import Config, ConfigPath
-from agentloop.engines.base import Engine
+from agentloop.engines.base import TakesWeights
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import Captured, Learner, LearnerConfig
 
@@ -97,7 +97,7 @@ class WithCompanion:
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         return self._policy.reference_logprobs(samples)
 
-    async def publish(self, engine: Engine, version: int) -> None:
+    async def publish(self, engine: TakesWeights, version: int) -> None:
         await self._policy.publish(engine, version)
 
     def save(self, folder: Path) -> None:

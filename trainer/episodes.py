@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +18,15 @@ from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
 from agentloop.loop import AgentLoop
 from agentloop.rendering import renderer_for
-from agentloop.rollout import Group, GroupSpec, RolloutWorker
+from agentloop.rollout import GroupSpec, RolloutWorker
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.trainer.run_config import RunConfig
-from agentloop.trainer.seeding import seed_of
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.rendering.base import Renderer
-    from agentloop.trajectory import Trajectory
+    from agentloop.trainer.workers.base import GroupOrder
 
 Row = dict[str, Any]
 
@@ -67,39 +66,23 @@ class Episodes:
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
 
-    def worker(self, engine: Engine, *, temperature: float | None = None) -> RolloutWorker:
-        """Plays episodes as the config says; `temperature` replaces the one of `sampling`."""
+    def worker(self, engine: Engine) -> RolloutWorker:
+        """Plays episodes as the config says."""
         sampling = self.config.sampling
         loop = AgentLoop(
             engine,
             self.renderer,
             limits=self.config.limits,
-            temperature=sampling.temperature if temperature is None else temperature,
+            temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
         return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
 
-    def specs(self, rows: Sequence[Row], *, name: str, n: int, seed: int, first: int = 0) -> list[GroupSpec]:
-        """One group of n episodes for each row, numbered from `first`. `name` tells these groups from all others in
-        flight."""
-        return [
-            GroupSpec(f"{name}-{place}", partial(self.make_env, row), n, seed_of(seed, place) & 0x7FFFFFFF)
-            for place, row in enumerate(rows, first)
-        ]
-
-
-async def play(
-    worker: RolloutWorker, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
-) -> list[Group]:
-    """`RolloutWorker.run_groups`, with a `UserError` of an episode raised as it is."""
-    try:
-        return await worker.run_groups(specs, on_trajectory)
-    except ExceptionGroup as group:
-        for error in group.exceptions:
-            if isinstance(error, UserError):
-                raise error from group
-        raise
+    def spec(self, order: GroupOrder) -> GroupSpec:
+        """What a rollout worker plays for an order."""
+        row = (self.train if order.split == "train" else self.eval)[order.row]
+        return GroupSpec(order.group_id, partial(self.make_env, row), order.n, order.seed, order.temperature)
 
 
 def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFunction | None:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from agentloop.rollout import Group
-from agentloop.trainer.episodes import Episodes, play
+from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.metrics import is_failed, reward_metrics, tool_call_rate
+from agentloop.trainer.workers.base import Workers
+from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from agentloop.engines.base import Engine
 
 
 async def evaluate(
-    episodes: Episodes, engine: Engine, *, on_trajectory: Callable[[Trajectory], None] | None = None
+    episodes: Episodes, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> tuple[dict[str, float], list[Group]]:
     """Play the held-out tasks, always with the same seeds: metrics under `eval/`, and the groups.
 
     An episode that failed counts in `eval/failed`, not in the mean reward.
     """
     config = episodes.config
-    worker = episodes.worker(engine, temperature=config.eval.temperature)
-    specs = episodes.specs(episodes.eval, name="eval", n=config.eval.samples, seed=config.run.seed)
-    groups = await play(worker, specs, on_trajectory)
+    orders = make_orders(
+        "eval",
+        range(len(episodes.eval)),
+        n=config.eval.samples,
+        seed=config.run.seed,
+        split="eval",
+        temperature=config.eval.temperature,
+    )
+    groups = await play_all(workers, orders, on_trajectory)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     metrics = {f"eval/{name}": value for name, value in reward_metrics(trajectories).items()}
     metrics["eval/tool_call_rate"] = tool_call_rate(trajectories)

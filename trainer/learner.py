@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from agentloop.config import HAS_PATHS, Config, ConfigPath
-from agentloop.engines.base import Engine
+from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.kl import KlEstimator
@@ -178,8 +178,8 @@ class Learner(Protocol):
         `UserError` where there is none."""
         ...
 
-    async def publish(self, engine: Engine, version: int) -> None:
-        """Give the engine the current weights under their Hugging Face names, as `version`."""
+    async def publish(self, engine: TakesWeights, version: int) -> None:
+        """Give the engine, or all workers, the current weights under their Hugging Face names, as `version`."""
 
     def save(self, folder: Path) -> None:
         """Everything that an exact resume needs, into a folder that appears whole or not at all."""

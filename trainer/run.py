@@ -1,43 +1,50 @@
-"""The run loop, in one process:
+"""The run loop:
 
-sample tasks -> play groups -> advantages -> batch -> learner.step -> publish -> log -> checkpoint
+sample tasks -> play groups -> queue -> advantages -> batch -> learner.step -> publish -> log -> checkpoint
+
+There is one loop for all modes of `agentloop.trainer.staleness`: the policy says when groups begin, when a step may
+train and when its weights are published. Where it bounds staleness by 0 nothing overlaps: the synchronous loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
-from agentloop.rollout import Group, GroupSpec
+from agentloop.rollout import Group
 from agentloop.trainer import advantages
 from agentloop.trainer import learner as learners
 from agentloop.trainer.batch import TokenModels, TrainBatch, make_batch
 from agentloop.trainer.checkpoints import CheckpointWriter, RunState
 from agentloop.trainer.companions import ActorCritic, WithProcessReward
-from agentloop.trainer.dynamic_sampling import StepGroups
-from agentloop.trainer.episodes import Episodes, Row, make_engine, play, started
+from agentloop.trainer.episodes import Episodes, make_engine
 from agentloop.trainer.evaluation import evaluate
 from agentloop.trainer.failures import check_failures
 from agentloop.trainer.loggers import Logger, make_loggers
 from agentloop.trainer.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.model_folder import local_model
 from agentloop.trainer.observers import Observer, Stage
+from agentloop.trainer.producer import Producer, Selection
 from agentloop.trainer.resume import open_run
 from agentloop.trainer.run_checks import check_trainable
 from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.run_folder import RunFolder
-from agentloop.trainer.seeding import seed_everything, seed_of
+from agentloop.trainer.sampling_metrics import sampling_metrics
+from agentloop.trainer.seeding import seed_everything
+from agentloop.trainer.staleness.metrics import queue_metrics, token_staleness
+from agentloop.trainer.staleness.policy import Admitted
+from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentloop.engines.base import Engine
+    from agentloop.trainer.workers.base import Workers
 
 
 async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
@@ -54,18 +61,22 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
-    async with started(make_engine(config, model), episodes) as engine:
+    workers = LocalWorkers(episodes, make_engine(config, model))
+    try:
+        await workers.start()
         with closing(_make_learner(config, str(model))) as learner:
-            run = Run(episodes, engine, learner, run_folder, observer)
+            run = Run(episodes, workers, learner, run_folder, observer)
             if checkpoint:
                 await run.restore(*checkpoint)
             loggers = make_loggers(config, folder, done=step if checkpoint else -1)
             try:
                 await run.to_the_end(loggers)
             finally:
-                run.checkpoints.close()
+                await run.close()
                 for logger in loggers:
                     logger.close()
+    finally:
+        await workers.close()
     return run_folder
 
 
@@ -77,37 +88,47 @@ class _Played:
     baselines: list[float | None] | None
     """The reward of each trained group's greedy episode."""
     metrics: dict[str, float]
-    """Of all that was played."""
+    """Of all groups that left the queue."""
 
 
 class Run:
-    """A run between two steps: the learner, the engine with the same weights, the position in the dataset."""
+    """A run between two steps: the learner, its workers, what they have played, the position in the dataset."""
 
     def __init__(
-        self, episodes: Episodes, engine: Engine, learner: learners.Learner, folder: RunFolder, observer: Observer
+        self, episodes: Episodes, workers: Workers, learner: learners.Learner, folder: RunFolder, observer: Observer
     ) -> None:
         self.config = episodes.config
         self.episodes = episodes
-        self.engine = engine
+        self.workers = workers
         self.learner = learner
         self.folder = folder
         self.observer = observer
-        self.worker = episodes.worker(engine)
         self.sampler = TaskSampler(len(episodes.train), seed=self.config.run.seed, shuffle=self.config.data.shuffle)
+        self.producer = Producer(
+            self.config, workers, self.sampler, lambda trajectory: observer.on_trajectory(self.step + 1, trajectory)
+        )
+        self.queue = self.producer.queue
+        self.policy = self.queue.policy
         self.step = 0
         """Steps that are done."""
         self.policy_version = 0
+        """Of the learner's weights; those of the workers may be behind."""
         self.checkpoints = CheckpointWriter(folder.checkpoints, keep_last=self.config.run.keep_last)
         self._saved_step = 0
+        self._state = self._state_now()
+        """After the last step."""
         self._seconds: dict[str, float] = {}
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
-        """Be where a checkpoint was written."""
+        """Be where a checkpoint was written; groups that ran then begin anew."""
         self.sampler.load_state_dict(state.sampler)
         self.learner.load(learner_folder)
         self.step, self.policy_version = state.step, state.policy_version
         self._saved_step = self.step
-        await self.learner.publish(self.engine, self.policy_version)
+        await self.learner.publish(self.workers, self.policy_version)
+        self.producer.learner_version = self.policy_version
+        self.producer.restore(state.queue)
+        self._state = self._state_now()
 
     async def to_the_end(self, loggers: Sequence[Logger]) -> None:
         """Make all steps that are left, then write the model."""
@@ -115,79 +136,99 @@ class Run:
         if self.step == 0 and self.config.eval.every:
             self._log({"step": 0} | await self._evaluate() | self._take_seconds(), loggers)
         while self.step < settings.steps:
-            started = time.perf_counter()
+            started = _now()
             try:
                 played = await self._play()
             except UserError:
-                self._save()  # the learner still is as the last step left it
+                # The learner still is as the last step left it; groups that failed are played again.
+                self._state = replace(self._state, queue=self._state.queue.without_failures())
+                self._save()
                 raise
             metrics = await self._learn(played)
             if self._is_evaluated():
                 metrics |= await self._evaluate()
-            self._log(metrics | self._take_seconds() | {"time/step": time.perf_counter() - started}, loggers)
+            self._log(metrics | self._take_seconds() | {"time/step": _now() - started}, loggers)
             if self.step % settings.save_every == 0 or self.step == settings.steps:
                 self._save()
         with self._stage(Stage.SAVE):
             self.learner.save_hf(self.folder.model)
             self.checkpoints.wait()
 
+    async def close(self) -> None:
+        """Abort the episodes that still run, and finish the checkpoint that is being written."""
+        await self.producer.close()
+        self.checkpoints.close()
+
     async def _play(self) -> _Played:
-        """The groups of the next step, written down; not too many of their episodes failed."""
+        """The groups of the next step, written down; not too many episodes failed."""
         step = self.step + 1
         seed_everything(self.config.run.seed, step)
-        before = self.sampler.state_dict()
-        groups = StepGroups(self.config.algorithm)
-        rows: list[Row] = []
-        try:
-            with self._stage(Stage.ROLLOUT, step):
-                try:
-                    while count := groups.num_to_play:
-                        taken = [self.episodes.train[index] for index in self.sampler.take(count)]
-                        groups.add(await play(self.worker, self._specs(taken, first=len(rows)), self._watch(step)))
-                        rows.extend(taken)
-                        check_failures(_all(groups.played), self.config, step=step, folder=str(self.folder.root))
-                finally:
-                    await self._write(f"step_{step:06d}", groups.played)
-                baselines = await self._greedy_rewards(groups.trained, groups.played, rows)
-        except UserError:
-            self.sampler.load_state_dict(before)
-            raise
-        return _Played(groups.trained, baselines, rollout_metrics(groups.played) | groups.metrics())
+        with self._stage(Stage.ROLLOUT, step):
+            try:
+                selection = await self._select()
+            except UserError:
+                await self._write(f"step_{step:06d}", _groups([*self.queue.departed, *self.queue.admitted]))
+                raise
+            played = _groups(selection.departed)
+            await self._write(f"step_{step:06d}", played)
+            baselines = await self._greedy_rewards(selection.trained)
+        metrics = rollout_metrics(played)
+        if self.config.algorithm.dynamic_sampling is not None:
+            metrics |= sampling_metrics(selection)
+        return _Played(_groups(selection.trained), baselines, metrics)
 
-    def _specs(self, rows: Sequence[Row], *, first: int) -> list[GroupSpec]:
-        step, config = self.step + 1, self.config
-        seed = seed_of(config.run.seed, step)
-        return self.episodes.specs(rows, name=str(step), n=config.algorithm.group_size, seed=seed, first=first)
+    async def _select(self) -> Selection:
+        """Wait for the groups of the next step, and keep the workers busy meanwhile."""
+        while True:
+            await self._publish()
+            self.producer.admit()
+            if not self.queue.num_running:
+                self._check_failures([])
+            if (selection := self.producer.select()) is not None:
+                self._check_failures(selection.departed)
+                return selection
+            await self.producer.changed()
 
-    async def _greedy_rewards(
-        self, trained: Sequence[Group], played: Sequence[Group], rows: Sequence[Row]
-    ) -> list[float | None] | None:
+    def _check_failures(self, departed: Sequence[Admitted]) -> None:
+        played = _groups([*departed, *self.queue.departed, *self.queue.admitted])
+        check_failures(_all(played), self.config, step=self.step + 1, folder=str(self.folder.root))
+
+    async def _greedy_rewards(self, selected: Sequence[Admitted]) -> list[float | None] | None:
         """The reward of one greedy episode of each trained group's task, where the advantage asks for it."""
         if not advantages.get(self.config.algorithm.advantage).needs_greedy:
             return None
-        row_of = {group.group_id: row for group, row in zip(played, rows, strict=True)}
-        specs = self.episodes.specs(
-            [row_of[group.group_id] for group in trained], name=f"{self.step + 1}-g", n=1, seed=0
-        )
-        groups = await play(self.episodes.worker(self.engine, temperature=0.0), specs)
+        rows = [each.order.row for each in selected]
+        orders = make_orders(f"{self.step + 1}-g", rows, n=1, seed=0, temperature=0.0)
+        groups = await play_all(self.workers, orders)
         return [group.trajectories[0].reward for group in groups]
 
     async def _learn(self, played: _Played) -> dict[str, float]:
-        """Train on the groups of the next step and give the engine the new weights: the step is done."""
+        """Train on the groups of the next step: then it is done, and its weights are published as the policy says."""
         step = self.step + 1
         with self._stage(Stage.TRAIN, step):
             batch = await asyncio.to_thread(self._make_batch, played)
+            stale = token_staleness(batch, version=self.policy_version)
+            assert stale.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
             learned = await asyncio.to_thread(self.learner.step, batch)
-        with self._stage(Stage.PUBLISH, step):
-            await self.learner.publish(self.engine, self.policy_version + 1)
         self.policy_version += 1
         self.step = step
+        await self._publish()
+        self._state = self._state_now()
+        metrics = {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch} | played.metrics
+        if self.policy.overlaps:
+            self.producer.admit()
+            metrics |= stale | queue_metrics(self.queue) | self.producer.bias.metrics(self.queue, _now())
         return (
-            {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch}
-            | played.metrics
+            metrics
             | {f"batch/{reason}": float(count) for reason, count in sorted(batch.dropped.items())}
             | learner_metrics(learned)
         )
+
+    async def _publish(self) -> None:
+        """Give the workers the learner's weights, where they have older ones and the policy lets them."""
+        if self.workers.policy_version < self.policy_version and self.policy.may_swap(self.queue.admitted):
+            with self._stage(Stage.PUBLISH):
+                await self.learner.publish(self.workers, self.policy_version)
 
     def _make_batch(self, played: _Played) -> TrainBatch:
         return make_batch(
@@ -208,7 +249,7 @@ class Run:
 
     async def _evaluate(self) -> dict[str, float]:
         with self._stage(Stage.EVAL):
-            metrics, groups = await evaluate(self.episodes, self.engine, on_trajectory=self._watch(self.step))
+            metrics, groups = await evaluate(self.episodes, self.workers, on_trajectory=self._watch(self.step))
             await self._write(f"eval_{self.step:06d}", groups)
         return metrics
 
@@ -227,21 +268,27 @@ class Run:
         if self.step == self._saved_step:
             return
         with self._stage(Stage.SAVE):
-            state = RunState(
-                self.step, self.policy_version, self.sampler.state_dict(), self.config.model_dump(mode="json")
-            )
-            self.checkpoints.save(self.learner, state)
+            self.checkpoints.save(self.learner, self._state)
         self._saved_step = self.step
+
+    def _state_now(self) -> RunState:
+        return RunState(
+            self.step,
+            self.policy_version,
+            self.sampler.state_dict(),
+            self.config.model_dump(mode="json"),
+            self.queue.state(),
+        )
 
     @contextmanager
     def _stage(self, stage: Stage, step: int | None = None) -> Iterator[None]:
         self.observer.on_stage(self.step if step is None else step, stage)
-        started = time.perf_counter()
+        started = _now()
         try:
             yield
         finally:
             key = f"time/{stage}"
-            self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
+            self._seconds[key] = self._seconds.get(key, 0.0) + _now() - started
 
     def _take_seconds(self) -> dict[str, float]:
         """Seconds of each stage since they were taken last; a checkpoint's are part of the step after it."""
@@ -266,5 +313,15 @@ def _make_learner(config: RunConfig, model: str) -> learners.Learner:
     return policy
 
 
+def _groups(admitted: Sequence[Admitted]) -> list[Group]:
+    """Those that are finished, in the order of their admission."""
+    return [each.group for each in sorted(admitted, key=lambda each: each.number) if each.group is not None]
+
+
 def _all(groups: Sequence[Group]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _now() -> float:
+    """Seconds on the clock of the event loop, which is the wall's but in simulations."""
+    return asyncio.get_running_loop().time()

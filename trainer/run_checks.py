@@ -19,7 +19,13 @@ def check_trainable(config: RunConfig) -> None:
     advantage = advantages.get(config.algorithm.advantage)
     advantages.parse_options(advantage, config.algorithm.advantage_options)
     Objective(config.learner)
-    if problems := [*_data_problems(config), *_learner_problems(config), *BatchSizes.of(config).problems()]:
+    config.staleness.policy(config.algorithm.groups_per_step)
+    if problems := [
+        *_data_problems(config),
+        *_learner_problems(config),
+        *_staleness_problems(config),
+        *BatchSizes.of(config).problems(),
+    ]:
         raise UserError(f"This run cannot work. {' '.join(problems)}")
 
 
@@ -63,4 +69,19 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.warmup_updates is {learner.warmup_updates} of {learner.total_updates} updates in all. Lower it, "
             "or raise run.steps."
+        )
+
+
+def _staleness_problems(config: RunConfig) -> Iterator[str]:
+    staleness, group_size = config.staleness, config.algorithm.group_size
+    if staleness.mode in ("stale", "partial") and not config.learner.corrections and not staleness.allow_uncorrected:
+        yield (
+            f"staleness.mode is {staleness.mode}, so that tokens are of older weights than those that are trained, and "
+            "learner.corrections is empty. Set learner.corrections=[truncate] (truncated importance sampling, token by "
+            "token), or staleness.allow_uncorrected=true to leave the difference to the clipping of the loss."
+        )
+    if (staleness.cut.min_episodes or 0) > group_size:
+        yield (
+            f"staleness.cut.min_episodes is {staleness.cut.min_episodes} and algorithm.group_size {group_size}: no "
+            f"group is so large. Set it to {group_size} or less."
         )

@@ -14,6 +14,7 @@ from agentloop.limits import Limits
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trainer.companions import CriticConfig, ProcessRewardConfig
 from agentloop.trainer.learner import LearnerConfig
+from agentloop.trainer.staleness.config import StalenessConfig
 
 LoggerName = Literal["tensorboard", "wandb"]
 
@@ -133,6 +134,7 @@ class RunConfig(Config):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    staleness: StalenessConfig = Field(default_factory=StalenessConfig)
     learner: LearnerConfig
     """Its model, temperature and seed are those of the run and need not be said again."""
     critic: CriticConfig = Field(default_factory=CriticConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from agentloop.engines.base import Engine
     from agentloop.rollout import Group
-    from agentloop.trainer.episodes import Episodes, Row
+    from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.trajectory import Trajectory
 
 _TRAJECTORIES = "trajectories.jsonl"
@@ -40,6 +39,7 @@ def rollout(
     from agentloop.cli.rollout_report import print_report, summary
     from agentloop.trainer.episodes import Episodes, make_engine
     from agentloop.trainer.model_folder import local_model
+    from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.trajectory_io import write_jsonl
 
     config = load_run_config(recipe, overrides or [])
@@ -50,7 +50,8 @@ def rollout(
     episodes = Episodes.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("This recipe has no held-out tasks: set data.eval=..., or leave --tasks eval out.")
-    rows = (episodes.train if tasks == "train" else episodes.eval or episodes.train)[:limit]
+    split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
+    rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
     engine = make_engine(config, model)
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -62,7 +63,7 @@ def rollout(
             write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
             progress.advance(bar)
 
-        groups = asyncio.run(_play(episodes, engine, rows, samples, ended))
+        groups = asyncio.run(_play(LocalWorkers(episodes, engine), split, rows, samples, ended))
     figures = summary(groups, threshold=threshold)
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print_report(console, groups, figures)
@@ -70,13 +71,20 @@ def rollout(
 
 
 async def _play(
-    episodes: Episodes, engine: Engine, rows: list[Row], samples: int, on_trajectory: Callable[[Trajectory], None]
+    workers: LocalWorkers,
+    split: Literal["train", "eval"],
+    rows: Sequence[int],
+    samples: int,
+    on_trajectory: Callable[[Trajectory], None],
 ) -> list[Group]:
-    from agentloop.trainer.episodes import play, started
+    from agentloop.trainer.workers.orders import make_orders, play_all
 
-    specs = episodes.specs(rows, name="rollout", n=samples, seed=episodes.config.run.seed)
-    async with started(engine, episodes):
-        return await play(episodes.worker(engine), specs, on_trajectory)
+    seed = workers.episodes.config.run.seed
+    try:
+        await workers.start()
+        return await play_all(workers, make_orders("rollout", rows, n=samples, seed=seed, split=split), on_trajectory)
+    finally:
+        await workers.close()
 
 
 def _progress(console: Console) -> Progress:

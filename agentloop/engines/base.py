@@ -68,6 +68,13 @@ class EngineDead(EngineError):
         """What the turn had sampled by then, as far as it is known."""
 
 
+class TakesWeights(Protocol):
+    """An engine, or several of them that are updated as one."""
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """See `Engine.update_weights`."""
+
+
 class Engine(Protocol):
     """Generates turns for many trajectories at once. All methods belong to one event loop."""
 

@@ -2,54 +2,65 @@ import gzip
 import json
 
 from agentloop.config_loading import load_config
+from agentloop.envs.sampler import TaskSampler
 from agentloop.rollout import Group
-from agentloop.trainer.algorithm import AlgorithmConfig, DynamicSamplingConfig
-from agentloop.trainer.dynamic_sampling import StepGroups
+from agentloop.trainer.producer import Producer
 from agentloop.trainer.run import train
 from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.sampling_metrics import sampling_metrics
 from agentloop.trajectory import Trajectory
 
 _UNEQUAL, _EQUAL = (1.0, 0.0), (1.0, 1.0)
 
 
-def _groups(*rewards):
-    return [Group(str(number), [Trajectory(reward=reward) for reward in group]) for number, group in enumerate(rewards)]
+class _Workers:
+    """Give each group the rewards that are said beforehand."""
+
+    policy_version = 0
+
+    def __init__(self, rewards):
+        self._rewards = iter(rewards)
+
+    async def play(self, order, on_trajectory):
+        return Group(order.group_id, [Trajectory(reward=reward) for reward in next(self._rewards)])
+
+    def room(self):
+        return 1000
 
 
-def _gather(settings, *rounds):
-    """Plays the rounds that are asked for; what was asked for, and the result."""
-    groups = StepGroups(AlgorithmConfig(groups_per_step=3, dynamic_sampling=settings))
-    asked = []
-    for played in rounds:
-        asked.append(groups.num_to_play)
-        groups.add(_groups(*played))
-    return [*asked, groups.num_to_play], groups
+async def _play(sums, sampling, *rewards, mode="on_policy"):
+    """A step of three groups: those that are trained, and all numbers."""
+    settings = [f"algorithm={{groups_per_step: 3, group_size: 2, dynamic_sampling: {sampling}}}"]
+    config = load_config(RunConfig, sums / "config.yaml", [*settings, f"staleness.mode={mode}"])
+    producer = Producer(config, _Workers(rewards), TaskSampler(10), lambda trajectory: None)
+    try:
+        producer.admit()
+        while (selection := producer.select()) is None:
+            await producer.changed()
+            producer.admit()
+    finally:
+        await producer.close()
+    producer.queue.check()
+    return [each.group for each in selection.trained], sampling_metrics(selection)
 
 
-def test_without_it_one_round_is_played_and_all_is_trained():
-    asked, groups = _gather(None, [_UNEQUAL, _EQUAL, _EQUAL])
-    assert asked == [3, 0]
-    assert groups.trained == groups.played
-    assert groups.metrics() == {}
+async def test_without_it_one_round_is_played_and_all_is_trained(sums):
+    trained, metrics = await _play(sums, "null", _UNEQUAL, _EQUAL, _EQUAL)
+    assert [group.group_id for group in trained] == ["1-0", "1-1", "1-2"]
+    assert metrics["sampling/rounds"] == 1
 
 
-def test_rounds_are_played_until_enough_groups_have_unequal_rewards():
-    asked, groups = _gather(
-        DynamicSamplingConfig(), [_UNEQUAL, _EQUAL, (None, 1.0)], [_EQUAL, _UNEQUAL], [(0.5, 0.0, None)]
-    )
-    assert asked == [3, 2, 1, 0]
-    assert [[trajectory.reward for trajectory in group.trajectories] for group in groups.trained] == [
-        [1.0, 0.0],
-        [1.0, 0.0],
-        [0.5, 0.0, None],
-    ]
-    assert len(groups.played) == 6
+async def test_rounds_are_played_until_enough_groups_have_unequal_rewards(sums):
+    rounds = [_UNEQUAL, _EQUAL, (None, 1.0)], [_EQUAL, _UNEQUAL], [(0.5, 0.0)]
+    trained, metrics = await _play(sums, "{}", *(rewards for each in rounds for rewards in each))
+    assert [group.group_id for group in trained] == ["1-0", "1-4", "1-5"]
+    assert metrics["sampling/rounds"] == 3
+    assert metrics["sampling/groups_played"] == 6
 
 
-def test_every_group_is_counted_once():
-    asked, groups = _gather(DynamicSamplingConfig(oversampling=1.6), [_UNEQUAL, _EQUAL, _UNEQUAL, _UNEQUAL, _UNEQUAL])
-    assert asked == [5, 0]
-    assert groups.metrics() == {
+async def test_every_group_is_counted_once(sums):
+    _, metrics = await _play(sums, "{oversampling: 1.6}", _UNEQUAL, _EQUAL, _UNEQUAL, _UNEQUAL, _UNEQUAL)
+    assert metrics == {
         "sampling/rounds": 1,
         "sampling/groups_played": 5,
         "sampling/groups_trained": 3,
@@ -58,10 +69,18 @@ def test_every_group_is_counted_once():
     }
 
 
-def test_the_rounds_are_bounded():
-    asked, groups = _gather(DynamicSamplingConfig(max_rounds=2), [_EQUAL] * 3, [_EQUAL, _EQUAL, _UNEQUAL])
-    assert asked == [3, 3, 0]
-    assert len(groups.trained) == 1
+async def test_the_rounds_are_bounded(sums):
+    trained, metrics = await _play(sums, "{max_rounds: 2}", *[_EQUAL] * 5, _UNEQUAL)
+    assert [group.group_id for group in trained] == ["1-5"]
+    assert metrics["sampling/rounds"] == 2
+
+
+async def test_where_weights_change_in_flight_a_group_without_use_is_replaced_at_once(sums):
+    trained, _ = await _play(sums, "{}", _EQUAL, *[_UNEQUAL] * 10, mode="partial")
+    assert [group.group_id for group in trained] == ["1-1", "1-2", "1-3"]
+    trained, metrics = await _play(sums, "{max_rounds: 2}", *[_EQUAL] * 100, mode="partial")
+    assert trained == []
+    assert 6 <= metrics["sampling/groups_equal"] <= 11
 
 
 _DYNAMIC = "algorithm={groups_per_step: 4, group_size: 2, dynamic_sampling: {oversampling: 1.25}}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from agentloop.engines.base import Engine
+from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
 from agentloop.trainer.backends.process_group import pick_device
 from agentloop.trainer.backends.rank_state import Progress
@@ -160,7 +160,7 @@ class PlannedLearner(ABC):
         rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
         return rows or ([[]] if self._once and samples else [])
 
-    async def publish(self, engine: Engine, version: int) -> None:
+    async def publish(self, engine: TakesWeights, version: int) -> None:
         """See `Learner.publish`."""
         await engine.update_weights(self.weights(), version)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentloop.engines.base import Engine
+from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
 from agentloop.trainer.backends.process_group import pick_device
 from agentloop.trainer.backends.rank_process import Objects
@@ -55,7 +55,7 @@ class RankedLearner:
         result: list[NDArray[np.float32]] = self._everywhere("reference_logprobs", samples)
         return result
 
-    async def publish(self, engine: Engine, version: int) -> None:
+    async def publish(self, engine: TakesWeights, version: int) -> None:
         """See `Learner.publish`. One parameter at a time is whole, for as long as the engine takes it."""
         weights = self._local.weights()
         with self._ranks.calling(_gather, self._name):

@@ -1,0 +1,149 @@
+"""The bound holds whatever ends when, nothing waits for ever, and every group leaves exactly once."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentloop.errors import UserError
+from agentloop.rollout import Group
+from agentloop.trainer.queue import LATE, TrajectoryQueue
+from agentloop.trainer.staleness import StalenessPolicy, Swap
+from agentloop.trainer.workers.base import GroupOrder
+from agentloop.trajectory import Trajectory
+
+
+def _order(number):
+    return GroupOrder(group_id=str(number), row=0, n=2, seed=0)
+
+
+def _group():
+    return Group("", [Trajectory(reward=1.0), Trajectory(reward=0.0)])
+
+
+class World:
+    """A run whose episodes end in the order that `choices` says; it notes the age of all that is trained."""
+
+    def __init__(self, policy, choices):
+        self.policy = policy
+        self.queue = TrajectoryQueue(policy)
+        self.choices = choices
+        self.learner = self.engine = 0
+        self.number = 0
+        self.trained = []
+        self.ages = []
+
+    def step(self):
+        """Until the next step was made."""
+        while True:
+            if self.engine < self.learner and self.policy.may_swap(self.queue.admitted):
+                self.engine = self.learner
+            free = self.policy.capacity(len(self.queue.admitted), learner=self.learner, engine=self.engine)
+            for _ in range(free):
+                self.queue.admit(_order(self.number), self.engine)
+                self.number += 1
+            selected = self.queue.select(self.learner, more_to_come=True)
+            if selected is not None:
+                break
+            running = [each for each in self.queue.admitted if each.group is None]
+            assert running, "waits for something that never ends"
+            self._finish(running[self.choices() % len(running)])
+        for late in self.queue.late(self.learner + 1):
+            self.queue.drop(late, LATE)
+        self.trained += [each.number for each in selected]
+        self.ages += [self.learner - each.version for each in selected]
+        self.learner += 1
+        for each in [each for each in self.queue.admitted if each.group is None]:
+            if self.choices() % 3 == 0:  # ends while the learner trains
+                self._finish(each)
+        self.queue.check()
+
+    def _finish(self, admitted):
+        from collections import Counter
+
+        self.queue.finish(admitted, _group(), Counter())
+
+
+@st.composite
+def policies(draw):
+    mode = draw(st.sampled_from(["on_policy", "stream", "stale", "partial"]))
+    groups = draw(st.integers(1, 4))
+    return StalenessPolicy.preset(
+        mode,
+        groups_per_step=groups,
+        max_staleness=0 if mode == "on_policy" else draw(st.integers(1, 4)),
+        window=draw(st.one_of(st.none(), st.integers(groups, 3 * groups))),
+        drops_late=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(policies(), st.randoms(use_true_random=False))
+def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):
+    world = World(policy, lambda: rng.randrange(1 << 30))
+    for _ in range(12):
+        world.step()
+    assert max(world.ages) <= policy.max_staleness
+    assert len(world.trained) == len(set(world.trained)) == 12 * policy.groups_per_step
+    if not policy.drops_late:
+        assert world.queue.counts["dropped/late"] == 0
+        # Whoever was admitted first cannot be passed over for ever.
+        assert set(range(max(world.number - (policy.max_staleness + 1) * policy.groups_per_step, 0))) <= set(
+            world.trained
+        )
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_a_window_of_one_step_is_first_in_first_out(groups, bound, rng):
+    policy = StalenessPolicy.preset("partial", groups_per_step=groups, max_staleness=bound, window=groups)
+    world = World(policy, lambda: rng.randrange(1 << 30))
+    for _ in range(6):
+        world.step()
+    assert world.trained == sorted(world.trained)
+
+
+def test_the_presets():
+    made = {
+        mode: StalenessPolicy.preset(mode, groups_per_step=4) for mode in ("on_policy", "stream", "stale", "partial")
+    }
+    assert {mode: (policy.max_staleness, policy.swap) for mode, policy in made.items()} == {
+        "on_policy": (0, Swap.WHEN_TRAINED),
+        "stream": (1, Swap.WHEN_TRAINED),
+        "stale": (1, Swap.WHEN_IDLE),
+        "partial": (1, Swap.IN_FLIGHT),
+    }
+
+
+def test_a_straggler_is_waited_for_only_when_it_would_get_too_old():
+    queue = TrajectoryQueue(StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1))
+    slow, quick = queue.admit(_order(0), 0), queue.admit(_order(1), 0)
+    quick.group = _group()
+    assert queue.select(0, more_to_come=True) == [quick]
+    third = queue.admit(_order(2), 1)
+    third.group = _group()
+    assert queue.select(1, more_to_come=True) is None
+    slow.group = _group()
+    assert queue.select(1, more_to_come=True) == [slow]
+
+
+def test_a_straggler_is_dropped_where_that_is_asked_for():
+    queue = TrajectoryQueue(StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1, drops_late=True))
+    slow = queue.admit(_order(0), 0)
+    for version in (0, 1):
+        queue.admit(_order(1), version).group = _group()
+        assert queue.late(version) == []
+        assert queue.select(version, more_to_come=True) is not None
+    assert queue.late(2) == [slow]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"mode": "partal"}, "Did you mean 'partial'"),
+        ({"mode": "on_policy", "max_staleness": 2}, r"set staleness\.mode=partial"),
+        ({"mode": "stale", "max_staleness": 0}, "Set it to 1 or more"),
+        ({"mode": "stale", "window": 3}, "Set it to 4 or more"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(arguments, said):
+    with pytest.raises(UserError, match=said):
+        StalenessPolicy.preset(**{"groups_per_step": 4, **arguments})

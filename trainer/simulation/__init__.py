@@ -1,0 +1,6 @@
+"""Runs on a virtual clock: run loop, policy, queue and agent loops are real; engine, learner and tool are models."""
+
+from agentloop.trainer.simulation.run import Machine, Outcome, simulate, simulate_without_barrier
+from agentloop.trainer.simulation.workload import Workload
+
+__all__ = ["Machine", "Outcome", "Workload", "simulate", "simulate_without_barrier"]

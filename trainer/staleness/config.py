@@ -1,0 +1,54 @@
+"""`StalenessConfig`: how far rollout and training may be apart."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentloop.config import Config
+from agentloop.trainer.staleness.policy import Mode, StalenessPolicy
+
+
+class CutConfig(Config):
+    """When a group is complete before all of its episodes are. Those that still run are aborted and counted."""
+
+    extra_episodes: int = Field(default=0, ge=0)
+    """Episodes of each group beyond algorithm.group_size; the group is complete when group_size of them are."""
+    deadline: float | None = Field(default=None, gt=0)
+    """Seconds after which a group of min_episodes is complete."""
+    min_episodes: int | None = Field(default=None, ge=1)
+    """None: algorithm.group_size. A group waits for so many, past its deadline too."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.extra_episodes > 0 or self.deadline is not None
+
+
+class StalenessConfig(Config):
+    mode: Mode = "on_policy"
+    """on_policy: play a step, train it. stream: play several steps at once, train each when it is complete. stale: play
+    on while the learner trains; weights change when no episode runs. partial: weights change under running episodes,
+    whose tokens then are of several versions. See docs/async.md."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Steps that the weights which sampled a token may be behind those that are trained with it. None: 0 in mode
+    on_policy, 1 in others."""
+    window: int | None = Field(default=None, ge=1)
+    """Train only on the so many oldest groups (algorithm.groups_per_step: first in, first out). None: on any that is
+    finished, as long as no other one gets too old by that."""
+    when_late: Literal["wait", "drop"] = "wait"
+    """What becomes of a group that would be too old: the learner waits for it, or it is dropped and another task is
+    played, which is faster and biased against long episodes."""
+    cut: CutConfig = Field(default_factory=CutConfig)
+    allow_uncorrected: bool = False
+    """Train in the modes stale and partial without learner.corrections."""
+
+    def policy(self, groups_per_step: int) -> StalenessPolicy:
+        """Raises `UserError` where the settings contradict each other."""
+        return StalenessPolicy.preset(
+            self.mode,
+            groups_per_step=groups_per_step,
+            max_staleness=self.max_staleness,
+            window=self.window,
+            drops_late=self.when_late == "drop",
+        )

@@ -1,0 +1,180 @@
+"""`StalenessPolicy`: the one object that says when a group may begin, when it may be trained, and when weights change.
+
+A policy version is a number of training steps. A token is as stale as the steps that were made since its weights: the
+version that is trained less the version that sampled it. A group that was admitted at engine version e has no token
+older than e, so it must be trained at version e + max_staleness at the latest: its deadline. One invariant keeps all of
+them: with the admitted groups in the order of their deadlines and B groups a step, the one at position p (from 0) has
+
+    deadline >= learner version + p // B
+
+that is, each can be trained in time if steps take the earliest deadlines first. Three rules keep it:
+
+admit   at most (max_staleness + 1 - lag) * B groups, less those that are there; lag is how far the learner is ahead of
+        the engine. This is the capacity of AReaL (arXiv 2505.24298), counted from the engine's version, which makes it
+        exact where weights arrive late.
+select  the finished groups with the earliest deadlines, and only where what is left keeps the invariant; else wait for
+        a straggler.
+swap    the engine's weights as the mode says.
+
+The four modes, those of verl's asynchronous trainer, are presets of the bound and of the swap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from agentloop.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from agentloop.rollout import Group
+    from agentloop.trainer.workers.base import GroupOrder
+
+Mode = Literal["on_policy", "stream", "stale", "partial"]
+
+
+class Swap(StrEnum):
+    """When the engine takes the learner's weights."""
+
+    WHEN_TRAINED = "when_trained"
+    """When all that was admitted has been trained."""
+    WHEN_IDLE = "when_idle"
+    """When no episode runs; finished groups may wait for the learner."""
+    IN_FLIGHT = "in_flight"
+    """At once: episodes go on with the new weights, in the middle of a turn too."""
+
+
+_PRESETS: dict[str, tuple[int, Swap]] = {
+    "on_policy": (0, Swap.WHEN_TRAINED),
+    "stream": (1, Swap.WHEN_TRAINED),
+    "stale": (1, Swap.WHEN_IDLE),
+    "partial": (1, Swap.IN_FLIGHT),
+}
+"""Mode -> default bound, and swap."""
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A group from its admission until it leaves."""
+
+    order: GroupOrder
+    version: int
+    """The engine's, when it was admitted: none of its tokens is older."""
+    number: int
+    """Of its admission, from 0."""
+    started: float = 0.0
+    """On the event loop's clock."""
+    group: Group | None = None
+    """None while its episodes run."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class StalenessPolicy:
+    """See the module. Pure: it knows versions and counts, and changes nothing."""
+
+    max_staleness: int
+    """Steps; 0 trains every token with the weights that sampled it."""
+    swap: Swap
+    groups_per_step: int
+    window: int | None = None
+    """Only so many of the oldest groups may be trained: the smaller, the less a step prefers short episodes.
+    `groups_per_step` is first in, first out; None leaves it to the bound."""
+    drops_late: bool = False
+    """Drop a group that would be too old instead of waiting for it: faster, and biased against long episodes."""
+
+    @classmethod
+    def preset(
+        cls,
+        mode: Mode | str,
+        *,
+        groups_per_step: int,
+        max_staleness: int | None = None,
+        window: int | None = None,
+        drops_late: bool = False,
+    ) -> StalenessPolicy:
+        """The policy of a mode: `on_policy`, `stream`, `stale` or `partial`. Raises `UserError`."""
+        if mode not in _PRESETS:
+            raise UserError(f"There is no mode {mode!r}.{nearest(mode, _PRESETS)} Known: {', '.join(_PRESETS)}.")
+        default, swap = _PRESETS[mode]
+        bound = default if max_staleness is None else max_staleness
+        if mode == "on_policy" and bound != 0:
+            raise UserError(
+                f"staleness.max_staleness is {bound}, and staleness.mode on_policy trains with the weights that "
+                "sampled. Leave it out, or set staleness.mode=partial."
+            )
+        if mode != "on_policy" and bound < 1:
+            raise UserError(
+                f"staleness.max_staleness is {bound}: nothing overlaps then. Set it to 1 or more, or set "
+                "staleness.mode=on_policy."
+            )
+        if window is not None and window < groups_per_step:
+            raise UserError(
+                f"staleness.window is {window}, but a step trains on {groups_per_step} groups "
+                f"(algorithm.groups_per_step). Set it to {groups_per_step} or more, or leave it out."
+            )
+        return cls(
+            max_staleness=bound, swap=swap, groups_per_step=groups_per_step, window=window, drops_late=drops_late
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """Episodes run while the learner trains."""
+        return self.max_staleness > 0
+
+    @property
+    def admits_in_rounds(self) -> bool:
+        """The next groups begin when no episode runs any more: waiting for room does not age them, since their weights
+        do not change before they are trained."""
+        return self.swap is Swap.WHEN_TRAINED
+
+    def capacity(self, num_admitted: int, *, learner: int, engine: int) -> int:
+        """Groups that may be admitted now, at these versions, without one of them getting too old."""
+        return max((self.max_staleness + 1 - (learner - engine)) * self.groups_per_step - num_admitted, 0)
+
+    def select(self, admitted: Sequence[Admitted], *, learner: int, more_to_come: bool) -> list[Admitted] | None:
+        """The groups that the next step trains on; None: wait until more of them are finished.
+
+        `admitted` is in the order of deadlines (`deadline_order`). A step has `groups_per_step` groups, fewer only
+        where nothing runs and, as `more_to_come` says, nothing will be admitted before the step.
+        """
+        ready = [each for each in admitted[: self.window] if each.group is not None][: self.groups_per_step]
+        runs = any(each.group is None for each in admitted)
+        if len(ready) < self.groups_per_step:
+            return None if runs or more_to_come else ready
+        if runs and not self.drops_late:
+            taken = set(map(id, ready))
+            if not self._in_time([each for each in admitted if id(each) not in taken], learner + 1):
+                return None
+        return ready
+
+    def _in_time(self, admitted: Sequence[Admitted], learner: int) -> bool:
+        deadlines = (each.version + self.max_staleness for each in admitted)
+        return all(deadline >= learner + place // self.groups_per_step for place, deadline in enumerate(deadlines))
+
+    def late(self, admitted: Sequence[Admitted], *, learner: int) -> list[Admitted]:
+        """Those that may not be trained any more: with `drops_late` stragglers, otherwise only what over-sampling
+        left."""
+        return [each for each in admitted if each.version + self.max_staleness < learner]
+
+    def may_swap(self, admitted: Sequence[Admitted]) -> bool:
+        """The engine may take new weights."""
+        match self.swap:
+            case Swap.WHEN_TRAINED:
+                return not admitted
+            case Swap.WHEN_IDLE:
+                return all(each.group is not None for each in admitted)
+            case Swap.IN_FLIGHT:
+                return True
+
+    def round_size(self, missing: int, oversampling: float) -> int:
+        """Groups that begin together, where some of them are expected to be of no use. Where groups are replaced one by
+        one as they end there is no round to save."""
+        return math.ceil(missing * oversampling) if self.admits_in_rounds else missing
+
+
+def deadline_order(admitted: Admitted) -> tuple[int, int]:
+    """Sort key: what must be trained first, by age, then by admission."""
+    return admitted.version, admitted.number

@@ -1,0 +1,65 @@
+"""`LocalWorkers`: one engine and its agent loops, in this process and on this event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from agentloop.trainer.episodes import Episodes, started
+from agentloop.trainer.workers.base import GroupOrder
+from agentloop.trainer.workers.orders import user_error
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentloop.engines.base import Engine
+    from agentloop.rollout import Group
+    from agentloop.trajectory import Trajectory
+
+
+class LocalWorkers:
+    """`Workers` around one engine, which is not started yet."""
+
+    def __init__(self, episodes: Episodes, engine: Engine) -> None:
+        self.episodes = episodes
+        self.engine = engine
+        self._worker = episodes.worker(engine)
+        self._running = AsyncExitStack()
+
+    @property
+    def policy_version(self) -> int:
+        """See `Workers`."""
+        return self.engine.policy_version
+
+    async def start(self) -> None:
+        """See `Workers.start`: tools, reward and engine."""
+        await self._running.enter_async_context(started(self.engine, self.episodes))
+
+    def room(self) -> int:
+        """See `Workers.room`."""
+        return self._worker.room
+
+    async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+        """See `Workers.play`."""
+        try:
+            (group,) = await self._worker.run_groups([self.episodes.spec(order)], on_trajectory)
+        except ExceptionGroup as errors:
+            raise user_error(errors) from errors
+        return group
+
+    async def pause(self) -> None:
+        """See `Workers.pause`."""
+        await self.engine.pause()
+
+    async def resume(self) -> None:
+        """See `Workers.resume`."""
+        await self.engine.resume()
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """See `Workers.update_weights`."""
+        await self.engine.update_weights(weights, version)
+
+    async def close(self) -> None:
+        """See `Workers.close`."""
+        await self._running.aclose()
