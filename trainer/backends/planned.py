@@ -168,5 +168,5 @@ class PlannedLearner(ABC):
         """See `Learner.save`."""
         self.capture().write(folder)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most have nothing to end
         """See `Learner.close`."""
