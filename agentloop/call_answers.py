@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentloop.errors import FailureKind
+from agentloop.fitting import fit_content
 from agentloop.limits import Limits, StopReason
-from agentloop.messages import Content, InvalidCall, Message, ToolCall
+from agentloop.messages import InvalidCall, Message, ToolCall
 from agentloop.tools.base import ToolResult
-from agentloop.truncation import truncate_middle
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
@@ -79,17 +79,8 @@ def _failed(text: str) -> ToolResult:
 
 
 async def _fit(result: ToolResult, max_tokens: int, renderer: Renderer) -> ToolResult:
-    content: Content
-    if isinstance(result.content, str):
-        content = await truncate_middle(result.content, max_tokens, renderer)
-    else:
-        content = [
-            {"type": "text", "text": await truncate_middle(part["text"], max_tokens, renderer)}
-            if part["type"] == "text"
-            else part
-            for part in result.content
-        ]
-    return result if content == result.content else replace(result, content=content)
+    content = await fit_content(result.content, max_tokens, renderer)
+    return result if content is result.content else replace(result, content=content)
 
 
 def _message(call: Call, result: ToolResult) -> Message:

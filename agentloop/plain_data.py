@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,15 @@ class ImageTable:
     def __init__(self) -> None:
         self._images: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []
+        """As long as it is here, its `id()` is its own."""
 
-    def number(self, image: Any) -> int:
-        """The number of an image; the same object has the same."""
+    def number(self, image: Any, picture: Callable[[], Any] | None = None) -> int:
+        """The number of an image; the same object has the same. `picture` makes a `PIL.Image.Image` of another one."""
         number = self._numbers.setdefault(id(image), len(self._images))
         if number == len(self._images):
-            self._images.append(image)
+            self._images.append(image if picture is None else picture())
+            self._held.append(image)
         return number
 
     def __getitem__(self, number: int) -> Any:

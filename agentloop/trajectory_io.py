@@ -13,6 +13,7 @@ import os
 import zipfile
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -23,6 +24,7 @@ from agentloop.errors import UserError
 from agentloop.limits import StopReason
 from agentloop.plain_data import ImageTable, from_plain, to_plain
 from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.vision.image import PixelFormat, PlacedImage, SeenImage
 
 FORMAT_VERSION = 1
 _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failures", "metrics", "task", "error")
@@ -42,7 +44,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
             entry["logprobs"] = to_plain(logprobs[span].astype("<f4").tobytes(), images)["$bytes"]
             entry["versions"] = [[key, sum(1 for _ in run)] for key, run in groupby(versions[span].tolist())]
         if segment.images:
-            entry["images"] = [images.number(image) for image in segment.images]
+            entry["images"] = [_image_entry(image, segment.start, images) for image in segment.images]
         segments.append(entry)
     return {**head, "segments": segments, "images": images.as_base64()}
 
@@ -60,7 +62,7 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
                 raw = from_plain({"$bytes": entry["logprobs"]}, images)
                 sampled["logprobs"] = array("f", np.frombuffer(raw, "<f4").astype(np.float32).tobytes())
                 sampled["versions"] = [version for version, count in entry["versions"] for _ in range(count)]
-            shown = [images[number] for number in entry.get("images", ())]
+            shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
             trajectory.append(kind, entry["ids"], images=shown, **sampled)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"This is not a whole trajectory: {type(error).__name__}: {error}. Write it again.") from error
@@ -101,7 +103,10 @@ def save_npz(path: str | Path, trajectory: Trajectory) -> None:
     images = ImageTable()
     head = _head(trajectory, images)
     head["segments"] = [
-        {"kind": str(segment.kind), "images": [images.number(image) for image in segment.images]}
+        {
+            "kind": str(segment.kind),
+            "images": [_image_entry(image, segment.start, images) for image in segment.images],
+        }
         for segment in trajectory.segments
     ]
     pictures = {f"image_{number}": np.frombuffer(png, np.uint8) for number, png in enumerate(images.pngs())}
@@ -146,7 +151,7 @@ def same(first: Trajectory, second: Trajectory) -> bool:
 def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
     """Everything but tokens. Images are numbered in the order of the stream, then of the messages."""
     for image in trajectory.images:
-        images.number(image)
+        _image_entry(image, 0, images)
     return {
         "format": FORMAT_VERSION,
         **{name: to_plain(getattr(trajectory, name), images) for name in _PLAIN_FIELDS},
@@ -155,6 +160,24 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
         **({} if trajectory.answer is None else {"answer": trajectory.answer}),
         **({"branches": [to_dict(branch) for branch in trajectory.branches]} if trajectory.branches else {}),
     }
+
+
+def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
+    """An image of a segment that begins at `start`: its number, and where a model sees it what that needs."""
+    if not isinstance(image, PlacedImage):
+        return images.number(image)
+    seen = image.image
+    number = images.number(seen, seen.picture)
+    return {"image": number, "at": image.start - start, "format": asdict(seen.format)}
+
+
+def _image_of(entry: Any, start: int, images: ImageTable) -> Any:
+    """The inverse of `_image_entry`."""
+    if isinstance(entry, int):
+        return images[entry]
+    values = entry["format"]
+    pixel_format = PixelFormat(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+    return PlacedImage(SeenImage(np.array(images[entry["image"]]), pixel_format), start + entry["at"])
 
 
 def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
@@ -176,7 +199,7 @@ def _fill(trajectory: Trajectory, segments: list[dict[str, Any]], images: ImageT
     )
     start = 0
     for entry, end in zip(segments, arrays["segment_ends"].tolist(), strict=True):
-        kind, shown = SegmentKind(entry["kind"]), [images[number] for number in entry["images"]]
+        kind, shown = SegmentKind(entry["kind"]), [_image_of(one, start, images) for one in entry["images"]]
         sampled = kind is SegmentKind.SAMPLED
         trajectory.append(
             kind,

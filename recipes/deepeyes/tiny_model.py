@@ -47,8 +47,8 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
     text = {
         "vocab_size": -(-len(tokenizer) // 64) * 64,
         "hidden_size": hidden,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": MAX_TOKENS,

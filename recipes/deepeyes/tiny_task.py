@@ -148,9 +148,9 @@ def warm_up(folder: Path, *, num_updates: int = 500, on_update: OnUpdate | None 
             trace,
             schemas=Toolset([zoom_tool()]).schemas,
             num_updates=num_updates,
-            lr=2.5e-3,
-            traces_per_update=24,
-            shown_traces=2,
+            lr=3e-3,
+            traces_per_update=16,
+            shown_traces=1,
             on_update=on_update,
         )
 
