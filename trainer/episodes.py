@@ -62,6 +62,7 @@ class Episodes:
                 model,
                 tool_format=config.rendering.tool_format,
                 chat_template_kwargs=config.rendering.chat_template_kwargs,
+                inline=config.rendering.inline,
             ),
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
@@ -76,13 +77,15 @@ class Episodes:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            stop_strings=sampling.stop_strings,
         )
         return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
 
     def spec(self, order: GroupOrder) -> GroupSpec:
         """What a rollout worker plays for an order."""
         row = (self.train if order.split == "train" else self.eval)[order.row]
-        return GroupSpec(order.group_id, partial(self.make_env, row), order.n, order.seed, order.temperature)
+        make_env = partial(self.make_env, row)
+        return GroupSpec(order.group_id, make_env, order.n, order.seed, order.temperature, order.top_p, order.places)
 
 
 def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFunction | None:

@@ -23,7 +23,7 @@ from agentloop.trainer import learner as learners
 from agentloop.trainer.batch import TokenModels, TrainBatch, make_batch
 from agentloop.trainer.checkpoints import CheckpointWriter, RunState
 from agentloop.trainer.companions import ActorCritic, WithProcessReward
-from agentloop.trainer.episodes import Episodes, make_engine
+from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.evaluation import evaluate
 from agentloop.trainer.failures import check_failures
 from agentloop.trainer.loggers import Logger, make_loggers
@@ -39,7 +39,7 @@ from agentloop.trainer.sampling_metrics import sampling_metrics
 from agentloop.trainer.seeding import seed_everything
 from agentloop.trainer.staleness.metrics import queue_metrics, token_staleness
 from agentloop.trainer.staleness.policy import Admitted
-from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trajectory import Trajectory
 
@@ -61,7 +61,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
-    workers = LocalWorkers(episodes, make_engine(config, model))
+    workers = make_workers(config, model, episodes)
     try:
         await workers.start()
         with closing(_make_learner(config, str(model))) as learner:
@@ -221,6 +221,7 @@ class Run:
         return (
             metrics
             | {f"batch/{reason}": float(count) for reason, count in sorted(batch.dropped.items())}
+            | self.workers.metrics()
             | learner_metrics(learned)
         )
 

@@ -11,10 +11,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator, with_c
 from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
 from agentloop.envs.rewards import RewardSpec
 from agentloop.limits import Limits
+from agentloop.rendering.inline import InlineFormat
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trainer.companions import CriticConfig, ProcessRewardConfig
 from agentloop.trainer.learner import LearnerConfig
+from agentloop.trainer.placement.config import PlacementConfig
 from agentloop.trainer.staleness.config import StalenessConfig
+from agentloop.trainer.workers.config import WorkersConfig
 
 LoggerName = Literal["tensorboard", "wandb"]
 
@@ -70,6 +73,12 @@ class EnvConfig(Config):
     """Keyword arguments of a single reward."""
 
 
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(slots=True, frozen=True, kw_only=True)
+class InlineConfig(InlineFormat):
+    """`InlineFormat`, strict about its keys."""
+
+
 class RenderingConfig(Config):
     """How messages become tokens, where the model's own files do not say it."""
 
@@ -77,6 +86,9 @@ class RenderingConfig(Config):
     """How the model writes calls; by default what its chat template shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Handed to the chat template, such as {enable_thinking: false}."""
+    inline: InlineConfig | None = None
+    """Calls are tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL; tools are not shown to the
+    model then, the prompt has to."""
 
 
 class SamplingConfig(Config):
@@ -84,6 +96,8 @@ class SamplingConfig(Config):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     """0 keeps all."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn, with the token that completes them. Calls need none."""
 
 
 class EngineConfig(Config):
@@ -103,6 +117,8 @@ class EvalConfig(Config):
     samples: int = Field(default=1, ge=1)
     """Episodes of each task."""
     temperature: float = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """None: that of `sampling`."""
 
 
 class RunSettings(Config):
@@ -133,6 +149,8 @@ class RunConfig(Config):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    workers: WorkersConfig = Field(default_factory=WorkersConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
     learner: LearnerConfig

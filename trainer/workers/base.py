@@ -27,6 +27,8 @@ class GroupOrder:
     split: Literal["train", "eval"] = "train"
     temperature: float | None = None
     """None: the run's."""
+    top_p: float | None = None
+    """As `temperature`."""
     places: tuple[int, ...] | None = None
     """Which of the n episodes are played; None: all. Of an order that is given again after a failure, those that did
     not end."""
@@ -61,6 +63,10 @@ class Workers(Protocol):
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Take new weights under Hugging Face names. Requests in flight stay in flight; their later tokens carry
         `version`."""
+
+    def metrics(self) -> dict[str, float]:
+        """Of the workers themselves, under `workers/`: how many there are, what was lost and started anew."""
+        ...
 
     async def close(self) -> None:
         """End what still runs. May be called twice."""

@@ -60,6 +60,11 @@ class LocalWorkers:
         """See `Workers.update_weights`."""
         await self.engine.update_weights(weights, version)
 
+    def metrics(self) -> dict[str, float]:
+        """See `Workers.metrics`: how often the engine was started anew, where it was."""
+        budget = getattr(self.engine, "budget", None)
+        return {f"workers/engine_{kind}": float(count) for kind, count in budget.counts.items()} if budget else {}
+
     async def close(self) -> None:
         """See `Workers.close`."""
         await self._running.aclose()

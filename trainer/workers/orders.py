@@ -24,6 +24,7 @@ def make_order(
     seed: int,
     split: Literal["train", "eval"] = "train",
     temperature: float | None = None,
+    top_p: float | None = None,
 ) -> GroupOrder:
     """The group at a place of those that `name` tells from all others in flight; its seed follows from both numbers."""
     return GroupOrder(
@@ -33,6 +34,7 @@ def make_order(
         seed=seed_of(seed, place) & 0x7FFFFFFF,
         split=split,
         temperature=temperature,
+        top_p=top_p,
     )
 
 
@@ -44,10 +46,11 @@ def make_orders(
     seed: int,
     split: Literal["train", "eval"] = "train",
     temperature: float | None = None,
+    top_p: float | None = None,
 ) -> list[GroupOrder]:
     """One group for each row, numbered from 0."""
     return [
-        make_order(name, place, row, n=n, seed=seed, split=split, temperature=temperature)
+        make_order(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
         for place, row in enumerate(rows)
     ]
 

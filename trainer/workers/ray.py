@@ -169,7 +169,7 @@ class RayWorkers:
             await asyncio.gather(*(one(slot.worker) for slot in self._slots if slot.worker is not None))
 
     def metrics(self) -> dict[str, float]:
-        """Of the workers: how many there are, what they have room for, what was lost and what was recalled."""
+        """See `Workers.metrics`."""
         alive = [slot for slot in self._slots if slot.worker is not None]
         metrics = {
             "workers/alive": float(len(alive)),

@@ -1,0 +1,170 @@
+"""Placements of a model of 8B's shape, from numbers alone: nothing is loaded and no GPU is needed."""
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from agentloop.config_loading import load_config
+from agentloop.errors import UserError
+from agentloop.trainer.placement.derive import candidates, derive
+from agentloop.trainer.placement.place import check_devices, lines, place, planned, with_placement
+from agentloop.trainer.planning import gpus
+from agentloop.trainer.run_config import RunConfig
+
+H200 = gpus.find("H200")
+SHAPE = Qwen3Config(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.fixture
+def config(sums):
+    def make(*overrides):
+        usual = ["learner.compute_dtype=bfloat16", "learner.checkpointing=full", "limits.max_tokens=8192"]
+        usual += ["learner.token_budget=8192", "engine={name: vllm}"]
+        return load_config(RunConfig, sums / "config.yaml", [*usual, *overrides])
+
+    return make
+
+
+def derived(config):
+    return derive(config, planned(config, SHAPE), H200).placement
+
+
+def test_separate_gpus_are_divided_between_learner_and_engines(config):
+    placement = derived(
+        config("placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")
+    )
+    assert (placement.learner_gpus, placement.data_parallel) == (4, 4)
+    assert (placement.num_engines, placement.engine_size, placement.idle_gpus) == (2, 2, 0)
+    assert placement.shared_engines == 0
+
+
+def test_engines_of_several_nodes_are_whole_on_one_each(config):
+    placement = derived(
+        config(
+            "placement={n_gpus: 16, nnodes: 2, layout: separate, learner_gpus: 5}",
+            "engine.options={tensor_parallel_size: 2}",
+        )
+    )
+    assert placement.engines_of_nodes == [1, 4]
+    assert placement.idle_gpus == 1
+
+
+def test_mixed_engines_are_everywhere_and_some_share_with_the_learner(config):
+    placement = derived(
+        config("placement={n_gpus: 8, layout: mixed, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")
+    )
+    assert (placement.num_engines, placement.shared_engines, placement.idle_gpus) == (4, 2, 0)
+
+
+def test_auto_takes_the_placement_with_the_shortest_steps(config):
+    settings = config("placement={n_gpus: 8}")
+    run = planned(settings, SHAPE)
+    best = derive(settings, run, H200)
+    for layout in ("colocated", "separate", "mixed"):
+        one = config(f"placement={{n_gpus: 8, layout: {layout}}}")
+        assert best.step_seconds <= derive(one, run, H200).step_seconds
+    assert {each.layout for each in candidates(settings, run)} == {"colocated", "separate", "mixed"}
+
+
+def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
+    settings = config("placement={n_gpus: 16, nnodes: 2}", "engine.options={tensor_parallel_size: 2}")
+    for placement in candidates(settings, planned(settings, SHAPE)):
+        if list(placement.problems()):
+            continue
+        used = placement.num_engines * placement.engine_size
+        used += placement.learner_gpus if placement.layout == "separate" else 0
+        assert used + placement.idle_gpus == 16
+        assert placement.idle_gpus >= 0
+        assert placement.learner_gpus <= placement.gpus_per_node
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["placement={n_gpus: 9, nnodes: 2}"], "n_gpus is 9 and placement.nnodes 2.*multiple of 2"),
+        (
+            ["placement={n_gpus: 8, layout: separate, learner_gpus: 3}", "learner.tensor_parallel=2"],
+            r"learner's 3 GPUs are no multiple of tensor_parallel \* pipeline_parallel \* context_parallel = 2: data "
+            r"parallelism would be 1.50",
+        ),
+        (
+            ["placement={n_gpus: 8, layout: separate, learner_gpus: 8}"],
+            "learner's 8 of 8 GPUs leave no node with the 1 GPUs of one engine",
+        ),
+        (
+            ["placement={n_gpus: 16, nnodes: 4}", "engine.options={tensor_parallel_size: 8}"],
+            "tensor_parallel_size 8 .* = 8 GPUs of one node, which has 4",
+        ),
+        (
+            ["placement={n_gpus: 16, nnodes: 2, layout: colocated}"],
+            "learner would have 16 GPUs, but a node has 8 .*layout=separate or mixed",
+        ),
+        (
+            ["placement={n_gpus: 8, layout: colocated}", "engine.options={tensor_parallel_size: 3}"],
+            "tensor_parallel_size=3 of engine.options does not divide the model's 32 attention heads",
+        ),
+        (
+            ["placement={n_gpus: 2, layout: separate, learner_gpus: 1}"],
+            r"separate with 1 learner GPUs: The learner needs",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_numbers_and_the_fix(config, overrides, message):
+    settings = config(*overrides)
+    with pytest.raises(UserError, match=message):
+        derive(settings, planned(settings, SHAPE), H200)
+
+
+def test_the_settings_of_workers_learner_and_engine_follow(config):
+    settings = config(
+        "placement={n_gpus: 8, layout: mixed, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}"
+    )
+    placed = derive(settings, planned(settings, SHAPE), H200)
+    result = with_placement(settings, placed, H200)
+    assert (result.workers.kind, result.workers.count, result.workers.gpus) == ("ray", 4, 2)
+    assert result.learner.ranks == 4
+    assert 0.3 < result.engine.options["gpu_memory_utilization"] < 0.9, "what the learner leaves"
+    words = " ".join(lines(placed).values())
+    assert "mixed: 8 GPUs on 1 nodes, 0 of them unused" in words
+    assert "4 GPUs of the first node: data 4 * model 1" in words
+
+
+def test_a_setting_that_says_something_else_is_named(config):
+    settings = config(
+        "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={count: 7}", "learner.ranks=2"
+    )
+    placed = derive(settings, planned(settings, SHAPE), H200)
+    with pytest.raises(UserError, match=r"workers\.count is 7 and follows .* as 4.*learner\.ranks is 2 .* as 4"):
+        with_placement(settings, placed, H200)
+
+
+def test_without_a_number_of_gpus_the_config_stays_as_it_is(config, sums_model):
+    settings = config()
+    assert place(settings, sums_model) == (settings, None)
+    check_devices(settings)
+
+
+def test_more_gpus_than_the_node_has_are_refused(config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    check_devices(config("placement.n_gpus=4"))
+    check_devices(config("placement={n_gpus: 8, nnodes: 2}"))
+    with pytest.raises(UserError, match=r"n_gpus is 8 on 1 nodes, 8 on each, but this node has 4 GPUs.*n_gpus=4"):
+        check_devices(config("placement.n_gpus=8"))
+
+
+def test_a_machine_without_gpus_can_ask_for_those_of_others(config, sums_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"this machine has no GPU.*placement.gpu=H200, with --dry-run"):
+        place(config("placement.n_gpus=8"), sums_model)
+    result, placed = place(config("placement={n_gpus: 8, gpu: H200}"), sums_model)
+    assert placed is not None
+    assert result.workers.count == placed.placement.num_engines

@@ -1,0 +1,33 @@
+"""A folder with a scripted run for workers, and Ray for a whole test module."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentloop.config_loading import load_config
+from agentloop.trainer.run_config import RunConfig
+
+_HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def steady(sums):
+    """The config of a run whose model says the same on any worker; overrides as on the command line."""
+    shutil.copy(_HERE / "steady.py", sums / "steady.py")
+
+    def config(*overrides):
+        script = [f"engine.options={{script: {sums}/steady.py:script}}", f"env.tools=[{sums}/steady.py:add]"]
+        return load_config(RunConfig, sums / "config.yaml", [*script, *overrides])
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine; workers find it running and leave it so."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()

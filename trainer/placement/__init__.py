@@ -1,0 +1,1 @@
+"""Which GPUs the learner and the engines of a run get."""

@@ -1,0 +1,26 @@
+"""`PlacementConfig`: how many GPUs a run has, from which everything else follows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentloop.config import Config
+
+
+class PlacementConfig(Config):
+    """GPUs of a run. Without `n_gpus` nothing is derived: each section says itself what it uses."""
+
+    n_gpus: int | None = Field(default=None, ge=1)
+    """GPUs of all nodes together."""
+    nnodes: int = Field(default=1, ge=1)
+    """Nodes, each with the same number of GPUs. The learner is on the one where the run is started."""
+    layout: Literal["auto", "colocated", "separate", "mixed"] = "auto"
+    """colocated: every GPU has a part of the learner and of an engine. separate: engines have GPUs of their own, and
+    sample while the learner trains. mixed: engines are on all GPUs, the learner on some of them. auto: what is
+    estimated to be fastest."""
+    learner_gpus: int | None = Field(default=None, ge=1)
+    """Of a separate or mixed layout; None: what is estimated to be fastest."""
+    gpu: str | None = None
+    """Kind of GPU, as `agentloop plan --gpu`; None: the one that is here."""

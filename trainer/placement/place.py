@@ -1,0 +1,129 @@
+"""A config whose GPUs are counted becomes one that says who uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import UserError
+from agentloop.trainer.placement.derive import Placed, derive
+from agentloop.trainer.planning import gpus as known_gpus
+from agentloop.trainer.planning.gpus import Gpu
+from agentloop.trainer.planning.memory import Precision
+from agentloop.trainer.planning.search import Run
+from agentloop.trainer.planning.step_time import Work
+from agentloop.trainer.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SIZES = {"float32": 4, "bfloat16": 2}
+_SAMPLED = 0.5
+"""Part of an episode's tokens that is sampled; the rest are prompts and what tools say."""
+_ENGINE_SHARE = 0.95
+"""Of the memory that the learner leaves: what an engine takes beside its cache is not counted to the byte."""
+
+
+def place(config: RunConfig, model: Path) -> tuple[RunConfig, Placed | None]:
+    """The config with what follows from `placement`, and the placement; as it is where `placement.n_gpus` is not set.
+
+    Reads the config.json of `model` only. Raises `UserError` where the placement is impossible or contradicts what the
+    config says elsewhere.
+    """
+    if config.placement.n_gpus is None:
+        return config, None
+    from transformers import AutoConfig
+
+    gpu = _gpu(config)
+    run = planned(config, AutoConfig.from_pretrained(model))
+    placed = derive(config, run, gpu)
+    return with_placement(config, placed, gpu), placed
+
+
+def check_devices(config: RunConfig) -> None:
+    """Raises `UserError` where this node has fewer GPUs than the placement takes for granted."""
+    wanted = config.placement
+    if wanted.n_gpus is None:
+        return
+    import torch
+
+    per_node, here = wanted.n_gpus // wanted.nnodes, torch.cuda.device_count()
+    if per_node > here:
+        raise UserError(
+            f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has {here} "
+            f"GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the nodes there are."
+        )
+
+
+def planned(config: RunConfig, hf_config: Any) -> Run:
+    """What the estimates need to know of the run."""
+    learner = config.learner
+    work = Work(
+        trajectories=config.trajectories_per_step,
+        mean_tokens=config.limits.max_tokens / 2,
+        longest=config.limits.max_tokens,
+        trained=_SAMPLED,
+        updates=learner.mini_batches,
+    )
+    return Run.of(
+        hf_config,
+        work,
+        Precision(parameter=_SIZES[learner.param_dtype], compute=_SIZES[learner.compute_dtype]),
+        concurrency=config.engine.max_concurrency,
+        reference=learner.needs_reference,
+    )
+
+
+def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
+    """Settings that follow from a placement. Raises `UserError` where one is set to something else."""
+    placement = placed.placement
+    workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
+    faults = [
+        f"{section}.{name} is {value} and follows from the placement as {derived[name]}: leave it out."
+        for section, settings, derived in (
+            ("workers", config.workers, workers),
+            ("learner", config.learner, {"ranks": placement.learner_gpus}),
+        )
+        for name in derived
+        if name in settings.model_fields_set and (value := getattr(settings, name)) not in (derived[name], None)
+    ]
+    if faults:
+        raise UserError(f"This placement contradicts the config. {' '.join(faults)}")
+    options = dict(config.engine.options)
+    if placement.layout != "separate" and config.engine.name == "vllm":
+        share = round(_ENGINE_SHARE * placed.engine_memory / gpu.memory, 2)
+        options.setdefault("gpu_memory_utilization", share)
+    return config.model_copy(
+        update={
+            "workers": config.workers.model_copy(update=workers),
+            "learner": config.learner.model_copy(update={"ranks": placement.learner_gpus}),
+            "engine": config.engine.model_copy(update={"options": options}),
+        }
+    )
+
+
+def lines(placed: Placed) -> dict[str, str]:
+    """For people."""
+    return placed.placement.lines() | {
+        "a step": f"about {placed.step_seconds:.1f} s: {placed.training_seconds:.1f} s of training, "
+        f"{placed.rollout_seconds:.1f} s of rollout (estimated)"
+    }
+
+
+def _gpu(config: RunConfig) -> Gpu:
+    if config.placement.gpu is not None:
+        return known_gpus.find(config.placement.gpu)
+    import torch
+
+    if not torch.cuda.device_count():
+        raise UserError(
+            f"placement.n_gpus is {config.placement.n_gpus}, but this machine has no GPU. To see where a run on other "
+            "machines would be placed, name theirs: placement.gpu=H200, with --dry-run."
+        )
+    properties = torch.cuda.get_device_properties(0)
+    name = next((name for name in known_gpus.KNOWN if name.lower() in properties.name.lower()), None)
+    if name is None:
+        raise UserError(
+            f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its memory, "
+            "such as placement.gpu=A100-80GB:48."
+        )
+    return known_gpus.find(f"{name}:{properties.total_memory / 2**30:.0f}")

@@ -1,0 +1,98 @@
+"""`Placement`: the learner and the engines of a run on its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+LayoutName = Literal["colocated", "separate", "mixed"]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Placement:
+    """Learner ranks are the first GPUs of the first node; engines follow each other on the GPUs that they have."""
+
+    layout: LayoutName
+    nnodes: int
+    gpus_per_node: int
+    learner_gpus: int
+    model_parallel: int = 1
+    """GPUs that one copy of the learner's model is spread over: tp * pp * cp."""
+    engine_tensor: int = 1
+    engine_pipeline: int = 1
+
+    @property
+    def n_gpus(self) -> int:
+        return self.nnodes * self.gpus_per_node
+
+    @property
+    def engine_size(self) -> int:
+        """GPUs of one engine."""
+        return self.engine_tensor * self.engine_pipeline
+
+    @property
+    def data_parallel(self) -> int:
+        """Learner ranks that have sequences of their own."""
+        return self.learner_gpus // self.model_parallel
+
+    @property
+    def engines_of_nodes(self) -> list[int]:
+        """Engines on each node: an engine is whole on one."""
+        separate = self.learner_gpus if self.layout == "separate" else 0
+        free = [self.gpus_per_node - separate] + [self.gpus_per_node] * (self.nnodes - 1)
+        return [gpus // self.engine_size for gpus in free]
+
+    @property
+    def num_engines(self) -> int:
+        return sum(self.engines_of_nodes)
+
+    @property
+    def shared_engines(self) -> int:
+        """Engines on GPUs of the learner: they stand still while it trains."""
+        return 0 if self.layout == "separate" else -(-self.learner_gpus // self.engine_size)
+
+    @property
+    def idle_gpus(self) -> int:
+        """That neither the learner nor an engine uses."""
+        learner_only = self.learner_gpus if self.layout == "separate" else 0
+        return self.n_gpus - learner_only - self.num_engines * self.engine_size
+
+    def problems(self) -> Iterator[str]:
+        """Sentences with the numbers and what to change."""
+        if self.learner_gpus > self.gpus_per_node:
+            yield (
+                f"The learner would have {self.learner_gpus} GPUs, but a node has {self.gpus_per_node} and the learner "
+                f"is on one node. Set placement.learner_gpus={self.gpus_per_node} or less, or "
+                f"placement.layout=separate or mixed."
+            )
+        if self.learner_gpus % self.model_parallel:
+            yield (
+                f"The learner's {self.learner_gpus} GPUs are no multiple of tensor_parallel * pipeline_parallel * "
+                f"context_parallel = {self.model_parallel}: data parallelism would be "
+                f"{self.learner_gpus / self.model_parallel:.2f}. Set placement.learner_gpus to a multiple of "
+                f"{self.model_parallel}, or lower these."
+            )
+        if self.engine_size > self.gpus_per_node:
+            yield (
+                f"An engine needs tensor_parallel_size {self.engine_tensor} * pipeline_parallel_size "
+                f"{self.engine_pipeline} = {self.engine_size} GPUs of one node, which has {self.gpus_per_node}. Lower "
+                "tensor_parallel_size in engine.options."
+            )
+        elif self.num_engines == 0:
+            yield (
+                f"The learner's {self.learner_gpus} of {self.n_gpus} GPUs leave no node with the {self.engine_size} GPUs "
+                "of one engine. Lower placement.learner_gpus or tensor_parallel_size in engine.options, or raise "
+                "placement.n_gpus."
+            )
+
+    def lines(self) -> dict[str, str]:
+        """For people."""
+        parts = f"data {self.data_parallel} * model {self.model_parallel}"
+        where = {"colocated": "the same GPUs", "separate": "GPUs of their own", "mixed": "all GPUs"}[self.layout]
+        engines = " + ".join(str(count) for count in self.engines_of_nodes)
+        return {
+            "placement": f"{self.layout}: {self.n_gpus} GPUs on {self.nnodes} nodes, {self.idle_gpus} of them unused",
+            "learner": f"{self.learner_gpus} GPUs of the first node: {parts}",
+            "engines": f"{self.num_engines} of {self.engine_size} GPUs each on {where} ({engines} by node)",
+        }
