@@ -36,8 +36,8 @@ def derive(config: RunConfig, run: Run, gpu: Gpu) -> Placed:
     assert wanted.n_gpus is not None, "there is something to derive"
     if wanted.n_gpus % wanted.nnodes:
         raise UserError(
-            f"placement.n_gpus is {wanted.n_gpus} and placement.nnodes {wanted.nnodes}: nodes must have the same number "
-            f"of GPUs. Set n_gpus to a multiple of {wanted.nnodes}."
+            f"placement.n_gpus is {wanted.n_gpus} and placement.nnodes {wanted.nnodes}: nodes must have the same "
+            f"number of GPUs. Set n_gpus to a multiple of {wanted.nnodes}."
         )
     reasons: list[str] = []
     found: list[Placed] = []

@@ -49,8 +49,9 @@ def check_devices(config: RunConfig) -> None:
     per_node, here = wanted.n_gpus // wanted.nnodes, torch.cuda.device_count()
     if per_node > here:
         raise UserError(
-            f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has {here} "
-            f"GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the nodes there are."
+            f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
+            f"{here} GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the number of "
+            "nodes."
         )
 
 
@@ -123,7 +124,7 @@ def _gpu(config: RunConfig) -> Gpu:
     name = next((name for name in known_gpus.KNOWN if name.lower() in properties.name.lower()), None)
     if name is None:
         raise UserError(
-            f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its memory, "
-            "such as placement.gpu=A100-80GB:48."
+            f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its "
+            "memory, such as placement.gpu=A100-80GB:48."
         )
     return known_gpus.find(f"{name}:{properties.total_memory / 2**30:.0f}")

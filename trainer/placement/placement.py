@@ -81,8 +81,8 @@ class Placement:
             )
         elif self.num_engines == 0:
             yield (
-                f"The learner's {self.learner_gpus} of {self.n_gpus} GPUs leave no node with the {self.engine_size} GPUs "
-                "of one engine. Lower placement.learner_gpus or tensor_parallel_size in engine.options, or raise "
+                f"The learner's {self.learner_gpus} of {self.n_gpus} GPUs leave no node with the {self.engine_size} "
+                "GPUs of one engine. Lower placement.learner_gpus or tensor_parallel_size in engine.options, or raise "
                 "placement.n_gpus."
             )
 
