@@ -50,8 +50,8 @@ def check_devices(config: RunConfig) -> None:
     if per_node > here:
         raise UserError(
             f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
-            f"{here} GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the number of "
-            "nodes."
+            f"{here} GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the nodes "
+            "that there are."
         )
 
 
