@@ -41,9 +41,11 @@ def workers_of(workers):
     return [slot.worker for slot in workers._slots if slot.worker is not None]
 
 
-async def until(condition):
-    """Nothing tells a test what happens in other processes."""
-    while not condition():  # noqa: ASYNC110
+async def until(condition, playing=None):
+    """Nothing tells a test what happens in other processes. Raises what ended `playing`."""
+    while not condition():
+        if playing is not None and playing.done():
+            playing.result()
         await asyncio.sleep(0.02)
 
 
@@ -91,9 +93,9 @@ async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
     (sums / "gate").touch()  # all calls of the tool wait
     (order,) = make_orders("x", [3], n=4, seed=1)
     playing = asyncio.create_task(workers.play(order))
-    await until(lambda: workers_of(workers)[0].orders)
+    await until(lambda: workers_of(workers)[0].orders, playing)
     (opened,) = workers_of(workers)[0].orders
-    await until(lambda: opened.missing and len(opened.turns) == len(opened.missing) and all(opened.turns.values()))
+    await until(lambda: opened.missing and len(opened.turns) == len(opened.missing), playing)
     handed_over = len(opened.missing)
     assert 0 < handed_over < 4, "some call the tool, some do not"
     sampled = (sums / "log").read_text().splitlines()
@@ -115,7 +117,7 @@ async def test_a_worker_whose_loop_stands_still_is_named_and_replaced(steady, su
     (order,) = make_orders("x", [3], n=4, seed=1)
     with caplog.at_level(logging.WARNING):
         playing = asyncio.create_task(workers.play(order))
-        await until(lambda: workers.failures["hung"])
+        await until(lambda: workers.failures["hung"], playing)
         (sums / "stuck").unlink()
         assert len((await playing).trajectories) == 4
     message = next(record.getMessage() for record in caplog.records if "hung" in record.getMessage())
