@@ -13,6 +13,7 @@ __all__ = ["Engine", "FinishReason", "Generation", "SamplingParams", "create"]
 _ENGINES = {
     "hf": ("agentloop.engines.hf", "HfEngine"),
     "scripted": ("agentloop.engines.scripted", "ScriptedEngine"),
+    "sglang": ("agentloop.engines.sglang", "SglangEngine"),
     "simulated": ("agentloop.engines.simulated", "SimulatedEngine"),
     "vllm": ("agentloop.engines.vllm", "VllmEngine"),
 }

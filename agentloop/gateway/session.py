@@ -164,7 +164,7 @@ class Session:
 
     async def _images(self, messages: Sequence[Message]) -> Images:
         """The pictures of messages as the model sees them, ready to be placed."""
-        images, vision = images_of(messages), getattr(self._renderer, "vision", None)
+        images, vision = images_of(messages), self._renderer.vision
         if not images or vision is None:
             return lambda _ids, _start: ()
         seen = await asyncio.to_thread(lambda: [vision.see(image) for image in images])
