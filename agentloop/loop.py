@@ -9,6 +9,7 @@ what would have been shown after it is in `Trajectory.messages` only.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -61,17 +62,24 @@ class AgentLoop:
         """For agent programs, by where they are served."""
 
     async def run(
-        self, env: Env, *, trajectory_id: str = "", group_id: str = "", seed: int = 0, temperature: float | None = None
+        self,
+        env: Env,
+        *,
+        trajectory_id: str = "",
+        group_id: str = "",
+        seed: int = 0,
+        temperature: float | None = None,
+        top_p: float | None = None,
     ) -> Trajectory:
         """Play `env` to its end and judge it.
 
         `trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as far as
-        the engine is. `temperature` replaces the loop's. Failures of the engine, the environment, its tools and the
-        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the coroutine
-        releases everything.
+        the engine is. `temperature` and `top_p` replace the loop's. Failures of the engine, the environment, its tools
+        and the reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the
+        coroutine releases everything.
         """
         trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
-        episode = self._episode(env, trajectory, seed, self.temperature if temperature is None else temperature)
+        episode = self._with(temperature, top_p)._episode(env, trajectory, seed)
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
@@ -88,18 +96,27 @@ class AgentLoop:
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 
-    def _episode(self, env: Env, trajectory: Trajectory, seed: int, temperature: float) -> _Episode | ProgramEpisode:
+    def _with(self, temperature: float | None, top_p: float | None) -> AgentLoop:
+        """The same loop with other sampling; None changes nothing."""
+        if temperature is None and top_p is None:
+            return self
+        other = copy.copy(self)
+        other.temperature = self.temperature if temperature is None else temperature
+        other.top_p = self.top_p if top_p is None else top_p
+        return other
+
+    def _episode(self, env: Env, trajectory: Trajectory, seed: int) -> _Episode | ProgramEpisode:
         if not isinstance(env, AgentProgram):
-            return _Episode(self, env, trajectory, seed, temperature)
+            return _Episode(self, env, trajectory, seed)
         from agentloop.gateway.episode import ProgramEpisode
 
-        return ProgramEpisode(self, env, trajectory, seed, temperature)
+        return ProgramEpisode(self, env, trajectory, seed)
 
 
 class _Episode:
     """One run of the loop: what changes from turn to turn."""
 
-    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int, temperature: float) -> None:
+    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int) -> None:
         self.engine = loop.engine
         self.renderer = loop.renderer
         self.limits = loop.limits
@@ -107,7 +124,6 @@ class _Episode:
         self.env = env
         self.trajectory = trajectory
         self.seed = seed
-        self.temperature = temperature
         self.clock = asyncio.get_running_loop().time
         self.schemas: Sequence[dict[str, Any]] = ()
         self.sessions: ToolSessions | None = None
@@ -175,7 +191,7 @@ class _Episode:
         room = self.max_tokens - len(self.trajectory)
         params = SamplingParams(
             max_tokens=min(room, self.limits.max_turn_tokens),
-            temperature=self.temperature,
+            temperature=self.loop.temperature,
             top_p=self.loop.top_p,
             top_k=self.loop.top_k,
             stop_token_ids=self.renderer.stop_token_ids,

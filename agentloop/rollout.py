@@ -34,6 +34,15 @@ class GroupSpec:
     """Episode k of the group runs with seed * n + k."""
     temperature: float | None = None
     """None: that of the agent loop."""
+    top_p: float | None = None
+    """As `temperature`."""
+    places: Sequence[int] | None = None
+    """Which of the n episodes are played; None: all."""
+
+    @property
+    def played(self) -> Sequence[int]:
+        """Places of the episodes that are played."""
+        return range(self.n) if self.places is None else self.places
 
 
 @dataclass(slots=True)
@@ -68,7 +77,7 @@ class RolloutWorker:
         with _collecting_less():
             async with asyncio.TaskGroup() as tasks:
                 episodes = [
-                    [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in range(spec.n)] for spec in specs
+                    [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in spec.played] for spec in specs
                 ]
                 self._count(episodes)
         return [
@@ -109,6 +118,7 @@ class RolloutWorker:
             group_id=spec.group_id,
             seed=spec.seed * spec.n + k,
             temperature=spec.temperature,
+            top_p=spec.top_p,
         )
 
 

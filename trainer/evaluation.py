@@ -27,6 +27,7 @@ async def evaluate(
         seed=config.run.seed,
         split="eval",
         temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
     )
     groups = await play_all(workers, orders, on_trajectory)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

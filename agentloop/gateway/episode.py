@@ -20,15 +20,12 @@ class ProgramEpisode:
     """Runs the program under the limits. `trajectory` becomes the token stream of its last turn, with the other
     streams as branches."""
 
-    def __init__(
-        self, loop: AgentLoop, env: AgentProgram, trajectory: Trajectory, seed: int, temperature: float
-    ) -> None:
+    def __init__(self, loop: AgentLoop, env: AgentProgram, trajectory: Trajectory, seed: int) -> None:
         self.trajectory = trajectory
         self.clock = asyncio.get_running_loop().time
         self._loop = loop
         self._env = env
         self._seed = seed
-        self._temperature = temperature
 
     async def play(self) -> StopReason:
         """Run the program to its end. Raises `UserError` where no episode could ever work."""
@@ -36,7 +33,13 @@ class ProgramEpisode:
         place = (env.host, env.advertised)
         if place not in loop.gateways:
             loop.gateways[place] = Gateway(loop.engine, loop.renderer, host=env.host, advertised=env.advertised)
-        sampling = Sampling(temperature=self._temperature, top_p=loop.top_p, top_k=loop.top_k, chosen_by=env.sampling)
+        sampling = Sampling(
+            temperature=loop.temperature,
+            top_p=loop.top_p,
+            top_k=loop.top_k,
+            stop_strings=loop.stop_strings,
+            chosen_by=env.sampling,
+        )
         async with loop.gateways[place].session(
             limits=loop.limits, sampling=sampling, trajectory_id=self.trajectory.trajectory_id, seed=self._seed
         ) as (session, endpoint):

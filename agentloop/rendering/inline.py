@@ -89,6 +89,19 @@ class InlineRenderer(TemplateRenderer):
         call = ToolCall(self.inline.tool, {self.inline.argument: argument}, f"{call_id_prefix}0")
         return ParsedTurn(said.strip(), None, (call,))
 
+    def write(self, message: Message) -> list[int]:
+        """An assistant message as the model is to sample it: what `parse` reads. Its text is trusted, as that of a
+        template; it may have one call."""
+        text = text_of(message["content"])
+        if reasoning := message.get("reasoning_content"):
+            text = f"<think>\n{reasoning}\n</think>\n\n{text}"
+        calls = message.get("tool_calls", ())
+        for call in calls:
+            argument = call["function"]["arguments"][self.inline.argument]
+            inside = f"\n```\n{argument}\n```\n" if self.inline.fenced else argument
+            text += f"{self.inline.opening}{inside}{self.inline.closing}"
+        return self.encoder.encode_rendered(text) + ([] if calls else [self.stop_token_ids[0]])
+
     def _has_ended(self, sampled: Sequence[int]) -> bool:
         return bool(len(sampled)) and sampled[-1] in self._end_ids
 

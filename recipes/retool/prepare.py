@@ -2,8 +2,8 @@
 
     python -m agentloop.recipes.retool.prepare [FOLDER]
 
-FOLDER (default: data/ beside this file) gets dapo_math_17k.jsonl, aime_2025.jsonl and sft.jsonl. Needs the package
-`datasets` and a network.
+FOLDER (default: data/ beside this file) gets dapo_math_17k.jsonl, aime_2025.jsonl and sft.jsonl, and each once more in
+the paper's format (paper_dapo_math_17k.jsonl, ...). Needs the package `datasets` and a network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.recipes.common.jsonl import write_rows
-from agentloop.recipes.retool.traces import TraceError, as_messages
+from agentloop.recipes.retool.paper import PROMPT, paper_rows
+from agentloop.recipes.retool.traces import TraceError, as_messages, question_of
 
 ANSWER_FORMAT = "\nThe answer format must be: \\boxed{'The final answer goes here.'}"
 """What verl's recipe writes behind every question."""
@@ -52,6 +53,17 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
         print(f"{num_left_out} traces are not in the paper's format and left out", file=sys.stderr)
 
 
+def paper_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """The same conversations as they are: a question, and one answer with programs and their output."""
+    for row in rows:
+        try:
+            as_messages(row)
+        except TraceError:
+            continue
+        asked = PROMPT.format(question=question_of(row))
+        yield {"messages": [{"role": "user", "content": asked}, dict(row["messages"][1])]}
+
+
 def _row(identifier: str, question: str, answer: object) -> Row:
     return {
         "id": identifier,
@@ -71,8 +83,12 @@ def main() -> None:
         ("aime_2025", "yentinglin/aime_2025", aime_rows),
         ("sft", "JoeYing/ReTool-SFT", sft_rows),
     ):
+        rows = load_dataset(source, split="train")
         path = folder / f"{name}.jsonl"
-        print(f"{path}: {write_rows(path, convert(load_dataset(source, split='train')))} rows")
+        print(f"{path}: {write_rows(path, convert(rows))} rows")
+        in_paper = paper_sft_rows(rows) if convert is sft_rows else paper_rows(convert(rows), ANSWER_FORMAT)
+        path = folder / f"paper_{name}.jsonl"
+        print(f"{path}: {write_rows(path, in_paper)} rows")
 
 
 if __name__ == "__main__":

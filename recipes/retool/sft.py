@@ -1,8 +1,9 @@
 """ReTool's first stage: supervised training on conversations with calls, on what the assistant writes only.
 
-    python -m agentloop.recipes.retool.sft MODEL DATA.jsonl FOLDER [--epochs 6] [--batch-size 32] [--lr 1e-5]
+    python -m agentloop.recipes.retool.sft MODEL DATA.jsonl FOLDER [--paper] [--epochs 6] [--batch-size 32] [--lr 1e-5]
 
-DATA has a conversation a line, as `messages`; FOLDER gets the model. One process and one device.
+DATA has a conversation a line, as `messages`, with --paper in the paper's format; FOLDER gets the model. One process,
+one device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.dataset import load_dataset
 from agentloop.errors import UserError
+from agentloop.recipes.retool.paper import FORMAT
+from agentloop.recipes.retool.paper import to_trajectory as paper_trajectory
 from agentloop.recipes.tiny.traces import to_trajectory
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ def train(
     data: str,
     folder: Path,
     *,
+    paper: bool = False,
     epochs: int = 6,
     batch_size: int = 32,
     lr: float = 1e-5,
@@ -42,9 +46,13 @@ def train(
     from agentloop.trainer.batch import supervised_batch
     from agentloop.trainer.learner import LearnerConfig, create
 
-    renderer = renderer_for(model)
-    tools = _schemas()
-    traces = [to_trajectory(row["messages"], renderer, tools) for row in load_dataset(data)]
+    conversations = [row["messages"] for row in load_dataset(data)]
+    if paper:
+        in_one_turn = renderer_for(model, inline=FORMAT)
+        traces = [paper_trajectory(messages, in_one_turn) for messages in conversations]
+    else:
+        renderer, tools = renderer_for(model), _schemas()
+        traces = [to_trajectory(messages, renderer, tools) for messages in conversations]
     kept = [trace for trace in traces if len(trace) <= max_tokens]
     if not kept:
         raise UserError(f"None of the {len(traces)} conversations in {data} has {max_tokens} tokens or fewer.")
@@ -86,6 +94,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("data")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--paper", action="store_true")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-5)

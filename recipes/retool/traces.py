@@ -23,12 +23,15 @@ class TraceError(ValueError):
 def as_messages(row: Mapping[str, Any]) -> list[Message]:
     """A row of JoeYing/ReTool-SFT, whose `messages` are the question in its prompt and the whole answer, as one
     conversation. Raises `TraceError`."""
-    asked, answered = (str(message["content"]) for message in row["messages"][:2])
-    _, mark, question = asked.partition(_QUESTION)
+    return [{"role": "user", "content": question_of(row)}, *_turns(str(row["messages"][1]["content"]))]
+
+
+def question_of(row: Mapping[str, Any]) -> str:
+    """The question in a row's prompt, which ends with how to answer. Raises `TraceError`."""
+    _, mark, question = str(row["messages"][0]["content"]).partition(_QUESTION)
     if not mark:
         raise TraceError(f"the first message has no {_QUESTION!r}")
-    question = question.replace("<answer>", "").replace("</answer>", "").strip()
-    return [{"role": "user", "content": question}, *_turns(answered)]
+    return question.replace("<answer>", "").replace("</answer>", "").strip()
 
 
 def _turns(text: str) -> list[Message]:

@@ -18,6 +18,7 @@ from agentloop.recipes.tiny.traces import to_trajectory
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import ToolSchemas
+    from agentloop.rendering.inline import InlineFormat
 
 Draw = Callable[[random.Random], list[Message]]
 """One synthetic episode."""
@@ -37,19 +38,21 @@ def fine_tune(
     shown_traces: int = 4,
     seed: int = 0,
     device: Literal["cpu", "cuda"] = "cpu",
+    inline: InlineFormat | None = None,
     on_update: OnUpdate | None = None,
 ) -> Path:
     """Train the model in `start` on what `draw` gives and write it, in bfloat16, to `folder`.
 
     `shown_traces` of each update show the tools in their prompt, as all episodes later do. The schemas are always the
     same, and most of a trace's tokens; the other traces leave them out, which makes the training twice as fast.
+    `inline`: how calls are written, where not as the template has them.
     """
     from agentloop.rendering import renderer_for
     from agentloop.trainer.batch import supervised_batch
     from agentloop.trainer.learner import LearnerConfig, create
 
     rng = random.Random(seed)
-    renderer = renderer_for(start)
+    renderer = renderer_for(start, inline=inline)
     learner = create(
         LearnerConfig(
             model=str(start),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from agentloop.messages import Message, ToolCall, images_of
 from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
+from agentloop.rendering.inline import InlineRenderer
 from agentloop.trajectory import NO_VERSION, SegmentKind, Trajectory
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: 
     sampled: list[int] = []
     for message in messages[first_turn:]:
         if message["role"] == "assistant":
-            end = [renderer.stop_token_ids[0]]
-            sampled = renderer.encoder.encode_rendered(turn_text(message)) + end
+            sampled = _turn(message, renderer)
             num = len(sampled)
             trajectory.append(SegmentKind.SAMPLED, sampled, logprobs=[0.0] * num, versions=[NO_VERSION] * num)
         else:
@@ -96,3 +96,9 @@ def _show(
     vision = renderer.vision
     seen = [] if vision is None else [vision.see(image) for image in images_of(messages)]
     trajectory.append(kind, ids, images=vision.place(ids, seen, len(trajectory)) if vision is not None else ())
+
+
+def _turn(message: Message, renderer: TemplateRenderer) -> list[int]:
+    if isinstance(renderer, InlineRenderer):
+        return renderer.write(message)
+    return [*renderer.encoder.encode_rendered(turn_text(message)), renderer.stop_token_ids[0]]

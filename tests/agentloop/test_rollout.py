@@ -1,10 +1,14 @@
 """`RolloutWorker`: groups in order, bounded concurrency, failures that stay their own."""
 
 import asyncio
+from pathlib import Path
 
 from agentloop import AgentLoop, Env, Observation, StopReason
 from agentloop.engines.scripted import ScriptedEngine
 from agentloop.rollout import GroupSpec, RolloutWorker
+
+MODEL = Path(__file__).parents[2] / "recipes" / "tiny" / "checkpoint"
+"""Has the tokenizer of these tests."""
 
 
 class Quiz(Env):
@@ -56,3 +60,23 @@ def test_an_environment_that_cannot_be_made_fails_alone(renderer, ids_of):
     assert bad.trajectories[0].failures == {"env": 1}
     assert "no such board" in bad.trajectories[0].error
     assert good.trajectories[0].stop_reason is StopReason.COMPLETED
+
+
+def test_a_group_may_be_sampled_otherwise(renderer, ids_of):
+    asked = []
+
+    def script(trajectory_id, turn, prompt, params):
+        asked.append((params.temperature, params.top_p, params.stop_strings))
+        return ids_of("hi<|im_end|>")
+
+    engine = ScriptedEngine(script, model=str(MODEL))
+    loop = AgentLoop(engine, renderer, temperature=0.8, top_p=0.9, stop_strings=["</answer>"])
+    specs = [
+        spec("a", 1),
+        GroupSpec("b", lambda: Quiz("b"), 1, temperature=0.0),
+        GroupSpec("c", lambda: Quiz("c"), 1, top_p=0.5),
+        spec("d", 1),
+    ]
+    for each in specs:
+        asyncio.run(RolloutWorker(loop).run_groups([each]))
+    assert asked == [(0.8, 0.9, ("</answer>",)), (0.0, 0.9, ("</answer>",)), (0.8, 0.5, ("</answer>",)), asked[0]]
