@@ -15,7 +15,7 @@ from agentloop.config_loading import validated
 from agentloop.envs.rewards import BUILT_IN, load_reward
 from agentloop.loading import load_object
 from agentloop.tools import registry
-from agentloop.trainer.run_config import DataConfig, EnvConfig
+from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("tools.md", "rewards.md", "datasets.md")
@@ -42,6 +42,8 @@ def check_config(config: dict, page: str) -> None:
     if "env" in config:
         env = validated(EnvConfig, config["env"], page)
         load_reward(env.reward, env.reward_options)
+    if "rendering" in config:
+        validated(RenderingConfig, config["rendering"], page)
 
 
 @pytest.mark.parametrize("page", PAGES)
