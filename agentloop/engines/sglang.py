@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.sglang_client import Part, SglangClient
 from agentloop.engines.sglang_server import SglangServer
+from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.vllm_sync import checkpoint_shapes, write_weights
 from agentloop.errors import EngineError, UserError
 
@@ -31,8 +32,9 @@ class SglangEngine:
     """A server of its own, or the one at `url`, which must serve `model` to nobody else: pausing ends all requests.
 
     `server_args` are further options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not
-    taken yet. A seed holds where the server runs with {"enable_deterministic_inference": True}. Log-probabilities are
-    those of the whole distribution at the temperature; at temperature 0, those at temperature 1.
+    taken yet. Stop strings are looked for when a turn has ended: what was sampled behind one is thrown away. A seed
+    holds where the server runs with {"enable_deterministic_inference": True}. Log-probabilities are those of the whole
+    distribution at the temperature; at temperature 0, those at temperature 1.
 
     SGLang cannot say which of a turn's tokens were sampled before its weights changed. So a pause ends the running
     requests, which give what they have, and they are sent again when it goes on: each part is of one version. Their
@@ -75,6 +77,7 @@ class SglangEngine:
         self._client = SglangClient(url or "")
         self._start_seconds = start_seconds
         self._weights_folder = Path(weights_folder)
+        self._stops = StopFinder(self._model)
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._running: set[str] = set()
         """Requests that the server works on."""
@@ -132,6 +135,7 @@ class SglangEngine:
         if not 0 < num_prompt < self.max_model_len:
             raise EngineError(f"a prompt of {num_prompt} tokens; the engine takes 1 to {self.max_model_len - 1}")
         end = min(num_prompt + params.max_tokens, self.max_model_len)
+        stops = self._stops.of(params.stop_strings)
         key = f"{self._updates}"
         logprobs, versions = array("f"), array("i")
         reason: FinishReason | None = None
@@ -145,6 +149,9 @@ class SglangEngine:
             logprobs += part.logprobs
             versions += array("i", [version]) * len(part.ids)
             reason = self._finish_reason(part, tokens, params, end)
+            if stops is not None and (length := stops.end(tokens[num_prompt:])) is not None:
+                reason = FinishReason.STOP
+                del tokens[num_prompt + length :], logprobs[length:], versions[length:]
         return Generation(array("i", tokens[num_prompt:]), logprobs, versions, reason)
 
     def _finish_reason(

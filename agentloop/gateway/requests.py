@@ -106,7 +106,7 @@ class ChatRequest:
             temperature=read.temperature,
             top_p=read.top_p,
             top_k=None if read.top_k is None else max(read.top_k, 0),
-            stop=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop or ()),
+            stop=tuple(filter(None, [read.stop] if isinstance(read.stop, str) else read.stop or ())),
             seed=read.seed,
             logprobs=bool(read.logprobs),
             stream=bool(read.stream),

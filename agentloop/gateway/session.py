@@ -17,7 +17,7 @@ from agentloop.gateway.chat_messages import conversation_keys
 from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.errors import ApiError
 from agentloop.gateway.requests import ChatRequest
-from agentloop.gateway.stops import cut_at_stop, without_stop
+from agentloop.gateway.stops import without_stop
 from agentloop.limits import Limits, StopReason
 from agentloop.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
 from agentloop.offloading import off_loop
@@ -37,9 +37,12 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    stop_strings: tuple[str, ...] = ()
+    """Beside those of the request."""
     chosen_by: Chooser = "run"
-    """`run`: these hold, whatever a request asks for, and each call has a seed of its own: a learner scores tokens at
-    one temperature, and episodes of a group that all say `seed=0` would be equal. `client`: these are defaults."""
+    """`run`: temperature, top_p and top_k hold, whatever a request asks for, and each call has a seed of its own: a
+    learner scores tokens at one temperature, and episodes of a group that all say `seed=0` would be equal. `client`:
+    they are defaults."""
 
 
 class Session:
@@ -216,12 +219,13 @@ class Session:
             top_p=top_p,
             top_k=top_k,
             stop_token_ids=self._renderer.stop_token_ids,
+            stop_strings=(*sampling.stop_strings, *request.stop),
             seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
         )
 
     async def _finish(self, place: Place, generation: Generation, tag: bytes) -> Completion:
         request = place.request
-        generation, parsed = await off_loop(len(generation.ids), self._read, request, generation, tag)
+        parsed = await off_loop(len(generation.ids), self._read, request, generation, tag)
         self._count(parsed)
         completion = Completion(request, place.prompt, generation, parsed, tag.hex())
         # Nothing below waits: the turn is in its stream, and can be gone on from, before its client knows it.
@@ -230,16 +234,14 @@ class Session:
         self._conversations.add(place, generation, parsed.message() | {"content": said["content"] or ""}, key)
         return completion
 
-    def _read(self, request: ChatRequest, generation: Generation, tag: bytes) -> tuple[Generation, ParsedTurn]:
-        """The turn, up to the first stop string, and what it says."""
-        generation = cut_at_stop(generation, request.stop, self._renderer)
+    def _read(self, request: ChatRequest, generation: Generation, tag: bytes) -> ParsedTurn:
         parsed = self._renderer.parse(
             generation.ids,
             complete=generation.finish_reason is FinishReason.STOP and request.reads_calls,
             tools=request.tools,
             call_id_prefix=f"call_{tag.hex()[:12]}_",
         )
-        return generation, without_stop(parsed, request.stop)
+        return without_stop(parsed, request.stop)
 
     def _count(self, parsed: ParsedTurn) -> None:
         invalid = sum(isinstance(call, InvalidCall) for call in parsed.calls)

@@ -11,6 +11,9 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from agentloop import engines
 from agentloop.engines import sglang_client
@@ -126,6 +129,20 @@ async def test_what_ends_a_turn(make):
     assert (len(full.ids), full.finish_reason) == (4, FinishReason.LENGTH)
     with pytest.raises(EngineError, match="20 tokens"):
         await short.generate([5] * 20, params, trajectory_id="d")
+
+
+async def test_stop_strings(make, folder):
+    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    engine = await make()
+    prompt = prompts_of(1)[0]
+    free = await engine.generate(prompt, SamplingParams(max_tokens=12, seed=5), trajectory_id="a")
+    end = next(i for i in range(3, 12) if free.ids[i] not in free.ids[:i])
+    params = SamplingParams(max_tokens=12, seed=5, stop_strings=(f"w{free.ids[end]}",))
+    got = await engine.generate(prompt, params, trajectory_id="b")
+    first = next(i for i in range(12) if f"w{free.ids[i]}".startswith(f"w{free.ids[end]}"))
+    assert (list(got.ids), got.finish_reason) == (list(free.ids[: first + 1]), FinishReason.STOP)
+    assert list(got.logprobs) == list(free.logprobs[: first + 1])
 
 
 async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(make):

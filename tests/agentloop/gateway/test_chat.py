@@ -1,6 +1,7 @@
 """The chat API through the official client: what comes back, and which tokens it leaves."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
 from agentloop.trajectory import SegmentKind
 
+CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n</tool_call>'
 TOOLS = [
@@ -204,18 +206,17 @@ async def test_a_cut_turn_has_no_calls_and_can_be_gone_on_from(recorder, serving
     assert session.num_calls == 0
 
 
-async def test_stop_strings_end_a_turn_with_the_token_that_completes_one(recorder, serving, ask, ids_of):
-    engine = recorder("Thought: add. Observation: 7 and more" + END, "5" + END)
+async def test_stop_strings_end_a_turn_with_the_token_that_completes_one(serving, ask, ids_of):
+    said = ids_of("Thought: add. Observation: 7 and more" + END)
+    engine = ScriptedEngine([said], model=CHECKPOINT)
     messages = [{"role": "user", "content": "2 + 3?"}]
     async with serving(engine) as (client, session):
-        first = await ask(client, messages, stop=["Observation:", "never"])
+        first = await ask(client, messages, stop=["Observation:", "never", ""])
         assert (first.finish_reason, first.message.content) == ("stop", "Thought: add.")
         await ask(client, [*messages, first.message, {"role": "user", "content": "Observation: 5"}])
     (stream,) = session.trajectories()
-    kept = of_kind(stream, SegmentKind.SAMPLED)[0]
-    assert kept == list(engine.sampled[0].ids)[: len(kept)]
-    assert kept == ids_of("Thought: add. Observation:")
-    assert stream.logprobs[stream.loss_mask].tolist()[: len(kept)] == list(engine.sampled[0].logprobs)[: len(kept)]
+    assert of_kind(stream, SegmentKind.SAMPLED) == [ids_of("Thought: add. Observation:"), said]
+    assert of_kind(stream, SegmentKind.TEMPLATE) == [ids_of(END + "\n")]
 
 
 async def test_without_tool_choice_nothing_is_read_as_a_call(recorder, serving, ask):
