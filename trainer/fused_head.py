@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentloop.trainer.head_chunks import HeadGradient, chunks
 from agentloop.trainer.kernels import softmax
+from agentloop.trainer.kernels.softmax import Vocabulary
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """(logprobs, entropy, rows) of the tokens `rows` to their loss, a scalar; differentiable, and a sum over tokens."""
@@ -29,16 +30,20 @@ def head_loss(
     *,
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
+    vocabulary: Vocabulary = softmax,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, float32 scalar, and detached the log-probabilities and entropies, float32 [num_tokens].
 
     Arguments as of `token_logprobs`. `chunk_loss` is called for one chunk after the other and must be a sum over
-    tokens: its gradient with respect to a token's values may not depend on other tokens. Raises `ValueError` for a
-    temperature that is not above 0.
+    tokens: its gradient with respect to a token's values may not depend on other tokens. Where `weight` has a part of
+    the vocabulary, `vocabulary` says how the parts belong together, and the gradient of `hidden` is that part's. Raises
+    `ValueError` for a temperature that is not above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 to train, got {temperature}")
-    loss, logprobs, entropy = _FusedHead.apply(hidden, weight, targets, chunk_loss, 1.0 / temperature, chunk_tokens)
+    loss, logprobs, entropy = _FusedHead.apply(
+        hidden, weight, targets, chunk_loss, 1.0 / temperature, chunk_tokens, vocabulary
+    )
     return loss, logprobs, entropy
 
 
@@ -54,6 +59,7 @@ class _FusedHead(torch.autograd.Function):
         chunk_loss: ChunkLoss,
         inverse_temperature: float,
         chunk_tokens: int | None,
+        vocabulary: Vocabulary,
     ) -> tuple[Tensor, Tensor, Tensor]:
         of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and len(hidden) > 0
         parts = chunks(len(hidden), weight, chunk_tokens)
@@ -62,12 +68,12 @@ class _FusedHead(torch.autograd.Function):
         logprobs, entropy = torch.empty(2, len(hidden), dtype=torch.float32, device=hidden.device).unbind()
         for rows in parts:
             logits = hidden[rows] @ weight.t()
-            found = softmax.statistics(logits, targets[rows], inverse_temperature)
+            found = vocabulary.statistics(logits, targets[rows], inverse_temperature)
             logprobs[rows], entropy[rows] = found.logprob, found.entropy
             part, grad_logprob, grad_entropy = _differentiate(chunk_loss, found.logprob, found.entropy, rows)
             loss += part
             if of_hidden or of_weight:
-                softmax.gradient_(logits, targets[rows], found, grad_logprob, grad_entropy, inverse_temperature)
+                vocabulary.gradient_(logits, targets[rows], found, grad_logprob, grad_entropy, inverse_temperature)
                 gradient.add(rows, logits)
             # Freed before the next chunk's are computed.
             del logits
@@ -79,7 +85,7 @@ class _FusedHead(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_loss: Tensor, *_: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         of_hidden, of_weight = ctx.saved_tensors
         if of_hidden is not None:
             of_hidden = of_hidden * grad_loss.to(of_hidden.dtype)
@@ -91,7 +97,7 @@ class _FusedHead(torch.autograd.Function):
                 else torch.empty_like(of_weight, dtype=ctx.weight_dtype)
             )
             of_weight = torch.mul(of_weight, grad_loss, out=out)
-        return of_hidden, of_weight, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None
 
 
 def _differentiate(

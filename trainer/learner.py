@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -209,14 +210,24 @@ class RankLearner(Learner, Protocol):
 def create(config: LearnerConfig) -> Learner:
     """The learner of `config.backend`. Raises `UserError` where the configuration or the model cannot be used."""
     if config.backend == "megatron":
-        raise UserError("learner.backend=megatron can be planned with, not trained with yet. Set learner.backend=fsdp.")
+        return _on_ranks(_megatron(), config)
     from agentloop.trainer.backends.fsdp import FsdpLearner
 
     return _on_ranks(FsdpLearner, config)
 
 
+def _megatron() -> Callable[[LearnerConfig], RankLearner]:
+    if importlib.util.find_spec("megatron") is None:
+        raise UserError("learner.backend=megatron needs megatron-core: pip install 'agentloop[megatron]'.")
+    from agentloop.trainer.backends.megatron.learner import MegatronLearner
+
+    return MegatronLearner
+
+
 def create_critic(config: LearnerConfig) -> Learner:
     """A learner whose log-probabilities are values; its loss is `value`. Raises `UserError` as `create` does."""
+    if config.backend == "megatron":
+        raise UserError("learner.backend=megatron has no critic, which advantage gae needs. Set learner.backend=fsdp.")
     from agentloop.trainer.backends.critic import FsdpCritic
 
     return _on_ranks(FsdpCritic, config)

@@ -8,7 +8,7 @@ All sums are float32 whatever the logits are.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,22 @@ class Statistics(NamedTuple):
     logprob: Tensor
     entropy: Tensor
     lse: Tensor
+
+
+class Vocabulary(Protocol):
+    """What this module does with logits of a whole vocabulary, for those who have only a part of it."""
+
+    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics: ...
+
+    def gradient_(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        found: Statistics,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+        inverse_temperature: float,
+    ) -> Tensor: ...
 
 
 def statistics(logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
@@ -43,7 +59,10 @@ def gradient_(
     grad_entropy: Tensor | None,
     inverse_temperature: float,
 ) -> Tensor:
-    """Overwrite the logits with their gradient, given those of logprob and entropy, float32 [num_tokens]."""
+    """Overwrite the logits with their gradient, given those of logprob and entropy, float32 [num_tokens].
+
+    A target of -1 is none of these logits: where ranks divide the vocabulary, another one has it.
+    """
     if _on_triton(logits):
         from agentloop.trainer.kernels import softmax_triton
 
@@ -55,7 +74,7 @@ def gradient_(
     if grad_entropy is not None:
         factor = factor + grad_entropy[:, None] * (log_p + found.entropy[:, None])
     grad = log_p.exp_() * -factor
-    grad.scatter_add_(1, targets[:, None], grad_logprob[:, None])
+    grad.scatter_add_(1, targets.clamp(min=0)[:, None], torch.where(targets >= 0, grad_logprob, 0.0)[:, None])
     return logits.copy_(grad.mul_(inverse_temperature))
 
 

@@ -1,0 +1,54 @@
+"""The Megatron backend on two GPUs: NCCL, and the layouts that two ranks can have."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentloop.loading import load_object
+
+pytestmark = pytest.mark.gpu
+
+_TESTS = Path(__file__).parents[1] / "trainer" / "megatron"
+_SCRIPT = _TESTS / "on_ranks.py"
+_CASES = load_object(f"{_SCRIPT}:ON_TWO", "dictionary")
+_OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance", "mfu", "memory")
+_TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what each of two ranks found in each case."""
+    folder = tmp_path_factory.mktemp("megatron")
+    load_object(f"{_TESTS / 'conftest.py'}:write_models", "function")(folder)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(_SCRIPT)]
+    environment = {**os.environ, "AGENTLOOP_TEST_DEVICE": "cuda"}
+    done = subprocess.run(
+        [*launch, str(folder), str(folder), *_CASES], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_two_gpus_compute_what_one_rank_on_a_cpu_does(name: str, folder: Path):
+    from agentloop.trainer.backends.fsdp import FsdpLearner
+
+    step: Any = load_object(f"{_SCRIPT}:step", "function")
+    want = step(FsdpLearner(_CASES[name].config(folder, device="cpu")))
+    for rank in range(2):
+        got = torch.load(folder / f"{name}-{rank}.pt", weights_only=True, map_location="cpu")
+        for ours, theirs in zip(got["logprobs"], want["logprobs"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=_TOLERANCE)
+        for key, value in want["metrics"].items():
+            if not key.startswith(_OF_THE_CLOCK):
+                assert got["metrics"][key] == pytest.approx(value, rel=_TOLERANCE, abs=1e-5), key
+        shared = got["weights"].keys() & want["weights"].keys()
+        assert len(shared) > 20
+        for key in shared:
+            difference = (got["weights"][key] - want["weights"][key]).norm() / want["weights"][key].norm()
+            assert difference <= _TOLERANCE, (key, difference)

@@ -1,0 +1,102 @@
+"""What each of four ranks of test_parity.py runs, one case after the other: MODELS OUT [CASE ...]."""
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from agentloop.loading import load_object
+from agentloop.trainer.batch import TrainBatch
+from agentloop.trainer.learner import LearnerConfig
+
+samples = load_object(f"{Path(__file__).parents[1] / 'gradients_on_ranks.py'}:samples", "function")
+
+
+@dataclass
+class Case:
+    model: str
+    degrees: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+    """Also saved, resumed and written for transformers."""
+
+    def config(self, models: Path, **options: Any) -> LearnerConfig:
+        """The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients."""
+        plain: dict[str, Any] = {"lr": 1.0, "eps": 1.0, "grad_clip": None, "token_budget": 60}
+        plain["device"] = os.environ.get("AGENTLOOP_TEST_DEVICE", "cpu")
+        return LearnerConfig(model=str(models / self.model), **(plain | self.options | options))
+
+
+TP, PP, CP, EP = "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"
+CASES = {
+    "dp4": Case("qwen3"),
+    "tp2-dp2": Case("qwen3", {TP: 2}),
+    "pp2-dp2": Case("qwen3", {PP: 2}, {"checkpointing": "full"}),
+    "tp2-pp2": Case("qwen3", {TP: 2, PP: 2}, resumes=True),
+    "cp2-tp2": Case("qwen3", {CP: 2, TP: 2}, {"loss": "gspo", "mini_batches": 2}),
+    "cp2-pp2": Case("qwen3", {CP: 2, PP: 2}, {"corrections": ("truncate",), "token_budget": 130}),
+    "qwen2-tp2-pp2": Case("qwen2", {TP: 2, PP: 2}, {"grad_clip": 0.1, "kl_coef": 0.1}),
+    "moe-ep2-dp2": Case("moe", {EP: 2}),
+    "moe-tp2-dp2": Case("moe", {TP: 2}),
+    "moe-tp2-ep2-pp2": Case("moe", {TP: 2, EP: 2, PP: 2}, resumes=True),
+}
+
+ON_TWO = {
+    "dp2": Case("qwen3"),
+    "tp2": Case("qwen3", {TP: 2}, {"kl_coef": 0.1}),
+    "pp2": Case("qwen3", {PP: 2}, {"checkpointing": "full"}, resumes=True),
+    "cp2": Case("qwen3", {CP: 2}, {"loss": "gspo"}),
+    "qwen2-tp2": Case("qwen2", {TP: 2}, resumes=True),
+    "moe-ep2": Case("moe", {EP: 2}),
+    "moe-tp2-ep2": Case("moe", {TP: 2, EP: 2}),
+}
+"""For two GPUs."""
+
+
+def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
+    """What the learner makes of one batch."""
+    logprobs = [torch.from_numpy(part.copy()) for part in learner.logprobs(samples())]
+    metrics = learner.step(TrainBatch(samples()))
+    if hf_folder is not None:
+        learner.save_hf(hf_folder)
+    weights = {name: value.clone() for name, value in learner.weights()}
+    return {"logprobs": logprobs, "metrics": metrics, "weights": weights}
+
+
+def _resumed(make: Any, learner: Any, folder: Path) -> bool:
+    """A learner that starts from what `learner` saved goes on with the same bits."""
+    learner.save(folder)
+    learner.step(TrainBatch(samples()[:7]))
+    expected = {name: value.clone() for name, value in learner.weights()}
+    other = make()
+    other.load(folder)
+    other.step(TrainBatch(samples()[:7]))
+    return all(torch.equal(value, expected[name]) for name, value in other.weights())
+
+
+def main() -> None:
+    from agentloop.trainer.backends.megatron.learner import MegatronLearner
+
+    models, out = map(Path, sys.argv[1:3])
+    for name in sys.argv[3:] or list(CASES):
+        case = {**CASES, **ON_TWO}[name]
+
+        def make(case: Case = case) -> MegatronLearner:
+            return MegatronLearner(case.config(models, backend="megatron", **case.degrees))
+
+        learner = make()
+        found = step(learner, out / f"{name}-hf" if case.resumes else None)
+        if case.resumes:
+            found["resumed"] = _resumed(make, learner, out / f"{name}-state")
+        torch.save(found, out / f"{name}-{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    main()

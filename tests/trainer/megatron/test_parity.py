@@ -1,0 +1,89 @@
+"""Whatever the layout, loss, gradients, log-probabilities and metrics are those of the FSDP backend on one rank."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentloop.loading import load_object
+from agentloop.trainer.backends.checkpoint_files import CheckpointFiles
+from agentloop.trainer.backends.fsdp import FsdpLearner
+
+_SCRIPT = Path(__file__).parent / "on_ranks.py"
+_CASES = load_object(f"{_SCRIPT}:CASES", "dictionary")
+_OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
+_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def results(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what each of four ranks found in each case."""
+    out = tmp_path_factory.mktemp("results")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run(
+        [*launch, str(_SCRIPT), str(models), str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By case: what the FSDP backend finds, its weights as files have them."""
+    folder = tmp_path_factory.mktemp("expected")
+    step = load_object(f"{_SCRIPT}:step", "function")
+
+    @cache
+    def of(model: str, options: str) -> dict[str, Any]:
+        case = next(case for case in _CASES.values() if (case.model, repr(case.options)) == (model, options))
+        hf = folder / f"{model}{len(list(folder.iterdir()))}"
+        found = step(FsdpLearner(case.config(models)), hf)
+        files = CheckpointFiles(hf)
+        return {**found, "weights": {name: files.read(name) for name in files.shapes}}
+
+    return lambda case: of(case.model, repr(case.options))
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_a_layout_computes_what_one_rank_does(name: str, results: Path, expected: Any):
+    want = expected(_CASES[name])
+    for rank in range(4):
+        got = torch.load(results / f"{name}-{rank}.pt", weights_only=True)
+        for ours, theirs in zip(got["logprobs"], want["logprobs"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=_TOLERANCE)
+        assert got["metrics"].keys() == want["metrics"].keys()
+        for key, value in want["metrics"].items():
+            if not key.startswith(_OF_THE_CLOCK):
+                assert got["metrics"][key] == pytest.approx(value, rel=_TOLERANCE, abs=1e-6), key
+        assert got["weights"].keys() == want["weights"].keys()
+        for key, value in want["weights"].items():
+            difference = (got["weights"][key] - value).norm() / value.norm()
+            assert difference <= _TOLERANCE, (key, difference)
+
+
+@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(name: str, results: Path):
+    assert all(torch.load(results / f"{name}-{rank}.pt", weights_only=True)["resumed"] for rank in range(4))
+
+
+@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
+def test_transformers_loads_what_is_saved(name: str, results: Path):
+    saved = results / f"{name}-hf"
+    weights = torch.load(results / f"{name}-0.pt", weights_only=True)["weights"]
+    files = CheckpointFiles(saved)
+    assert files.shapes.keys() == weights.keys()
+    assert all(torch.equal(files.read(key), value) for key, value in weights.items())
+    model, report = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(model.model.embed_tokens.weight, weights["model.embed_tokens.weight"])

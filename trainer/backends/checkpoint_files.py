@@ -1,0 +1,71 @@
+"""The safetensors files of a Hugging Face folder, read and written tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentloop.errors import UserError
+
+_INDEX = "model.safetensors.index.json"
+_LARGEST_FILE = 4 * 2**30
+
+
+class CheckpointFiles:
+    """What is read of a file is mapped from disk: a rank that takes a part of a tensor does not hold the others."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `UserError` where there are no safetensors files."""
+        from safetensors import safe_open
+
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise UserError(f"{folder} has no *.safetensors files. Set learner.model to a folder that has them.")
+        self._folder = folder
+        self._of: dict[str, Any] = {}
+        for path in paths:
+            opened = safe_open(path, framework="pt")
+            self._of |= dict.fromkeys(opened.keys(), opened)
+        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in self._of.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Raises `UserError` where it is not there."""
+        if name not in self._of:
+            raise UserError(f"The weights in {self._folder} have no {name}. They are not of the model in config.json.")
+        tensor: Tensor = self._of[name].get_tensor(name)
+        return tensor
+
+
+def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Files of at most 4 GiB and their index; one file is in memory at a time."""
+    from safetensors.torch import save_file
+
+    part: dict[str, Tensor] = {}
+    names: list[list[str]] = []
+    size = total = 0
+
+    def flush() -> None:
+        save_file(part, folder / f"part-{len(names)}", metadata={"format": "pt"})
+        names.append(list(part))
+        part.clear()
+
+    for name, tensor in tensors:
+        if part and size + tensor.nbytes > _LARGEST_FILE:
+            flush()
+            size = 0
+        part[name] = tensor.detach().cpu().contiguous().clone()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    files = [f"model-{number + 1:05}-of-{len(names):05}.safetensors" for number in range(len(names))]
+    if len(files) == 1:
+        files = ["model.safetensors"]
+    for number, name in enumerate(files):
+        (folder / f"part-{number}").rename(folder / name)
+    if len(files) > 1:
+        index = {name: file for file, inside in zip(files, names, strict=True) for name in inside}
+        (folder / _INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))
