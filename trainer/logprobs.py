@@ -29,7 +29,8 @@ def token_logprobs(
 
     `hidden` [num_tokens, hidden_size] at the position before each target, `weight` [vocab, hidden_size] of the LM
     head, `targets` [num_tokens] int64. Softmax is float32 whatever the weights are. Differentiable in both outputs;
-    the backward computes the logits again. `vocabulary` as in `fused_head.head_loss`. Raises `ValueError` for a temperature that is not above 0.
+    the backward computes the logits again. `vocabulary` as in `fused_head.head_loss`. Raises `ValueError` for a
+    temperature that is not above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 to train, got {temperature}")
