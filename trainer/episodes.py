@@ -14,6 +14,7 @@ from agentloop.envs.base import Env
 from agentloop.envs.dataset import load_dataset
 from agentloop.envs.registry import load_factory
 from agentloop.envs.rewards import RewardFunction, load_reward
+from agentloop.envs.row_images import has_row_images
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
 from agentloop.loop import AgentLoop
@@ -52,7 +53,7 @@ class Episodes:
         factory = load_factory(config.env.factory)
         reward = _load_reward(config, factory)
         toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
-        return cls(
+        episodes = cls(
             config=config,
             train=load_dataset(data.train, options=data.train_options, limit=data.train_limit),
             eval=load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
@@ -62,10 +63,25 @@ class Episodes:
                 model,
                 tool_format=config.rendering.tool_format,
                 chat_template_kwargs=config.rendering.chat_template_kwargs,
+                chat_template=config.rendering.chat_template,
+                min_pixels=config.rendering.min_pixels,
+                max_pixels=config.rendering.max_pixels,
                 inline=config.rendering.inline,
             ),
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
+        episodes._check_images()
+        return episodes
+
+    def _check_images(self) -> None:
+        """Rows with pictures need a model that sees them."""
+        if self.renderer.vision is None:
+            for row in [*self.train, *self.eval]:
+                if row.get("images") or has_row_images(row.get("messages", ())):
+                    raise UserError(
+                        f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
+                        "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
+                    )
 
     def worker(self, engine: Engine) -> RolloutWorker:
         """Plays episodes as the config says."""

@@ -86,6 +86,12 @@ class RenderingConfig(Config):
     """How the model writes calls; by default what its chat template shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Handed to the chat template, such as {enable_thinking: false}."""
+    chat_template: ConfigPath | None = None
+    """A file that replaces the model's own template."""
+    min_pixels: int | None = Field(default=None, gt=0)
+    """Pictures are scaled to at least so many pixels, and to at most max_pixels; by default as the model's processor
+    says."""
+    max_pixels: int | None = Field(default=None, gt=0)
     inline: InlineConfig | None = None
     """Calls are tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL; tools are not shown to the
     model then, the prompt has to."""
