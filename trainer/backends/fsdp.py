@@ -216,8 +216,11 @@ class FsdpLearner(PlannedLearner):
         At one rank a tensor may share memory with the learner: copy what must outlive the next `step`.
         """
         for name, parameter in self._policy.model.named_parameters():
-            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            yield name, full.detach().to(self._compute_dtype)
+            # An engine may ask from within inference mode, in which torch 2.11 gathers no DTensor.
+            with torch.inference_mode(False), torch.no_grad():
+                full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+                weight = full.detach().to(self._compute_dtype)
+            yield name, weight
 
     def capture(self) -> fsdp_state.LearnerState:
         """See `Learner.capture`."""
