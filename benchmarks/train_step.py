@@ -136,8 +136,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--offload", default="off")
+    parser.add_argument("--compare-sharded", action="store_true", help="also through FSDP2 on this one rank")
     parser.add_argument("--profile", type=Path, help="write a table of kernels of one more step here")
     return parser.parse_args()
+
+
+def learner_config(args: argparse.Namespace, **options: Any) -> LearnerConfig:
+    return LearnerConfig(
+        model=str(random_model(args.model, args.folder)),
+        compute_dtype="bfloat16",
+        token_budget=args.token_budget,
+        checkpointing=args.checkpointing,
+        attention=args.attention,
+        compile_layers=False if args.no_compile else None,
+        offload=args.offload,
+        **options,
+    )
 
 
 def main() -> None:
@@ -145,16 +160,7 @@ def main() -> None:
     config = model_config(args.model)
     lengths = lengths_of(args.tokens, args.median, args.sigma, args.cap)
     batch = batch_of(lengths, args.trained)
-    learner = FsdpLearner(
-        LearnerConfig(
-            model=str(random_model(args.model, args.folder)),
-            compute_dtype="bfloat16",
-            token_budget=args.token_budget,
-            checkpointing=args.checkpointing,
-            attention=args.attention,
-            compile_layers=False if args.no_compile else None,
-        )
-    )
+    learner = FsdpLearner(learner_config(args))
     found = measure(learner, batch, args.steps)
     seconds = found["step_seconds"]
     result = {
@@ -169,10 +175,18 @@ def main() -> None:
         "mfu_full_head": flops(config, lengths, batch.num_tokens) / seconds / PEAK,
         **found,
     }
-    print(json.dumps({key: value for key, value in result.items() if key != "options"}))
     if args.profile:
         profile(learner, batch, args.profile)
+    if args.compare_sharded:
+        del learner
+        torch.cuda.empty_cache()
+        sharded = measure(FsdpLearner(learner_config(args, gather_once=False)), batch, args.steps)
+        result["sharded"] = sharded
+        result["times_as_fast_as_sharded"] = sharded["step_seconds"] / seconds
+    print(json.dumps({key: value for key, value in result.items() if key != "options"}))
     name = f"train_step_{args.model}_{round(args.trained * 100)}"
+    if args.offload != "off":
+        name += f"_offload_{args.offload}"
     print(results_file.write(name, result, gpu=torch.cuda.get_device_name()))
 
 

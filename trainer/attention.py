@@ -19,19 +19,20 @@ from torch import Tensor
 
 from agentloop.trainer import attention_ops
 from agentloop.trainer.padded_layout import PaddedLayout
+from agentloop.trainer.sequence_parallel import SequenceGroup
 from agentloop.trainer.shared_prefix import SharedPrefixes
 
 
-def register(kernel: str = "sdpa") -> str:
+def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str:
     """Make the attention known to transformers and return its name for `attn_implementation`.
 
-    `kernel` is what `attention_choice.choose` returns. Nothing is registered with the mask interface: transformers
-    builds no mask for an implementation that has none.
+    `kernel` is what `attention_choice.choose` returns; the ranks of `sequence` share each row. Nothing is registered
+    with the mask interface: transformers builds no mask for an implementation that has none.
     """
     from transformers import AttentionInterface
 
-    name = f"agentloop_{kernel}"
-    AttentionInterface.register(name, partial(packed_attention, kernel=kernel))
+    name = f"agentloop_{kernel}" if sequence is None else f"agentloop_{kernel}_{sequence.name}"
+    AttentionInterface.register(name, partial(packed_attention, kernel=kernel, sequence=sequence))
     return name
 
 
@@ -48,6 +49,8 @@ class PackedRow:
     prefixes: SharedPrefixes | None
     padded: PaddedLayout | None
     """For sdpa."""
+    divided: bool = False
+    """`position_ids` are of a part of the row (see `SequenceGroup`), all else is of the whole."""
 
     @classmethod
     def of(
@@ -86,6 +89,8 @@ class PackedRow:
             "max_length_k": longest,
             "use_cache": False,
         }
+        if self.divided:
+            kwargs["num_tokens"] = sum(self.lengths)
         if self.padded is not None:
             kwargs["padded"] = self.padded
         if self.prefixes is not None:
@@ -101,6 +106,8 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     kernel: str,
+    sequence: SequenceGroup | None = None,
+    num_tokens: int = 0,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
@@ -112,6 +119,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
 
+    With `sequence` the n tokens are this rank's part of a row of `num_tokens`, padded to the length of the first part.
     There is no dropout: what is trained must be the policy that sampled. Raises `ValueError` where the row comes with
     a mask or without what `PackedRow.kwargs` says of it, or has a batch dimension.
     """
@@ -122,8 +130,12 @@ def packed_attention(
     if sliding_window is not None and sliding_window >= max_length_q and prefix[0] is None:
         sliding_window = None
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if sequence is not None:
+        length = rows[0].shape[0]
+        rows = sequence.to_heads(*rows, num_tokens)
     if padded is not None:
-        return _padded_sdpa(*rows, padded, scaling, sliding_window)[None], None
+        out = _padded_sdpa(*rows, padded, scaling, sliding_window)
+        return (out if sequence is None else sequence.to_tokens(out, length))[None], None
     if prefix[0] is not None and sliding_window is not None:
         raise ValueError("packed attention has no sliding window over a shared prefix")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -137,7 +149,7 @@ def packed_attention(
         *prefix,
         *max_prefix,
     )
-    return out[None], None
+    return (out if sequence is None else sequence.to_tokens(out, length))[None], None
 
 
 def _padded_sdpa(

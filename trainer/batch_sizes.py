@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentloop.trainer.planning.layouts import Layout
 from agentloop.trainer.run_config import RunConfig
 
 
@@ -32,7 +33,7 @@ class BatchSizes:
             group_size=config.algorithm.group_size,
             mini_batches=config.learner.mini_batches,
             steps=config.run.steps,
-            ranks=max(config.learner.ranks, int(os.environ.get("WORLD_SIZE", "1"))) if ranks is None else ranks,
+            ranks=_data_parallel_ranks(config) if ranks is None else ranks,
             token_budget=config.learner.token_budget,
             max_tokens=config.limits.max_tokens,
         )
@@ -92,3 +93,13 @@ class BatchSizes:
                 f"{self.mini_batches}) for {self.ranks} ranks: some would have nothing to do. Set "
                 f"algorithm.groups_per_step={groups} or more{fix}, or use {self.smallest_update} ranks or fewer."
             )
+
+
+def training_ranks(config: RunConfig) -> int:
+    """Processes that train together: of the configuration, or those that torchrun started."""
+    return max(config.learner.ranks, int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def _data_parallel_ranks(config: RunConfig) -> int:
+    """Those that have trajectories of their own."""
+    return max(Layout.of(config.learner, training_ranks(config)).data, 1)

@@ -61,7 +61,7 @@ class _FusedHead(torch.autograd.Function):
         chunk_tokens: int | None,
         vocabulary: Vocabulary,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and len(hidden) > 0
+        of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         parts = chunks(len(hidden), weight, chunk_tokens)
         gradient = HeadGradient(hidden, weight, len(parts), of_hidden=of_hidden, of_weight=of_weight)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)

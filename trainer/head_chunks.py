@@ -34,8 +34,10 @@ class HeadGradient:
         exact = weight.dtype if num_chunks <= _FEW_CHUNKS else torch.float32
         self.hidden = torch.empty_like(hidden) if of_hidden else None
         """[num_tokens, hidden_size], in its dtype."""
-        self.weight = torch.empty_like(weight, dtype=exact) if of_weight else None
-        """[vocab, hidden_size], float32 where there are many chunks, else as the weight."""
+        empty = torch.empty_like if num_chunks else torch.zeros_like
+        self.weight = empty(weight, dtype=exact) if of_weight else None
+        """[vocab, hidden_size], float32 where there are many chunks, else as the weight; zeros without tokens, since
+        other ranks wait for it."""
         self._is_first = True
 
     def add(self, rows: slice, grad_logits: Tensor) -> None:

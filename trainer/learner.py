@@ -46,6 +46,12 @@ CheckpointingName = Literal["off", "selective", "full"]
 """selective: all but attention and the narrow matrix products; full: all but the input of each layer."""
 
 
+OffloadName = Literal["off", "optimizer", "all"]
+"""optimizer: the state of the optimizer, which a step takes to the device part by part. all: parameters, gradients and
+the optimizer, which then runs on the CPU; layers are taken to the device one by one. Without CUDA there is nothing to
+offload."""
+
+
 class LearnerConfig(Config):
     """How the policy is trained. Loss and averaging apply to sampled tokens only."""
 
@@ -75,6 +81,14 @@ class LearnerConfig(Config):
     attention is sdpa are never compiled."""
     checkpointing: CheckpointingName = "off"
     """What of the activations is computed again in the backward instead of being kept."""
+    offload: OffloadName = "off"
+    """What is in the memory of the host while it is not needed."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that divide each micro-batch of token_budget tokens among them, for episodes that are too long for one:
+    around attention they exchange tokens for heads (Ulysses)."""
+    refine_costs: bool | None = None
+    """Plan by measured times of micro-batches. Plans then differ from run to run, and results in their rounding. None:
+    on several CUDA devices."""
     gather_once: bool | None = None
     """Gather parameters and sum gradients over ranks once a mini-batch, not for every micro-batch. Each device holds
     all parameters in compute_dtype and all gradients in float32 meanwhile; ranks may have unequal numbers of

@@ -69,7 +69,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if grad_logprob is None:
             grad_logprob = torch.zeros_like(found[0])
         inverse_temperature, chunk_tokens, vocabulary = ctx.options
-        of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] and len(hidden) > 0
+        of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         parts = chunks(len(hidden), weight, chunk_tokens)
         gradient = HeadGradient(hidden, weight, len(parts), of_hidden=of_hidden, of_weight=of_weight)
         for rows in parts:

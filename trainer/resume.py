@@ -23,6 +23,9 @@ MAY_CHANGE = (
     "learner.checkpointing",
     "learner.compile_layers",
     "learner.gather_once",
+    "learner.offload",
+    "learner.refine_costs",
+    "learner.sequence_parallel",
     "learner.share_prefixes",
 )
 """Keys, with all below them, that do not change what is learned; the seed of the run is `learner.seed` as well."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agentloop.errors import UserError
 from agentloop.trainer import advantages
-from agentloop.trainer.batch_sizes import BatchSizes
+from agentloop.trainer.batch_sizes import BatchSizes, training_ranks
 from agentloop.trainer.objective import Objective
 from agentloop.trainer.run_config import RunConfig
 
@@ -48,6 +48,12 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
 
 def _learner_problems(config: RunConfig) -> Iterator[str]:
     learner = config.learner
+    ranks = training_ranks(config)
+    if ranks % learner.sequence_parallel:
+        yield (
+            f"learner.sequence_parallel is {learner.sequence_parallel} and {ranks} ranks train: groups of equal size "
+            f"share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
+        )
     if config.sampling.temperature not in (0, learner.temperature):
         yield (
             f"learner.temperature is {learner.temperature} and sampling.temperature {config.sampling.temperature}: the "

@@ -72,8 +72,9 @@ class TrainedTokens:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def rows(self, rows: slice) -> TrainedTokens:
-        """Some of the tokens, for what is computed token by token; `sequences` and `counts` stay those of all."""
+    def rows(self, rows: slice | Tensor) -> TrainedTokens:
+        """Some of the tokens, a slice or int64 places, for what is computed token by token; `sequences` and `counts`
+        stay those of all."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return TrainedTokens(
             **{name: part if part is None or name == "counts" else part[rows] for name, part in parts.items()}

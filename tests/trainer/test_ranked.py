@@ -3,7 +3,11 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.backends import ranked
 from agentloop.trainer.backends.shared_arrays import parcel
 from agentloop.trainer.batch import Sample, TrainBatch
-from agentloop.trainer.learner import Learner, LearnerConfig, create
+from agentloop.trainer.learner import Learner, LearnerConfig, create, create_critic
 from agentloop.trainer.run import train
 from agentloop.trainer.run_config import RunConfig
 
@@ -98,6 +102,23 @@ async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(lea
         assert torch.equal(saved[name], tensor), name
 
 
+def test_a_critic_is_trained_by_the_same_processes(learner: Learner, sums_model: Path, tmp_path: Path):
+    pids = multiprocessing.active_children()
+    critic = create_critic(_config(sums_model, loss="value", lr=1e-2))
+    samples = [replace(sample, old_logprobs=np.zeros(sample.num_sampled, np.float32)) for sample in _batch().samples]
+    before = critic.step(TrainBatch(samples))["loss"]
+    critic.save(tmp_path / "critic")
+    for _ in range(3):
+        critic.step(TrainBatch(samples))
+    assert critic.step(TrainBatch(samples))["loss"] < before
+    critic.load(tmp_path / "critic")
+    values = critic.logprobs(samples)
+    assert [len(part) for part in values] == [sample.num_sampled for sample in samples]
+    critic.close()
+    assert multiprocessing.active_children() == pids
+    assert learner.step(_batch())["updates"] == 1
+
+
 class _Taker:
     """An engine that keeps copies of what it is given, and may refuse it half way."""
 
@@ -110,6 +131,36 @@ class _Taker:
             if len(self.weights) == self._most:
                 raise ValueError("full")
             self.weights[name] = tensor.clone()
+
+
+_DRIVER = """
+import sys, time
+from agentloop.trainer.backends.rank_processes import RankProcesses
+
+if __name__ == "__main__":
+    print(RankProcesses(2, "cpu").pids[1], flush=True)
+    time.sleep(600)
+"""
+
+
+def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path):
+    script = tmp_path / "driver.py"
+    script.write_text(_DRIVER)
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    rank = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    while _is_running(rank):
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    """Not gone, and not a zombie that nobody asks about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():

@@ -17,18 +17,25 @@ from torch.distributed.tensor import DTensor
 from agentloop.errors import UserError
 from agentloop.trainer.attention_choice import choose
 from agentloop.trainer.backends import fsdp_state, skipped
+from agentloop.trainer.backends.measured_costs import MeasuredCosts
 from agentloop.trainer.backends.micro_batch import MicroBatch
+from agentloop.trainer.backends.offload import OffloadedAdamW
 from agentloop.trainer.backends.planned import IDLE, PlannedLearner
 from agentloop.trainer.backends.policy import Policy, load_policy
-from agentloop.trainer.backends.process_group import data_parallel_mesh
+from agentloop.trainer.backends.process_group import data_parallel_mesh, sequence_group
 from agentloop.trainer.backends.row_layout import Unit
 from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
 from agentloop.trainer.backends.step_metrics import StepMetrics
+from agentloop.trainer.backends.stopwatch import Stopwatch
 from agentloop.trainer.backends.whole import WholeModel
-from agentloop.trainer.batch import Sample
+from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.fused_head import ChunkLoss
 from agentloop.trainer.learner import LearnerConfig, learning_rate
 from agentloop.trainer.planning import CostModel, ModelFlops
+from agentloop.trainer.planning.costs import Measured
+from agentloop.trainer.planning.layouts import Layout
+from agentloop.trainer.planning.memory import training_memory
+from agentloop.trainer.planning.model_shape import ModelShape
 from agentloop.trainer.trained_tokens import TrainedTokens
 
 _log = logging.getLogger(__name__)
@@ -41,7 +48,10 @@ class FsdpLearner(PlannedLearner):
         """Load the model and shard it. Raises `UserError` where the configuration or the model cannot be used."""
         super().__init__(config)
         self._mesh = data_parallel_mesh(self._device)
-        self._rank, self._num_ranks = self._mesh.get_rank(), self._mesh.size()
+        self._world = self._mesh.size()
+        sharing = config.sequence_parallel
+        self._sequence = sequence_group(self._mesh, sharing)
+        self._rank, self._num_ranks = self._mesh.get_rank() // sharing, self._world // sharing
         self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
         kernel = choose(config.attention, self._device, self._compute_dtype)
         self._padded = kernel == "sdpa"
@@ -52,24 +62,27 @@ class FsdpLearner(PlannedLearner):
             kernel=kernel,
             checkpointing=config.checkpointing,
             compiled=compiled and not self._padded,
+            sequence=self._sequence,
         )
+        if self._sequence is not None:
+            self._sequence.check(policy.model.config)
         if config.freeze_vision:
             policy.freeze_vision()
         policy = self._wrap(policy)
         self._share = kernel != "sdpa" if config.share_prefixes is None else config.share_prefixes
         self._share = self._share and not policy.has_sliding_window
-        self._once = config.gather_once
-        if self._once is None:
-            self._once = self._num_ranks == 1 or fits_whole(policy, self._device, self._compute_dtype)
+        self._offload = config.offload if self._device.type == "cuda" else "off"
+        self._once = self._gathers_once(policy)
         self._policy = policy.to(self._device)
         self._placement = self._place(self._policy)
         self._reference: Policy | None = None
         if config.needs_reference:
             folder = Path(config.reference or config.model).expanduser()
-            reference = load_policy(folder, self._compute_dtype, kernel=kernel).requires_grad_(False)
-            self._reference = reference.to(self._device)
+            reference = load_policy(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
+            self._reference = reference.requires_grad_(False).to(self._device)
             self._reference_placement = self._place(self._reference)
-        self._optimizer = torch.optim.AdamW(
+        adamw = OffloadedAdamW if self._offload == "optimizer" else torch.optim.AdamW
+        self._optimizer = adamw(
             [parameter for parameter in self._policy.parameters() if parameter.requires_grad],
             lr=config.lr,
             betas=config.betas,
@@ -81,40 +94,78 @@ class FsdpLearner(PlannedLearner):
         self._flops = ModelFlops.from_config(self._policy.model.config)
         self._vision_passes = 1 if config.freeze_vision else 3
         self._cost = replace(self._cost, per_vision_flop=float(self._vision_passes))
+        refines = config.refine_costs
+        if refines is None:
+            refines = self._num_ranks > 1 and self._device.type == "cuda"
+        self._measured_costs = MeasuredCosts(self._cost) if refines and self._once else None
 
     def _wrap(self, policy: Policy) -> Policy:
         """What is trained: a subclass may put another head on it."""
         return policy
 
     def _place(self, policy: Policy) -> WholeModel | ShardedModel:
-        if self._num_ranks == 1 and self._once:
+        if self._world == 1 and self._once:
             return WholeModel(policy, self._compute_dtype)
-        return ShardedModel(policy, self._mesh, self._compute_dtype, gather_once=self._once)
+        offload = self._offload == "all"
+        return ShardedModel(policy, self._mesh, self._compute_dtype, gather_once=self._once, offload=offload)
+
+    def _gathers_once(self, policy: Policy) -> bool:
+        if self._offload == "all":
+            if self.config.gather_once:
+                raise UserError("learner.offload=all takes layers to the device one by one: leave gather_once out.")
+            return False
+        if self.config.gather_once is not None:
+            return self.config.gather_once
+        return self._world == 1 or fits_whole(policy, self._device, self._compute_dtype)
 
     @property
     def policy(self) -> Policy:
         """The sharded module, for reading."""
         return self._policy
 
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """See `Learner.step`."""
+        result = super().step(batch)
+        if "memory_peak_gib" in result and self._offload != "all":
+            shape = ModelShape.from_config(self._policy.model.config)
+            expected = training_memory(
+                shape, Layout.of(self.config, self._world), reference=self._reference is not None
+            )
+            result["memory_expected_gib"] = expected.total / 2**30
+        return result
+
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         """One optimizer step on a mini-batch."""
         weights = self._objective.weights([sample.num_sampled for sample in samples])
         loss = torch.zeros((), device=self._device)
         losses: list[Tensor] = []
+        watch = Stopwatch(self._device)
         with metrics.phase("forward_backward"):
             rows = self._rows(samples, self._with_gradient(samples), metrics)
             with self._placement.computing():
                 for number, row in enumerate(rows):
                     self._placement.before_backward(is_last=number == len(rows) - 1)
+                    watch.lap()
                     micro = self._micro_batch(samples, row, weights)
                     losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
-                    metrics.add_work(self._flops_of(samples, row))
+                    metrics.add_work(self._flops_of(samples, row) / self.config.sequence_parallel)
+                watch.lap()
             loss = sum(losses, loss)
         with metrics.phase("optimizer"):
             norm = self._apply(loss, metrics)
+        if self._measured_costs is not None:
+            found = self._on_all_ranks(_measured(self._measured_costs, samples, rows, watch.seconds()))
+            self._cost = self._measured_costs.learn(found)
         if norm is not None:
             indices = [[index for unit in row for index in unit.indices] for row in rows]
             _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
+
+    def _on_all_ranks(self, mine: list[tuple[Measured, float]]) -> list[tuple[Measured, float]]:
+        if self._world == 1:
+            return mine
+        parts: list[list[tuple[Measured, float]]] = [[] for _ in range(self._world)]
+        dist.all_gather_object(parts, mine)
+        return [pair for part in parts for pair in part]
 
     def _micro_batch(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> MicroBatch:
         """`weights` are of all samples. Without units, the idle one."""
@@ -122,7 +173,7 @@ class FsdpLearner(PlannedLearner):
         chosen = [samples[index] for index in indices] or [IDLE]
         # Where ranks gather parts of the tower from each other, all run it if any does.
         formats = (placed.image.format for sample in samples for placed in sample.images)
-        return MicroBatch.of(
+        micro = MicroBatch.of(
             chosen,
             weights[indices] if row else [0.0],
             self._device,
@@ -130,6 +181,7 @@ class FsdpLearner(PlannedLearner):
             padded=self._padded,
             unseen=next(formats, None) if self._num_ranks > 1 else None,
         )
+        return micro if self._sequence is None else micro.own_part(self._sequence)
 
     def _forward(
         self, micro: MicroBatch, policy: Policy, chunk_loss: ChunkLoss | None = None
@@ -141,20 +193,31 @@ class FsdpLearner(PlannedLearner):
 
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; returns its share of the loss."""
+        tokens = micro.tokens
         if self._objective.is_tokenwise:
-            loss, logprobs, entropy = self._forward(micro, self._policy, partial(self._chunk_loss, micro.tokens))
+            loss, logprobs, entropy = self._forward(micro, self._policy, partial(self._chunk_loss, tokens))
             assert loss is not None
             loss.backward()
             with torch.no_grad():
-                _, token_metrics = self._objective(logprobs, entropy, micro.tokens)
+                _, token_metrics = self._objective(logprobs, entropy, tokens)
         else:
             _, logprobs, entropy = self._forward(micro, self._policy)
-            loss, token_metrics = self._objective(logprobs, entropy, micro.tokens)
+            if self._sequence is not None and micro.part is not None:
+                places, tokens = micro.part.places, micro.part.tokens
+                logprobs = self._sequence.assemble(logprobs, places, len(tokens))
+                entropy = self._sequence.assemble(entropy, places, len(tokens))
+            loss, token_metrics = self._objective(logprobs, entropy, tokens)
             loss.backward()
+            if self._sequence is not None and self._sequence.rank > 0:
+                loss, token_metrics, is_first = (
+                    torch.zeros_like(loss),
+                    {},
+                    False,
+                )  # the row's first says it all
         if metrics is not None:
-            metrics.add_tokens(micro.input_ids.numel(), token_metrics)
+            metrics.add_tokens(micro.input_ids.numel() if micro.part is None else micro.part.num_tokens, token_metrics)
             if self._objective.loss.on_policy and is_first:
-                metrics.add_difference((logprobs.detach() - micro.tokens.rollout_logprobs).abs())
+                metrics.add_difference((logprobs.detach() - tokens.rollout_logprobs).abs())
         return loss.detach()
 
     def _chunk_loss(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
@@ -168,7 +231,7 @@ class FsdpLearner(PlannedLearner):
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        if self._num_ranks > 1:
+        if self._world > 1:
             dist.all_reduce(loss)
         lr = learning_rate(config, progress.updates + progress.updates_skipped)
         values = {"loss": loss.item(), "grad_norm": norm.item(), "lr": lr}
@@ -202,11 +265,13 @@ class FsdpLearner(PlannedLearner):
         for row in self._rows(samples, list(range(len(samples)))):
             micro = self._micro_batch(samples, row, np.zeros(len(samples)))
             _, logprobs, _ = self._forward(micro, policy)
+            if micro.part is not None:  # the sum over ranks has the other parts
+                logprobs = logprobs.new_zeros(len(micro.part.tokens)).index_copy_(0, micro.part.places, logprobs)
             indices = [index for unit in row for index in unit.indices]
             ends = np.cumsum([len(result[index]) for index in indices], dtype=np.int64)
             for index, part in zip(indices, np.split(logprobs.cpu().numpy(), ends), strict=False):
                 result[index][:] = part
-        if self._num_ranks > 1 and samples:
+        if self._world > 1 and samples:
             _sum_over_ranks(result, self._device)
         return result
 
@@ -233,6 +298,15 @@ class FsdpLearner(PlannedLearner):
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
         fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
+
+
+def _measured(
+    costs: MeasuredCosts, samples: Sequence[Sample], rows: list[list[Unit]], seconds: list[float]
+) -> list[tuple[Measured, float]]:
+    """The first micro-batch waits for the parameters of other ranks, the last for their gradients: these say little."""
+    inner = list(zip(rows, seconds, strict=True))[1:-1]
+    found = [(costs.measured(samples, row), time) for row, time in inner]
+    return [(measured, time) for measured, time in found if measured is not None]
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends.row_layout import RowLayout, Unit
 from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.batch import Sample
+from agentloop.trainer.sequence_parallel import SequenceGroup
 from agentloop.trainer.trained_tokens import TrainedTokens
 from agentloop.vision.image import PixelFormat
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class RowPart:
+    """What a rank has of a row that it shares."""
+
+    num_tokens: int
+    places: Tensor
+    """[trained tokens here] int64: which of the row's trained tokens they are."""
+    tokens: TrainedTokens
+    """Of the whole row."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -31,6 +44,8 @@ class MicroBatch:
     tokens: TrainedTokens
     """What the loss needs to know of them."""
     pictures: RowPictures | None = None
+    part: RowPart | None = None
+    """Where other ranks have the rest of the row."""
 
     @classmethod
     def of(
@@ -64,4 +79,22 @@ class MicroBatch:
             targets=send(targets.astype(np.int64)),
             tokens=TrainedTokens.of(samples, weights, device),
             pictures=pictures,
+        )
+
+    def own_part(self, sequence: SequenceGroup) -> MicroBatch:
+        """This rank's tokens, padded to as many as the others have, and the trained tokens that they predict."""
+        assert self.pictures is None, "text only (see SequenceGroup.check)"
+        num_tokens = self.input_ids.shape[1]
+        own, length = sequence.own(num_tokens), sequence.length(num_tokens)
+        padding = 0, length - (own.stop - own.start)
+        is_here = (self.positions >= own.start) & (self.positions < own.stop)
+        places = is_here.nonzero()[:, 0]
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids[:, own], padding),
+            row=replace(self.row, position_ids=F.pad(self.row.position_ids[:, own], padding), divided=True),
+            positions=self.positions[places] - own.start,
+            targets=self.targets[places],
+            tokens=self.tokens.rows(places),
+            part=RowPart(own.stop - own.start, places, self.tokens),
         )

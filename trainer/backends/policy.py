@@ -16,6 +16,7 @@ from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.fused_head import ChunkLoss, head_loss
 from agentloop.trainer.learner import CheckpointingName
 from agentloop.trainer.logprobs import token_logprobs
+from agentloop.trainer.sequence_parallel import SequenceGroup
 from agentloop.vision.loading import load_language_model, tower_of
 
 _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
@@ -98,10 +99,12 @@ def load_policy(
     kernel: str = "sdpa",
     checkpointing: CheckpointingName = "off",
     compiled: bool = False,
+    sequence: SequenceGroup | None = None,
 ) -> Policy:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
-    `kernel` is what `attention_choice.choose` returns; the other options are of `layers.prepare`.
+    `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row; the other options are of
+    `layers.prepare`.
     Raises `UserError` where the folder cannot be loaded or the model does something to its logits that the learner
     does not compute.
     """
@@ -110,7 +113,7 @@ def load_policy(
             f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
             "format (config.json, *.safetensors, tokenizer files)."
         )
-    name = attention.register(kernel)
+    name = attention.register(kernel, sequence)
     try:
         model = load_language_model(folder, dtype=dtype, attention=name)
     except (OSError, ValueError, KeyError) as error:

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentloop.errors import UserError
+from agentloop.trainer.sequence_parallel import SequenceGroup
 
 _HOST = "127.0.0.1"
 
@@ -35,6 +36,19 @@ def data_parallel_mesh(device: torch.device) -> DeviceMesh:
         else:
             dist.init_process_group(_backend(device.type), store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
+    """The `size` neighbours of this rank that share rows; None where each has its own. Raises `UserError`."""
+    if size == 1:
+        return None
+    if mesh.size() % size:
+        raise UserError(
+            f"learner.sequence_parallel is {size} and learner.ranks {mesh.size()}: rows are shared by groups of equal "
+            f"size. Set learner.ranks to a multiple of {size}."
+        )
+    grid = init_device_mesh(mesh.device_type, (mesh.size() // size, size), mesh_dim_names=("data", "sequence"))
+    return SequenceGroup(grid.get_group("sequence").group_name, grid.get_local_rank("sequence"), size)
 
 
 def listen(ranks: int) -> dist.TCPStore:

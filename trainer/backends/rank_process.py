@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class Done:
 
 def main(pipe: Connection, rank: int, ranks: int, port: int, device: str) -> None:
     """Rank `rank` of the process group whose store is at `port` of this host."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal goes to the driver too, which decides
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, calls), daemon=True).start()
     os.environ["LOCAL_RANK"] = str(rank)

@@ -53,7 +53,8 @@ class StepMetrics:
     def add_difference(self, difference: Tensor) -> None:
         """|learner - engine| of the logprobs of tokens, before the first update, [num_trained]."""
         self._add("logprob_diff", difference)
-        self._largest_difference = torch.maximum(self._largest_difference, difference.max())
+        if difference.numel():
+            self._largest_difference = torch.maximum(self._largest_difference, difference.max())
 
     def add_update(self, values: dict[str, float], *, skipped: bool) -> None:
         self._updates.append(values)

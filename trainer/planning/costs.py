@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,14 @@ from agentloop.trainer.planning.vision import VisionFlops
 
 _MICRO_BATCH_TOKENS = 512
 """What a micro-batch costs beyond its tokens, as so many of them: weights are read three times, kernels launched."""
+
+
+class Measured(NamedTuple):
+    """A micro-batch, as far as its time depends on it."""
+
+    tokens: int
+    pair_cost: float
+    """Of the pairs of its tokens, by the model that is fitted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,16 +82,22 @@ class CostModel:
         garbage, does not count. Measurements that cannot tell the terms apart leave their ratio as it was. Raises
         `ValueError` where there is none.
         """
-        kept = [(row, time) for row, time in zip(lengths_of_rows, seconds, strict=True) if len(row) and time > 0]
-        rows = [row for row, _ in kept]
-        taken = np.array([time for _, time in kept])
+        rows = [
+            Measured(sum(row), sum(map(self, row)) - sum(row) * self.per_token) for row in lengths_of_rows if len(row)
+        ]
+        return self.fitted(rows, [time for row, time in zip(lengths_of_rows, seconds, strict=True) if len(row)])
+
+    def fitted(self, rows: Sequence[Measured], seconds: Sequence[float]) -> CostModel:
+        """As `refined`, for micro-batches of which no more is known."""
+        kept = [(row, time) for row, time in zip(rows, seconds, strict=True) if time > 0]
         if not kept:
             raise ValueError("a cost model is refined by at least one micro-batch with sequences and a time above 0")
-        tokens = np.array([sum(row) for row in rows], float) * self.per_token
-        pairs = np.array([sum(map(self, row)) for row in rows]) - tokens
+        taken = np.array([time for _, time in kept])
+        tokens = np.array([row.tokens for row, _ in kept], float) * self.per_token
+        pairs = np.array([row.pair_cost for row, _ in kept])
         scale = float(np.median(taken / (tokens + pairs + self.per_micro_batch)))
         typical = float(np.median(taken))
-        terms = np.stack([tokens * scale, pairs * scale, np.full(len(rows), typical)], axis=1) / taken[:, None]
+        terms = np.stack([tokens * scale, pairs * scale, np.full(len(kept), typical)], axis=1) / taken[:, None]
         expected = np.array([1.0, 1.0, self.per_micro_batch * scale / typical])
         token, pair, each = _robust_factors(terms, expected).tolist()
         return replace(

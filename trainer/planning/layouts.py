@@ -40,9 +40,10 @@ class Layout:
             gpus=gpus,
             tensor=config.tensor_parallel,
             pipeline=config.pipeline_parallel,
-            context=config.context_parallel,
+            context=config.context_parallel if config.backend == "megatron" else config.sequence_parallel,
             expert=config.expert_parallel,
             checkpointing=config.checkpointing,
+            offload="off" if config.offload == "off" else "optimizer",
             token_budget=config.token_budget,
         )
 

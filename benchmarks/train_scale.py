@@ -1,0 +1,112 @@
+"""Scaling of a training step over the GPUs of one host, at Qwen3 shapes with random weights and unequal lengths.
+
+    python benchmarks/train_scale.py --model 1.7B --ranks 1 2 [--tokens 262144 --sigma 0.8 ...]
+
+Every number of ranks trains on the same batch of trajectories, through `learner.ranks`: rank 0 in this process, the
+others started by it. Scaling is tokens a second over ranks times those of one rank; 1 is perfect. A step is everything
+from the batch in the driver to changed weights: sending, planning, packing, forward, backward, sums, optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import results_file
+import torch
+import train_step
+
+from agentloop.trainer.batch import TrainBatch
+from agentloop.trainer.learner import LearnerConfig, create
+
+_WARM_UP = 2
+"""Steps; the first compiles."""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=train_step.SHAPES, default="1.7B")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--trained", type=float, default=0.25, help="part of the tokens that carries loss")
+    parser.add_argument("--tokens", type=int, default=262144, help="of a step, over all ranks")
+    parser.add_argument("--median", type=float, default=2000)
+    parser.add_argument("--sigma", type=float, default=0.8)
+    parser.add_argument("--cap", type=int, default=8192)
+    parser.add_argument("--token-budget", type=int, default=32768)
+    parser.add_argument("--sequence-parallel", type=int, default=1)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace, ranks: int, batch: TrainBatch) -> dict[str, Any]:
+    config = LearnerConfig(
+        model=str(train_step.random_model(args.model, args.folder)),
+        device=args.device,
+        compute_dtype="bfloat16" if args.device == "cuda" else "float32",
+        token_budget=args.token_budget,
+        ranks=ranks,
+        sequence_parallel=args.sequence_parallel if ranks > 1 else 1,
+    )
+    learner = create(config)
+    try:
+        found = [timed_step(learner, batch) for _ in range(_WARM_UP + args.steps)]
+    finally:
+        learner.close()
+    seconds = statistics.median(seconds for seconds, _ in found[_WARM_UP:])
+    last = found[-1][1]
+    return {
+        "ranks": ranks,
+        "first_step_seconds": found[0][0],
+        "all_seconds": [seconds for seconds, _ in found],
+        "step_seconds": seconds,
+        "tokens_per_second": batch.num_tokens / seconds,
+        **{
+            name: last[name]
+            for name in ("loss", "grad_norm", "balance", "mfu", "memory_peak_gib", "memory_expected_gib")
+            if name in last
+        },
+        "last_phases": {name: value for name, value in last.items() if name.startswith("seconds/")},
+    }
+
+
+def timed_step(learner: Any, batch: TrainBatch) -> tuple[float, dict[str, float]]:
+    start = time.perf_counter()
+    metrics = learner.step(batch)
+    return time.perf_counter() - start, metrics
+
+
+def main() -> None:
+    args = parse()
+    lengths = train_step.lengths_of(args.tokens, args.median, args.sigma, args.cap)
+    batch = train_step.batch_of(lengths, args.trained)
+    results = []
+    for ranks in args.ranks:
+        results.append(measure(args, ranks, batch))
+        print(json.dumps(results[-1]), flush=True)
+    one = results[0]["tokens_per_second"] / results[0]["ranks"]
+    for result in results:
+        result["scaling"] = result["tokens_per_second"] / result["ranks"] / one
+    summary = {
+        "model": args.model,
+        "options": {key: str(value) for key, value in vars(args).items()},
+        "sequences": len(lengths),
+        "tokens": batch.num_tokens,
+        "trained_tokens": batch.num_sampled,
+        "longest": max(lengths),
+        "runs": results,
+    }
+    print("scaling", {result["ranks"]: round(result["scaling"], 3) for result in results})
+    name = f"train_scale_{args.model}_sp{args.sequence_parallel}"
+    gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
+    print(results_file.write(name if args.sequence_parallel > 1 else f"train_scale_{args.model}", summary, gpu=gpu))
+
+
+if __name__ == "__main__":
+    main()
