@@ -24,17 +24,33 @@ def train(
     from agentloop.cli.recipe import load_run_config, new_folder
 
     config = load_run_config(recipe, overrides or [])
+    config, placement = _placed(config, dry_run=dry_run)
     folder = Path(config.run.folder).expanduser() if config.run.folder else new_folder(recipe)
     if resume:
         _require_checkpoint(config, folder)
     if dry_run:
-        _print_plan(config, folder)
+        _print_plan(config, folder, placement)
         return
+    for name, value in placement.items():
+        typer.echo(f"{name:16} {value}")
     from agentloop.cli.progress import RunProgress
     from agentloop.trainer.run import train as train_run
 
     with RunProgress() as progress:
         asyncio.run(train_run(config, folder, progress))
+
+
+def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, str]]:
+    """With what follows from `placement.n_gpus`, and that in words. Only a dry run may place what is not here."""
+    if config.placement.n_gpus is None:
+        return config, {}
+    from agentloop.trainer.model_folder import local_model
+    from agentloop.trainer.placement.place import check_devices, lines, place
+
+    if not dry_run:
+        check_devices(config)
+    placed_config, placed = place(config, local_model(config))
+    return placed_config, lines(placed) if placed is not None else {}
 
 
 def _require_checkpoint(config: RunConfig, folder: Path) -> None:
@@ -44,7 +60,7 @@ def _require_checkpoint(config: RunConfig, folder: Path) -> None:
         raise UserError(f"{folder} has no checkpoint to resume from. Leave --resume out to start a new run there.")
 
 
-def _print_plan(config: RunConfig, folder: Path) -> None:
+def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> None:
     """The resolved config, and what it comes to. Datasets, tools, reward and tokenizer are loaded, models are not."""
     import yaml
     from rich.console import Console
@@ -68,7 +84,8 @@ def _print_plan(config: RunConfig, folder: Path) -> None:
         "tools": ", ".join(tool.name for tool in config.env.tools) or "none",
         "steps": f"{run.steps}, {epochs:.2f} epochs",
         **BatchSizes.of(config).lines(),
-        "at once": f"{config.engine.max_concurrency} episodes",
+        "at once": f"{config.engine.max_concurrency} episodes on each of {config.workers.count} workers",
+        **placement,
         "checkpoints": f"every {run.save_every} steps, the last {run.keep_last} kept",
         "evaluation": f"every {config.eval.every} steps, {len(episodes.eval) * config.eval.samples} episodes"
         if config.eval.every

@@ -98,6 +98,9 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
             "workers": config.workers.model_copy(update=workers),
             "learner": config.learner.model_copy(update={"ranks": placement.learner_gpus}),
             "engine": config.engine.model_copy(update={"options": options}),
+            "placement": config.placement.model_copy(
+                update={"layout": placement.layout, "learner_gpus": placement.learner_gpus}
+            ),
         }
     )
 

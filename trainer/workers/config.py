@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentloop.config import Config
 
@@ -38,3 +38,11 @@ class WorkersConfig(Config):
     """How often an order is given again whose worker died. After that what is left of it counts as failed."""
     show_logs: bool = False
     """Print what the processes of the workers print. It is in Ray's log folder in any case."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if self.kind == "local" and (self.count > 1 or self.address is not None):
+            raise ValueError(
+                "workers.count and workers.address are of workers in processes of their own: set workers.kind=ray too"
+            )
+        return self

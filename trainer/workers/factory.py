@@ -32,6 +32,7 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
         partial(make_replica, config, model),
         config.workers,
         gpus=gpus_of_worker(config),
+        learner_gpus=_learner_gpus(config),
         most=config.engine.max_concurrency,
         longest=config.limits.max_tokens,
         stall_seconds=stall_seconds(config),
@@ -74,7 +75,14 @@ def gpus_of_worker(config: RunConfig) -> int:
     return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
 
 
+def _learner_gpus(config: RunConfig) -> int:
+    """That no worker may have."""
+    wanted = config.placement
+    shares = wanted.layout in ("colocated", "mixed") or config.learner.device == "cpu"
+    return 0 if wanted.n_gpus is None or shares else config.learner.ranks
+
+
 def _has_gpus() -> bool:
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count() > 0  # `is_available` would fix which devices this process sees

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica
-from agentloop.trainer.workers.ray_session import connect, require_ray
+from agentloop.trainer.workers.ray_session import connect, require_ray, take_seat
 from agentloop.trainer.workers.ray_weights import chunks
 from agentloop.trainer.workers.ray_worker import RayWorker, WorkerLost
 
@@ -53,6 +54,9 @@ class _Slot:
 class RayWorkers:
     """`Workers` of `config.count` actors, each made by `make` in its own process, with `gpus` GPUs.
 
+    `learner_gpus` of this node are kept from them, for the learner in this process: CUDA must not have been used in it,
+    and sees only these from `start` on.
+
     `most` is the most episodes in flight on one of them, `longest` the most tokens of a trajectory. An order waits here
     until a worker has room; those that are expected to take longest go first, and all of a group to one worker, where
     its prompt is cached.
@@ -67,6 +71,7 @@ class RayWorkers:
         config: WorkersConfig,
         *,
         gpus: int = 0,
+        learner_gpus: int = 0,
         most: int,
         longest: int,
         stall_seconds: float,
@@ -76,7 +81,8 @@ class RayWorkers:
         """Workers lost so far, by kind."""
         self._make = make
         self._config = config
-        self._gpus = gpus
+        self._gpus, self._learner_gpus = gpus, learner_gpus
+        self._seat: Any = None
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
         self._slots = [
@@ -96,7 +102,10 @@ class RayWorkers:
 
     async def start(self) -> None:
         """See `Workers.start`; Ray is started where `config.address` names no cluster."""
-        self._owns_ray = connect(self._config, self._gpus)
+        self._owns_ray = connect(self._config, self._gpus, self._learner_gpus)
+        if self._learner_gpus:
+            self._seat, gpus = await asyncio.to_thread(take_seat, self._learner_gpus)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         ready = [asyncio.get_running_loop().create_future() for _ in self._slots]
         self._lives = [
             asyncio.create_task(self._live(index, slot, future))
@@ -289,6 +298,9 @@ class RayWorkers:
             task.cancel()
         await asyncio.gather(*self._lives, *self._playing, return_exceptions=True)
         self._lives = []
+        if self._seat is not None:
+            require_ray().kill(self._seat)
+            self._seat = None
         if self._owns_ray:
             self._owns_ray = False
             await asyncio.to_thread(require_ray().shutdown)

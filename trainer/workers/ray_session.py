@@ -7,13 +7,14 @@ import math
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.trainer.workers.config import WorkersConfig
 
 _CONNECT_SECONDS = 5.0
+_SEAT_SECONDS = 120.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,8 +37,9 @@ def require_ray() -> Any:
         ) from error
 
 
-def connect(config: WorkersConfig, gpus: int) -> bool:
-    """Connect this process to Ray, for workers of `gpus` GPUs each; whether Ray was started for that.
+def connect(config: WorkersConfig, gpus: int, reserved: int = 0) -> bool:
+    """Connect this process to Ray, for workers of `gpus` GPUs each beside `reserved` GPUs of this node; whether Ray was
+    started for that.
 
     Raises `UserError` where the cluster does not answer or cannot hold the workers.
     """
@@ -52,7 +54,7 @@ def connect(config: WorkersConfig, gpus: int) -> bool:
         else:
             _join(ray, config.address, options)
     try:
-        check_room(nodes(), config, gpus)
+        check_room(_without(nodes(), reserved), config, gpus)
     except UserError:
         if is_ours:
             ray.shutdown()
@@ -61,12 +63,31 @@ def connect(config: WorkersConfig, gpus: int) -> bool:
 
 
 def nodes() -> list[Node]:
-    """Those that are alive."""
+    """Those that are alive, this one first."""
+    ray = require_ray()
+    here = ray.get_runtime_context().get_node_id()
     return [
         Node(node["NodeName"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
-        for node in require_ray().nodes()
+        for node in sorted(ray.nodes(), key=lambda node: node["NodeID"] != here)
         if node["Alive"]
     ]
+
+
+class Seat:
+    """An actor that does nothing but hold GPUs for the process of the run, which Ray does not know."""
+
+    def gpus(self) -> list[str]:
+        return [str(gpu) for gpu in require_ray().get_gpu_ids()]
+
+
+def take_seat(num_gpus: int) -> tuple[Any, list[str]]:
+    """GPUs of this node that no worker gets while the actor lives, and the actor."""
+    ray = require_ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    seat = ray.remote(Seat).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=here).remote()
+    return seat, ray.get(seat.gpus.remote(), timeout=_SEAT_SECONDS)
 
 
 def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: int) -> None:
@@ -82,6 +103,19 @@ def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: int) -> None:
         f"workers.count={max(fit, 1)}, lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, "
         "or add nodes with `ray start`."
     )
+
+
+def _without(nodes: Sequence[Node], reserved: int) -> list[Node]:
+    """What is left for workers when the first node has given `reserved` GPUs to the learner."""
+    if not reserved:
+        return list(nodes)
+    first = nodes[0]
+    if first.gpus < reserved:
+        raise UserError(
+            f"The learner needs {reserved} GPUs of this node, but Ray may give away {first.gpus:g} of it. Lower "
+            "placement.learner_gpus, or let Ray have all GPUs of the node (`ray start` without --num-gpus)."
+        )
+    return [replace(first, gpus=first.gpus - reserved), *nodes[1:]]
 
 
 def _fit(node: Node, cpus: float, gpus: int) -> int:

@@ -31,6 +31,18 @@ def test_dry_run_prints_config_and_plan_and_writes_nothing(sums, capsys):
     assert not (sums / "run").exists()
 
 
+def test_dry_run_places_a_run_on_gpus_that_are_elsewhere(sums, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    elsewhere = "placement={n_gpus: 16, nnodes: 2, gpu: H200, layout: separate, learner_gpus: 4}"
+    assert agentloop("train", sums, "--dry-run", elsewhere) == 0
+    shown = capsys.readouterr().out
+    assert "separate: 16 GPUs on 2 nodes, 0 of them unused" in shown
+    assert "12 of 1 GPUs each on GPUs of their own (4 + 8 by node)" in shown
+    assert "count: 12" in shown
+    assert agentloop("train", sums, elsewhere) == 2
+    assert "8 on each, but this node has 0 GPUs" in capsys.readouterr().err
+
+
 def test_resume_needs_a_checkpoint(sums, capsys):
     assert agentloop("train", sums, "--resume", f"run.folder={sums}/run") == 2
     assert "has no checkpoint to resume from" in capsys.readouterr().err

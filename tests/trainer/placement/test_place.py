@@ -140,7 +140,7 @@ def test_the_settings_of_workers_learner_and_engine_follow(config):
 
 def test_a_setting_that_says_something_else_is_named(config):
     settings = config(
-        "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={count: 7}", "learner.ranks=2"
+        "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={kind: ray, count: 7}", "learner.ranks=2"
     )
     placed = derive(settings, planned(settings, SHAPE), H200)
     with pytest.raises(UserError, match=r"workers\.count is 7 and follows .* as 4.*learner\.ranks is 2 .* as 4"):

@@ -28,6 +28,7 @@ def ray():
     """Ray on this machine; workers find it running and leave it so."""
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # GPUs are numbers to Ray: nothing uses them.
+    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()

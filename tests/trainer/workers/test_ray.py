@@ -13,10 +13,12 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.metrics import is_failed
+from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trainer.workers.ray import RayWorkers
+from agentloop.trainer.workers.ray_session import connect, take_seat
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -172,7 +174,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
         [
             "engine={name: hf, options: {device: cpu, max_model_len: 512}}",
             "limits={max_turns: 1, max_turn_tokens: 12, max_tokens: 512}",
-            "workers.count=2",
+            "workers={kind: ray, count: 2}",
             "engine.max_concurrency=4",
         ],
     )
@@ -210,7 +212,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_clear_error(steady, tmp_path
 
 async def test_more_workers_than_cpus_are_refused(steady):
     with pytest.raises(UserError, match=r"workers\.count is 99 and each worker needs 1 CPUs.*Set workers\.count=4"):
-        await started(steady("workers.count=99"))
+        await started(steady("workers={kind: ray, count: 99}"))
 
 
 async def test_aborted_orders_leave_their_room(steady, sums):
@@ -226,3 +228,16 @@ async def test_aborted_orders_leave_their_room(steady, sums):
     (sums / "gate").unlink()
     assert len(await play_all(workers, make_orders("y", range(2), n=4, seed=1))) == 2
     await workers.close()
+
+
+async def test_the_learners_gpus_are_kept_from_the_workers(ray):
+    config = WorkersConfig(kind="ray", count=2)
+    connect(config, gpus=1, reserved=2)
+    with pytest.raises(UserError, match="room for 1"):
+        connect(config, gpus=2, reserved=2)
+    with pytest.raises(UserError, match="learner needs 5 GPUs of this node, but Ray may give away 4 of it"):
+        connect(config, gpus=0, reserved=5)
+    seat, gpus = take_seat(3)
+    assert len(set(gpus)) == 3
+    await until(lambda: ray.available_resources().get("GPU") == 1)
+    ray.kill(seat)
