@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import operator
+from functools import cache
 
 TOOLS = [
     {
@@ -31,19 +32,25 @@ _OPERATORS = {
 }
 
 
-async def solve(task, model):
+@cache
+def shared_client():
+    """Making one takes tens of milliseconds of the event loop."""
     from openai import AsyncOpenAI
 
+    return AsyncOpenAI(base_url="http://of-the-episode", api_key="of-the-episode")
+
+
+async def solve(task, model):
+    client = shared_client().with_options(base_url=model.base_url, api_key=model.api_key)
     messages = list(task["messages"])
-    async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
-        while True:
-            answer = await client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS, seed=0)
-            said = answer.choices[0].message
-            if not said.tool_calls:
-                return said.content
-            messages.append(said)
-            for call in said.tool_calls:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)})
+    while True:
+        answer = await client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS, seed=0)
+        said = answer.choices[0].message
+        if not said.tool_calls:
+            return said.content
+        messages.append(said)
+        for call in said.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)})
 
 
 def run(arguments: str) -> str:
