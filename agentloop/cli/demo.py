@@ -43,7 +43,7 @@ def demo(
     overrides = [*([_VLLM_OPTIONS, "engine.name=vllm"] if engine == "vllm" else []), *(overrides or [])]
     if steps is not None:
         # The warm-up of the learning rate is part of its schedule, which has as many updates as the run has steps.
-        warmup = f"learner.warmup_updates={min(2, steps // 2)}"
+        warmup = f"learner.warmup_updates={min(4, steps // 2)}"
         overrides += [f"run.steps={steps}", f"eval.every={steps}", warmup]
     if from_scratch:
         overrides.append(f"model={_warmed_up(folder, console)}")
