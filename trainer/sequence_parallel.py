@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
 
 from agentloop.errors import UserError
 
@@ -85,11 +85,16 @@ class SequenceGroup:
         return found
 
 
+def _group(name: str) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = _resolve_process_group(name)  # type: ignore[arg-type]
+    return found
+
+
 @torch.library.custom_op("agentloop::exchange_blocks", mutates_args=())
 def exchange_blocks(blocks: Tensor, group: str) -> Tensor:
     """One node for torch.compile, as attention is. `blocks` are contiguous."""
     found = torch.empty_like(blocks)
-    dist.all_to_all_single(found, blocks, group=_resolve_process_group(group))
+    dist.all_to_all_single(found, blocks, group=_group(group))
     return found
 
 
@@ -114,7 +119,7 @@ class _Assemble(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, places: Tensor, size: int, group: str) -> Tensor:
         ctx.save_for_backward(places)
         whole = values.new_zeros(size).index_copy_(0, places, values.detach())
-        dist.all_reduce(whole, group=_resolve_process_group(group))
+        dist.all_reduce(whole, group=_group(group))
         return whole
 
     @staticmethod

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentloop.errors import UserError
@@ -51,14 +51,14 @@ def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
     return SequenceGroup(grid.get_group("sequence").group_name, grid.get_local_rank("sequence"), size)
 
 
-def listen(ranks: int) -> dist.TCPStore:
+def listen(ranks: int) -> TCPStore:
     """The store that the ranks of this host meet at; this process is rank 0. Its port is free."""
-    return dist.TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
+    return TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
 
 
-def join(device: str, rank: int, ranks: int, where: dist.TCPStore | int) -> None:
+def join(device: str, rank: int, ranks: int, where: TCPStore | int) -> None:
     """Make the process group, with a store of `listen` or its port. Blocks until all ranks are there."""
-    store = where if isinstance(where, dist.TCPStore) else dist.TCPStore(_HOST, where, ranks, is_master=False)
+    store = where if isinstance(where, TCPStore) else TCPStore(_HOST, where, ranks, is_master=False)
     if dist.is_initialized():
         assert dist.get_world_size() == 1, "a process has one group of several ranks"
         dist.destroy_process_group()

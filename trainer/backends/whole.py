@@ -36,7 +36,7 @@ class WholeModel:
             copy.untyped_storage().resize_(copy.numel() * copy.element_size())
         if copies:
             with torch.no_grad():
-                torch._foreach_copy_(copies, [parameter.detach() for parameter in self._copies])
+                torch._foreach_copy_([*copies], [parameter.detach() for parameter in self._copies])
         for owner, name, parameter in self._slots:
             owner._parameters[name] = self._copies[parameter]
         try:
