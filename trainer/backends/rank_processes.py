@@ -34,7 +34,9 @@ from agentloop.trainer.backends.shared_arrays import parcel
 T = TypeVar("T")
 
 _GRACE = 5.0
-"""Seconds in which the reason for a broken collective is waited for, and in which a process ends by itself."""
+"""Seconds in which a process ends by itself."""
+_REASON = 30.0
+"""Seconds in which the rank that broke a collective is looked for, before rank 0 takes the blame."""
 _SETTLING = 0.5
 """Seconds from the first failure to the others that it brings about."""
 
@@ -106,7 +108,7 @@ class RankProcesses:
                 self._wait(futures)  # the others refuse it too
                 raise
             except BaseException as error:
-                died = self._failed.wait(_GRACE)
+                died = self._failed.wait(_REASON)
                 self._kill()  # they would wait in a collective for ever
                 if died:
                     raise UserError(self._message()) from error
@@ -147,7 +149,7 @@ class RankProcesses:
         try:
             return [future.result() for future in futures]
         except ConnectionError as error:
-            self._failed.wait(_GRACE)
+            self._failed.wait(_REASON)
             raise UserError(self._message()) from error
 
     def _listen(self, rank: int) -> None:
