@@ -13,6 +13,11 @@ from typing import Any
 from agentloop.errors import UserError
 from agentloop.trainer.workers.config import WorkersConfig
 
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray gives its processes the niceness 15: an engine would starve beside anything else on the machine.
+    "RAY_worker_niceness": "0",
+}
 _CONNECT_SECONDS = 5.0
 _SEAT_SECONDS = 120.0
 
@@ -46,7 +51,8 @@ def connect(config: WorkersConfig, gpus: int, reserved: int = 0) -> bool:
     ray = require_ray()
     is_ours = not ray.is_initialized()
     if is_ours:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
         if config.address is None:
             cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))

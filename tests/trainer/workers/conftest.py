@@ -1,5 +1,6 @@
 """A folder with a scripted run for workers, and Ray for a whole test module."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def ray():
     """Ray on this machine; workers find it running and leave it so."""
     import ray
 
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does
     # GPUs are numbers to Ray: nothing uses them.
     ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
