@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,44 @@ def test_time_is_within_a_fifth_of_the_measured_step(path: Path):
     shape, flops = ModelShape.from_config(config), ModelFlops.from_config(config)
     seconds = training_seconds(shape, flops, _layout(result), work, find("H200"), 8)
     assert seconds == pytest.approx(result["step_seconds"], rel=0.2)
+
+
+_ON_TWO = json.loads((_ROOT / "benchmarks" / "results" / "megatron_step_0.6B_2.json").read_text())["result"]
+_DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+
+
+def _on_two(name: str) -> Layout:
+    backend, *parts = name.split(",")
+    degrees = {_DEGREES[part[:2]]: int(part[2:]) for part in parts if part[:2] in _DEGREES}
+    checkpointing = "full" if "full" in parts else "off"
+    budget = int(_ON_TWO["options"]["token_budget"])
+    return Layout(backend=backend, gpus=2, checkpointing=checkpointing, token_budget=budget, **degrees)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("measured", _ON_TWO["layouts"], ids=lambda measured: measured["layout"])
+def test_memory_of_layouts_over_two_gpus(measured: dict):
+    layout = _on_two(measured["layout"])
+    micro_batches = max(round(int(_ON_TWO["options"]["tokens"]) / layout.data / layout.token_budget), 1)
+    shape = ModelShape.from_config(_config("0.6B"))
+    estimate = training_memory(shape, layout, micro_batches=micro_batches, gather_once=True).total / 2**30
+    # Where all activations are computed again little is left, and what is assumed of its working memory shows.
+    tolerance = 1.5 if layout.checkpointing == "full" else 0.1 * measured["memory_peak_gib"]
+    assert estimate == pytest.approx(measured["memory_peak_gib"], abs=tolerance)
+
+
+def test_layouts_over_two_gpus_are_ranked_as_they_were_measured():
+    config, options = _config("0.6B"), _ON_TWO["options"]
+    shape, flops = ModelShape.from_config(config), ModelFlops.from_config(config)
+    work = Work(trajectories=49, mean_tokens=int(options["tokens"]) / 49, longest=8192, trained=0.25)
+
+    def estimated(measured: dict) -> float:
+        return training_seconds(shape, flops, _on_two(measured["layout"]), work, find("H200"), 8)
+
+    for one, other in combinations(_ON_TWO["layouts"], 2):
+        # What is within a tenth of each other may change places.
+        if abs(one["step_seconds"] / other["step_seconds"] - 1) > 0.1:
+            is_faster = one["step_seconds"] < other["step_seconds"]
+            assert (estimated(one) < estimated(other)) == is_faster, (one["layout"], other["layout"])
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -129,7 +129,10 @@ class FsdpLearner(PlannedLearner):
         if "memory_peak_gib" in result and self._offload != "all":
             shape = ModelShape.from_config(self._policy.model.config)
             expected = training_memory(
-                shape, Layout.of(self.config, self._world), reference=self._reference is not None
+                shape,
+                Layout.of(self.config, self._world),
+                reference=self._reference is not None,
+                gather_once=self._once,
             )
             result["memory_expected_gib"] = expected.total / 2**30
         return result

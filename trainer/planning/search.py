@@ -118,8 +118,15 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
     """Memory and time of one layout."""
     shape, work, gpu = run.shape, run.work, cluster.gpu
     micro_batches = work.micro_batches(layout)
+    whole = shape.parameters * (run.precision.compute + 4)
     training = training_memory(
-        shape, layout, precision=run.precision, micro_batches=micro_batches, reference=run.reference
+        shape,
+        layout,
+        precision=run.precision,
+        micro_batches=micro_batches,
+        reference=run.reference,
+        # As the learner decides where nothing is said.
+        gather_once=whole <= gpu.memory / 4,
     )
     weights = 2 * shape.parameters / engine_tensor
     shares = not cluster.engine_gpus

@@ -1,7 +1,8 @@
 """Seconds of a training step and of its rollouts, from FLOPs, bytes and rates.
 
-Rough on purpose: it ranks layouts, and it is right where it was measured (one H200, `benchmarks/results/train_step_*`).
-What several GPUs add is counted from bytes and link rates, and was not measured.
+Rough on purpose: it ranks layouts. On one H200 with FlashAttention 4 it is within a fifth of what was measured
+(`benchmarks/results/train_step_*`); on two it has the order of the layouts right (`megatron_step_*`), their seconds are
+too low by a quarter to a half. `calibration` puts it right by a run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from agentloop.trainer.planning.gpus import Gpu
 from agentloop.trainer.planning.layouts import Layout
 from agentloop.trainer.planning.model_shape import ModelShape
 
-_MFU = ((1024, 0.45), (2048, 0.53), (4096, 0.55))
-"""Hidden size, and which part of the peak a step reaches; the last by the rates of single matrix products."""
-_UNCOMPILED = 0.8
-"""Of that, where layers are not compiled (megatron); assumed."""
+_MFU = ((512, 0.36), (1024, 0.45), (2048, 0.53), (4096, 0.55))
+"""Hidden size of a tensor-parallel rank, and which part of the peak a step reaches; the first by a model of 1024 over
+two ranks, the last by the rates of single matrix products."""
+_UNCOMPILED = 0.72
+"""Of that, where layers are not compiled (megatron): `megatron_step_0.6B_2`, beside fsdp in the same run."""
 _OVERLAP = 0.7
 """Part of FSDP's transfers that is hidden behind computing; assumed."""
 _HALF, _SINGLE = 2, 4
@@ -58,7 +60,7 @@ def training_seconds(
     """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU."""
     needed = step_flops(flops, work)
     recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3}[layout.checkpointing]
-    efficiency = _efficiency(shape.hidden) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
+    efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
     compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
     micro_batches = work.micro_batches(layout)
     if layout.pipeline > 1:
@@ -67,7 +69,7 @@ def training_seconds(
     return (compute + transfers + work.updates * _optimizer_seconds(shape, layout, gpu)) * scale
 
 
-def _efficiency(hidden: int) -> float:
+def _efficiency(hidden: float) -> float:
     """Linear between what is known."""
     (low, first), *rest = _MFU
     if hidden <= low:

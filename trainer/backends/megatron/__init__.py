@@ -9,3 +9,4 @@ import warnings
 
 # That Apex is missing is said at every import, and that there are newer names for what it does at every step.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
+warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
