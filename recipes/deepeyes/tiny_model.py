@@ -54,6 +54,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
         "max_position_embeddings": MAX_TOKENS,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
         "initializer_range": 0.05,
+        "tie_word_embeddings": True,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,

@@ -32,6 +32,8 @@ FIELD = 112
 SEEN_FIELD = 56
 """The same in the whole picture as the model sees it."""
 COLOURS = {"red": (200, 70, 70), "green": (70, 180, 70), "blue": (70, 70, 200), "yellow": (190, 190, 70)}
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+"""In reading order."""
 WEAVES = ("rows", "columns", "checks", "plain")
 _AMPLITUDE = 45
 _FADE = 12
@@ -78,7 +80,7 @@ def draw_task(rng: random.Random) -> tuple[Image.Image, str, int, list[str]]:
     colours = rng.sample(list(COLOURS), 4)
     weaves = [rng.choice(WEAVES) for _ in colours]
     asked = rng.randrange(4)
-    return draw_picture(rng, colours, weaves), f"What is the {colours[asked]} one?", asked, weaves
+    return draw_picture(rng, colours, weaves), f"What is the {PLACES[asked]} one?", asked, weaves
 
 
 def train_rows(num_rows: int = 1024, seed: int = 0) -> Iterator[dict[str, Any]]:
