@@ -118,7 +118,8 @@ class TantivyIndex:
         return [self._passage(address, score) for score, address in hits]
 
     def _passage(self, address: Any, score: float) -> Passage:
-        return Passage(*json.loads(self._searcher.doc(address)["passage"][0]), score)
+        identifier, title, text = json.loads(self._searcher.doc(address)["passage"][0])
+        return Passage(identifier, title, text, score)
 
     async def close(self) -> None:
         self._searcher = None
