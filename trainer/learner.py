@@ -6,11 +6,11 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentloop.config import HAS_PATHS, Config, ConfigPath
 from agentloop.engines.base import TakesWeights
@@ -50,6 +50,13 @@ OffloadName = Literal["off", "optimizer", "all"]
 """optimizer: the state of the optimizer, which a step takes to the device part by part. all: parameters, gradients and
 the optimizer, which then runs on the CPU; layers are taken to the device one by one. Without CUDA there is nothing to
 offload."""
+
+
+_SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
+    "fsdp": ("compile_layers", "offload", "sequence_parallel", "refine_costs", "gather_once", "freeze_vision"),
+    "megatron": ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),
+}
+"""That the other backend does not have."""
 
 
 class LearnerConfig(Config):
@@ -145,6 +152,16 @@ class LearnerConfig(Config):
     """Leave out the passes of trajectories whose advantage is 0 where that does not change the gradient; they still
     count in the averages of the loss, but not in the metrics of the policy."""
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _has_settings_of_its_backend(self) -> Self:
+        """What another backend would do is not left out in silence."""
+        other: BackendName = "fsdp" if self.backend == "megatron" else "megatron"
+        fields = type(self).model_fields
+        foreign = [name for name in _SETTINGS_OF[other] if getattr(self, name) != fields[name].default]
+        if foreign:
+            raise ValueError(f"backend is {self.backend}, but only {other} has {', '.join(foreign)}")
+        return self
 
     @property
     def needs_reference(self) -> bool:

@@ -135,6 +135,9 @@ def test_each_saving_saves_where_it_says():
     assert plain.activations > 2 * selective.activations > 4 * full.activations
     offloaded = training_memory(SHAPE, Layout(gpus=8, offload="optimizer"))
     assert plain.total - offloaded.total == pytest.approx(plain.optimizer)
+    away = training_memory(SHAPE, Layout(gpus=8, offload="all"))
+    assert (away.weights, away.optimizer) == (0, 0)
+    assert away.gradients < 0.3 * plain.gradients
     halved = training_memory(SHAPE, Layout(gpus=8, context=2))
     assert halved.activations == pytest.approx(plain.activations / 2)
     assert training_memory(SHAPE, Layout(gpus=1)).optimizer == pytest.approx(8 * plain.optimizer)

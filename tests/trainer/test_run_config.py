@@ -4,6 +4,7 @@ import pytest
 
 from agentloop.config_loading import load_config
 from agentloop.errors import UserError
+from agentloop.trainer.learner import LearnerConfig
 from agentloop.trainer.run_checks import check_trainable
 from agentloop.trainer.run_config import RunConfig
 
@@ -116,3 +117,18 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
 
 def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path):
     check_trainable(load(tmp_path, "algorithm.group_size=1", "algorithm.advantage=reinforce_pp"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensor_parallel": 2}, "backend is fsdp, but only megatron has tensor_parallel"),
+        (
+            {"backend": "megatron", "offload": "all", "gather_once": True},
+            "backend is megatron, but only fsdp has offload, gather_once",
+        ),
+    ],
+)
+def test_settings_of_another_backend_are_not_left_out_in_silence(options: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        LearnerConfig(model="m", **options)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 
 from agentloop.errors import UserError
-from agentloop.trainer.learner import BackendName, CheckpointingName, LearnerConfig
+from agentloop.trainer.learner import BackendName, CheckpointingName, LearnerConfig, OffloadName
 from agentloop.trainer.planning.model_shape import ModelShape
 
-Offload = Literal["off", "optimizer"]
 _LARGEST_BUDGET = 131072
 
 
@@ -28,7 +26,7 @@ class Layout:
     expert: int = 1
     """Ranks of a stage that share its experts; an expert itself is never divided."""
     checkpointing: CheckpointingName = "off"
-    offload: Offload = "off"
+    offload: OffloadName = "off"
     token_budget: int = 16384
     """Tokens of a micro-batch, of all its context ranks together."""
 
@@ -43,7 +41,7 @@ class Layout:
             context=config.context_parallel if config.backend == "megatron" else config.sequence_parallel,
             expert=config.expert_parallel,
             checkpointing=config.checkpointing,
-            offload="off" if config.offload == "off" else "optimizer",
+            offload=config.offload,
             token_budget=config.token_budget,
         )
 
@@ -144,7 +142,4 @@ def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has
     if backend == "megatron":
         tensors = [n for n in powers if n <= gpus_per_node]
         return ["off", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
-    has = LearnerConfig.model_fields
-    offloads = ["off", "optimizer"] if "offload" in has else ["off"]
-    contexts = powers if "sequence_parallel" in has else [1]
-    return ["off", "selective", "full"], offloads, [1], [1], contexts, [1]
+    return ["off", "selective", "full"], ["off", "optimizer", "all"], [1], [1], powers, [1]

@@ -69,7 +69,7 @@ def training_memory(
     head = shape.embedding_parameters / layout.tensor
     is_fsdp = layout.backend == "fsdp"
     kept = (_fsdp if is_fsdp else _megatron)(shape, layout, parameters, precision)
-    if is_fsdp and gather_once and layout.gpus > 1:
+    if is_fsdp and gather_once and layout.gpus > 1 and layout.offload != "all":
         kept |= {"compute_weights": precision.compute * parameters, "gradients": _SINGLE * parameters}
     if is_fsdp and micro_batches == 1 and layout.gpus == 1:
         kept["gradients"] = 0.0
@@ -96,16 +96,16 @@ def _fsdp(shape: ModelShape, layout: Layout, parameters: float, precision: Preci
     shard = parameters / layout.gpus
     layer = shape.dense_layer_parameters + shape.expert_layer_parameters
     whole = 2 * layer + shape.vocabulary_parameters
-    gathered = parameters if layout.gpus == 1 else min(parameters, shard + whole)
+    is_away = layout.offload == "all"
+    gathered = parameters if layout.gpus == 1 and not is_away else min(parameters, shard * (not is_away) + whole)
     copies = precision.compute * gathered if layout.gpus > 1 or precision.compute != precision.parameter else 0.0
-    on_gpu = 0.0 if layout.offload == "optimizer" else 2 * precision.parameter * shard
     # While a layer's gradients are summed over ranks they are there whole, in float32.
     summed = _SINGLE * layer if layout.gpus > 1 else precision.compute * layer
     return {
-        "weights": precision.parameter * shard,
+        "weights": 0.0 if is_away else precision.parameter * shard,
         "compute_weights": copies,
-        "gradients": precision.parameter * shard + summed,
-        "optimizer": on_gpu,
+        "gradients": summed + (0.0 if is_away else precision.parameter * shard),
+        "optimizer": 2 * precision.parameter * shard if layout.offload == "off" else 0.0,
     }
 
 

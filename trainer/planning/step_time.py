@@ -21,6 +21,8 @@ _UNCOMPILED = 0.72
 """Of that, where layers are not compiled (megatron): `megatron_step_0.6B_2`, beside fsdp in the same run."""
 _OVERLAP = 0.7
 """Part of FSDP's transfers that is hidden behind computing; assumed."""
+_PCIE, _HOST_MEMORY = 25e9, 50e9
+"""Bytes a second of one GPU's share of what it goes through when it is offloaded; assumed."""
 _HALF, _SINGLE = 2, 4
 
 
@@ -92,7 +94,9 @@ def _transfer_seconds(shape: ModelShape, layout: Layout, micro_batches: int, gpu
     if layout.backend == "fsdp" and layout.gpus > 1:
         gathered = 2 * _HALF * parameters + _SINGLE * parameters
         seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.gpus)
-    elif layout.gpus > 1:
+    if layout.offload == "all":  # weights come twice a micro-batch, gradients go
+        seconds += micro_batches * 3 * _SINGLE * parameters / layout.gpus / _PCIE
+    if layout.backend == "megatron" and layout.gpus > 1:
         copies = layout.data * layout.context
         seconds += (_SINGLE + _HALF) * parameters / rate(layout.gpus) if copies > 1 else 0.0
     stream = _HALF * layout.rank_tokens * micro_batches * shape.hidden
@@ -110,7 +114,9 @@ def _optimizer_seconds(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
     shard = shape.parameters / layout.gpus
     if layout.offload == "optimizer":
-        return 16 * shard / 25e9
+        return 16 * shard / _PCIE
+    if layout.offload == "all":
+        return 28 * shard / _HOST_MEMORY
     return 28 * shard / gpu.bandwidth
 
 

@@ -17,12 +17,18 @@ from agentloop.trainer.planning.model_shape import ModelShape
 
 
 class Rule(Protocol):
-    divides: bool
-    """Tensor-parallel ranks have a part each."""
+    @property
+    def divides(self) -> bool:
+        """Tensor-parallel ranks have a part each."""
+        ...
 
-    def shard(self, parts: Sequence[Tensor], rank: int, ranks: int) -> Tensor: ...
+    def shard(self, parts: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
+        """The part of one rank."""
+        ...
 
-    def whole(self, shards: Sequence[Tensor]) -> list[Tensor]: ...
+    def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
+        """What `shard` was made of, from the parts of all ranks in order."""
+        ...
 
 
 @dataclass(slots=True, frozen=True)
