@@ -69,6 +69,11 @@ class RecallingEngine:
         """What trajectories that will be played again had sampled, in order."""
         self._known.update(turns)
 
+    def forget(self, trajectory_ids: Iterable[str]) -> None:
+        """What was to be recalled will not be played: another trajectory of that name begins with nothing."""
+        for name in trajectory_ids:
+            self._known.pop(name, None)
+
     def take_new(self) -> list[Turn]:
         """The turns sampled since the last call. May be called from another thread."""
         return [self._new.popleft() for _ in range(len(self._new))]

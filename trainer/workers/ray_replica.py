@@ -89,6 +89,7 @@ class Replica:
         finally:
             task.cancel()
             self._playing.pop(order.group_id, None)
+            self._engine.forget(turns)
 
     async def abort(self, group_id: str) -> None:
         """End a group that nobody waits for. Unknown ones are ignored."""

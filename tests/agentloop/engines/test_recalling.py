@@ -61,3 +61,12 @@ async def test_the_length_of_parked_trajectories_counts_until_they_are_released(
     assert first.resident_tokens == 5 + 3
     first.release("a")
     assert first.resident_tokens == 3
+
+
+async def test_what_is_forgotten_is_sampled_again():
+    first = engine([1, 9])
+    await turn(first, [7])
+    second = engine([2, 9])
+    second.recall({"a": first.take_new()})
+    second.forget(["a", "unknown"])
+    assert await turn(second, [7]) == [2, 9]
