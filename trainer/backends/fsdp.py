@@ -286,8 +286,9 @@ class FsdpLearner(PlannedLearner):
         for name, parameter in self._policy.model.named_parameters():
             # An engine may ask from within inference mode, in which torch 2.11 gathers no DTensor.
             with torch.inference_mode(False), torch.no_grad():
-                full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-                weight = full.detach().to(self._compute_dtype)
+                # Cast first: what ranks send each other is then as small as what is published.
+                weight = parameter.detach().to(self._compute_dtype)
+                weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
             yield name, weight
 
     def capture(self) -> fsdp_state.LearnerState:
