@@ -51,7 +51,7 @@ class SeenImage:
             raise ValueError(f"pixels of shape {self.pixels.shape}, {self.pixels.dtype}: not RGB in units of {factor}")
         header = f"{height}x{width} {self.format}".encode()
         digest = hashlib.blake2b(header, digest_size=16)
-        digest.update(np.ascontiguousarray(self.pixels))
+        digest.update(np.ascontiguousarray(self.pixels).data)
         object.__setattr__(self, "digest", digest.hexdigest())
 
     @property
