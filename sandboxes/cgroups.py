@@ -6,6 +6,7 @@ this process, so that the limits of a container or of a service hold for all of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -26,13 +27,17 @@ class Cgroup:
     _memory: int = 0
     _kills: int = 0
     _events: int = -1
+    _last: int = 0
+    _is_gone: bool = False
 
     def limit(self, memory: int) -> None:
         """Bytes of memory, files in memory included. Raises `OSError`."""
         if memory == self._memory:
             return
-        name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
-        (self.directories["memory"] / name).write_text(str(memory))
+        directory = self.directories["memory"]
+        (directory / ("memory.max" if self.version == 2 else "memory.limit_in_bytes")).write_text(str(memory))
+        if self.version == 1 and (sockets := directory / "memory.kmem.tcp.limit_in_bytes").exists():
+            sockets.write_text(str(memory))  # what waits in sockets counts apart there
         self._memory = memory
 
     def add(self, pid: int) -> None:
@@ -40,14 +45,17 @@ class Cgroup:
             (directory / "cgroup.procs").write_text(str(pid))
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has ended something here since the last call."""
+        """Whether the kernel has ended something here since the last call. It can be asked when the cgroup is gone."""
+        kills = self._last if self._is_gone else self._count()
+        before, self._kills = self._kills, kills
+        return kills > before
+
+    def _count(self) -> int:
         if self._events < 0:
             name = "memory.events" if self.version == 2 else "memory.oom_control"
             self._events = os.open(self.directories["memory"] / name, os.O_RDONLY | os.O_CLOEXEC)
         words = os.pread(self._events, 4096, 0).decode().split()
-        kills = int(words[words.index("oom_kill") + 1])
-        before, self._kills = self._kills, kills
-        return kills > before
+        return int(words[words.index("oom_kill") + 1])
 
     def processes(self) -> list[int]:
         """The processes in it, for tests and for the curious."""
@@ -55,9 +63,12 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Whether it is gone. It is not while a process in it has not been reaped."""
-        if self._events >= 0:
-            os.close(self._events)
-            self._events = -1
+        if not self._is_gone:
+            with contextlib.suppress(OSError):  # somebody else has removed it
+                self._last = self._count()
+            self._is_gone = True
+            if self._events >= 0:
+                os.close(self._events)
         try:
             for directory in set(self.directories.values()):
                 if directory.exists():

@@ -8,6 +8,7 @@ own; without it to the host's, as in `slots`. The engine must be on this machine
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import socket
@@ -27,6 +28,8 @@ from agentloop.sandboxes.pooled import PooledSandbox
 from agentloop.sandboxes.runs import given
 from agentloop.sandboxes.seccomp import build_filter
 from agentloop.sandboxes.worlds import World
+
+_logger = logging.getLogger(__name__)
 
 DEFAULT_IMAGE = "agentloop-sandbox"
 _SOCKET = "socket"
@@ -145,7 +148,12 @@ class Docker(PooledSandbox):
                     if container is not None:
                         container.kill()
                     raise
-        cgroup = _memory_of(pid)
+        try:
+            cgroup = _memory_of(pid)
+        except OSError as error:
+            control.close()
+            container.kill()
+            raise SandboxError("A container ended before it was used.") from error
         world = World(control, container, cgroup)
         if cgroup is not None:
             world.gone = lambda: _release(cgroup)
@@ -210,6 +218,8 @@ class Container:
     async def _remove(self) -> None:
         try:
             await asyncio.to_thread(self._engine.remove, self.handle.id)
+        except SandboxError as error:  # it ends when its socket closes; the next start removes what is left
+            _logger.warning("A container is left behind: %s", error)
         finally:
             if not self.ended.done():
                 self.ended.set_result(None)

@@ -17,7 +17,8 @@ CONTROL = "/run/agentloop"
 """Where a container finds the socket of its owner."""
 _GVISOR = "runsc"
 _CALL_SECONDS = 60
-_CONFLICT = 409
+_GONE = (404, 409)
+"""Not found, and a conflict: somebody else removes it already."""
 _USER = 1000
 _START_ENGINE = (
     "Install and start an engine (Debian: `apt-get install docker.io`, then `systemctl start docker`), let this user "
@@ -65,24 +66,28 @@ class Engine:
         try:
             client = docker.from_env(timeout=_CALL_SECONDS)
             client.ping()
-        except docker.errors.DockerException as error:
+        except _errors() as error:
             raise UserError(f"There is no docker engine to talk to ({_reason(error)}). {_START_ENGINE}") from error
         return cls(client)
 
     def choose_runtime(self, asked: str | None) -> str | None:
-        """gVisor where the engine has it, else the engine's default (None). Raises `UserError` for an unknown one."""
-        known = self._client.info()["Runtimes"]
+        """gVisor where the engine has it, else the engine's default (None). Raises `UserError` for an unknown one,
+        `SandboxError` where it does not answer."""
+        known = _call(self._client.info)["Runtimes"]
         if asked is not None and asked not in known:
             raise UserError(f"The docker engine has no runtime {asked!r}; it has {', '.join(sorted(known))}.")
         return asked or (_GVISOR if _GVISOR in known else None)
 
     def check_image(self, image: str) -> None:
-        """Raises `UserError` where it is not there: nothing is pulled behind the user's back."""
+        """Raises `UserError` where it is not there: nothing is pulled behind the user's back. `SandboxError` where the
+        engine does not answer."""
         import docker
 
         try:
-            self._client.images.get(image)
-        except docker.errors.ImageNotFound as error:
+            _call(self._client.images.get, image)
+        except SandboxError as error:
+            if not isinstance(error.__cause__, docker.errors.ImageNotFound):
+                raise
             raise UserError(
                 f"The docker engine has no image {image!r}. Make one with scripts/sandbox-image, or pull any that has "
                 "python3 (3.11 or newer) and name it: `docker pull python:3.12-slim`, image='python:3.12-slim'."
@@ -127,16 +132,12 @@ class Engine:
         return str(_call(container.logs, tail=5).decode(errors="replace")).strip()
 
     def remove(self, container_id: str) -> None:
-        """End it with everything in it; it may be gone already."""
-        import docker
-
+        """End it with everything in it; it may be gone already. Raises `SandboxError`."""
         try:
-            self._client.api.remove_container(container_id, force=True, v=True)
-        except docker.errors.NotFound:
-            return
-        except docker.errors.APIError as error:
-            if error.status_code != _CONFLICT:  # somebody else removes it already
-                raise SandboxError(f"A container cannot be removed: {_reason(error)}.") from error
+            _call(self._client.api.remove_container, container_id, force=True, v=True)
+        except SandboxError as error:
+            if getattr(error.__cause__, "status_code", None) not in _GONE:
+                raise
 
     def labelled(self) -> list[Leftover]:
         """All containers that agentloop has made, of whatever owner."""
@@ -154,13 +155,20 @@ class Engine:
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    import docker
-    import requests
-
+    """Raises `SandboxError` for all that an engine that is closed, hangs or refuses makes the SDK raise."""
     try:
         return function(*arguments, **named)
-    except (docker.errors.DockerException, requests.RequestException) as error:
+    except _errors() as error:
         raise SandboxError(f"The docker engine refuses: {_reason(error)}") from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What the SDK raises, and what it lets through of the libraries below it."""
+    import docker
+    import requests
+    import urllib3
+
+    return docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError
 
 
 def _reason(error: Exception) -> str:

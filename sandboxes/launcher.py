@@ -120,8 +120,14 @@ class Launcher:
             argv = [*self._argv, *map(os.fsdecode, file.read().split(b"\0"))]
         actions = [(os.POSIX_SPAWN_DUP2, fd, position) for position, fd in enumerate(fds[1:])]
         pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # too many descriptors: what nobody watches may not run
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._running[number] = pid
-        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid))
+        self._selector.register(pidfd, selectors.EVENT_READ, (number, pid))
 
     def _kill(self, number: int) -> None:
         """Through the first process of its namespace: with it the kernel ends all others, and only then bwrap ends."""

@@ -20,7 +20,7 @@ class Pool:
         self._make = make
         self._free: list[World] = []
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._releasing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -43,7 +43,7 @@ class Pool:
         try:
             yield world
         finally:
-            self._release(world)
+            world.when_clean(lambda: self._clean(world))
 
     async def _turn(self, max_seconds: float) -> None:
         if self.busy < self.size and not self._waiting:
@@ -66,21 +66,14 @@ class Pool:
                 ) from None
             raise
 
-    def _release(self, world: World) -> None:
-        if not world.alive:
-            self._next()
-            return
-        task = asyncio.create_task(self._clean(world))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
-
-    async def _clean(self, world: World) -> None:
-        try:
-            await world.cleaned()
-            if world.alive:
+    def _clean(self, world: World) -> None:
+        """It is free again, or dead."""
+        if world.alive:
+            if self._closed:
+                world.destroy()
+            else:
                 self._free.append(world)
-        finally:
-            self._next()
+        self._next()
 
     def _next(self) -> None:
         """The place of one goes to whoever waits longest."""
@@ -93,6 +86,7 @@ class Pool:
 
     def close(self) -> None:
         """End the free ones; those in use end with their lease."""
+        self._closed = True
         for world in self._free:
             world.destroy()
         self._free.clear()

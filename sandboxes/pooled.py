@@ -123,10 +123,10 @@ class PooledSandbox:
             world.destroy()
 
     async def _check_programs(self, world: World, name: str) -> None:
+        if name == "python":
+            return
         language = languages.find(name)
         needed = [*language.programs, *([language.module] if language.module else [])]
-        if name == "python" or not needed:
-            return
         if name not in self._programs:
             self._programs[name] = await world.find(needed)
         for each in needed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import re
@@ -15,14 +14,14 @@ from pathlib import PurePosixPath
 from agentloop.errors import SandboxError
 from agentloop.sandboxes import languages
 from agentloop.sandboxes.base import Execution, ExecutionResult, ProcessResult
-from agentloop.sandboxes.inside.channel import pack
 from agentloop.sandboxes.streams import Drain, memory_file
 from agentloop.sandboxes.worlds import StepEnd, World
 
+_FILE = re.compile(rb"(\d{1,9}) (-1|\d{1,15})")
 _OUT_OF_MEMORY = re.compile(r"^\S*MemoryError\b")
 _KILL_SECONDS = 10.0
 _FETCH_SECONDS = 60.0
-_HEADER_BYTES = 1 << 20
+_HEADER_BYTES = 32
 _CORES = os.cpu_count() or 1
 
 
@@ -70,8 +69,7 @@ def given(*fds: int) -> Iterator[tuple[int, ...]]:
 async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: bool) -> ExecutionResult:
     """Raises `SandboxError`, and `UserError` where the files cannot be written. When cancelled the code is ended."""
     language = languages.find(execution.language)
-    if world.cgroup is not None:
-        world.cgroup.limit(execution.memory_mb << 20)
+    limit_memory(world, execution.memory_mb)
     files = [*named(execution.files), (language.main, encode(language.source(execution.code)))]
     runner = _Runner(world, bounds, execution, last=reusable and not execution.fetch_files)
     compilation = None
@@ -87,6 +85,16 @@ async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: b
     if execution.fetch_files:
         fetched, left_out = await fetch(world, bounds, execution.fetch_files, execution.fetch_bytes, last=reusable)
     return _result(outcome, compilation, fetched, left_out)
+
+
+def limit_memory(world: World, megabytes: int) -> None:
+    """Raises `SandboxError`."""
+    try:
+        if world.cgroup is not None:
+            world.cgroup.limit(megabytes << 20)
+    except OSError as error:
+        world.destroy()
+        raise SandboxError(f"The memory of the sandbox cannot be limited: {error}.") from error
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,15 +119,17 @@ class _Runner:
             out, errors = Drain(execution.output_bytes), Drain(execution.output_bytes)
             stack.callback(out.close)
             stack.callback(errors.close)
-            source = memory_file([encode(stdin)]) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            with given(memory_file(pack(files)), source, out.writer, errors.writer) as fds:
+            fds = {"stdout": out.writer, "stderr": errors.writer}
+            if stdin:
+                fds["stdin"] = memory_file([encode(stdin)])
+            with given(*fds.values()):
                 step = self.world.start(
                     "execute" if argv else "python",
                     fds,
                     timeout=seconds,
                     limits=self.bounds.limits(self.world, execution.memory_mb, seconds, python=not argv),
+                    files=files,
                     last=self.last and final,
-                    size=sum(len(content) for _, content in files),
                     argv=argv,
                     echo=execution.echo,
                 )
@@ -176,44 +186,46 @@ async def fetch(
 ) -> tuple[dict[str, bytes], bool]:
     """The regular files among `paths`, by the path asked for, and whether one was left out for want of room."""
     asked = list(dict.fromkeys(paths))
-    drain = Drain(limit + _HEADER_BYTES + 2 * sum(map(len, asked)))
+    drain = Drain(limit + _HEADER_BYTES * len(asked))
     try:
-        with given(
-            memory_file(pack((path, b"") for path in asked)),
-            os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC),
-            drain.writer,
-        ) as fds:
+        with given(drain.writer):
             step = world.start(
-                "read", fds, timeout=_FETCH_SECONDS, limits={"open_files": 64}, alone=alone, last=last, limit=limit
+                "read",
+                {"stdout": drain.writer},
+                timeout=_FETCH_SECONDS,
+                limits={"open_files": 64},
+                files=[(path, b"") for path in asked],
+                alone=alone,
+                last=last,
+                limit=limit,
             )
         end = await step.end()
         if end.timed_out:
             raise SandboxError("The files could not be read in time.")
         files, left_out = _parse(drain.finish())
-        return {path: files[path] for path in asked if path in files}, left_out
+        return {path: files[index] for index, path in enumerate(asked) if index in files}, left_out
     finally:
         drain.close()
 
 
-def _parse(data: bytes) -> tuple[dict[str, bytes], bool]:
-    """What `inside.files.read` has written. In a session the code can write there, too.
+def _parse(data: bytes) -> tuple[dict[int, bytes], bool]:
+    """What `inside.files.read` has written, by the place of the path. In a session the code can write there, too.
 
     Raises `SandboxError` where it makes no sense.
     """
-    files: dict[str, bytes] = {}
+    files: dict[int, bytes] = {}
     left_out = False
     position = 0
     while (end := data.find(b"\n", position)) >= 0:
-        try:
-            path, size = json.loads(data[position:end])
-            content = data[end + 1 : end + 1 + size] if size > 0 else b""
-        except (ValueError, TypeError, RecursionError) as error:
-            raise SandboxError("The files could not be read: something else wrote among them.") from error
+        if not (line := _FILE.fullmatch(data, position, end)):
+            raise SandboxError("The files could not be read: something else wrote among them.")
+        index, size = int(line[1]), int(line[2])
+        content = data[end + 1 : end + 1 + size] if size > 0 else b""
         position = end + 1 + len(content)
         if size < 0:
             left_out = True
-        elif len(content) == size and isinstance(path, str):
-            files[path] = content
+        elif len(content) == size:
+            files[index] = content
         else:
             break
     return files, left_out

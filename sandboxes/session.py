@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import time
 import uuid
@@ -24,6 +23,8 @@ _OPEN_SECONDS = 30.0
 _INTERRUPT_SECONDS = 2.0
 """What a cell may take to end after an interrupt."""
 _WRITE_SECONDS = 60.0
+_SMALL = channel.MAX_MESSAGE // 2
+"""Bytes of code that go in a message."""
 _FRAMES = 1 << 20
 """Room for what says what is displayed, and for the error."""
 
@@ -55,16 +56,15 @@ class WorldSession:
 
     async def open(self) -> None:
         """Start the REPL. Raises `SandboxError`, and `UserError` where the files cannot be written."""
-        if self._world.cgroup is not None:
-            self._world.cgroup.limit(self._settings.memory_mb << 20)
+        runs.limit_memory(self._world, self._settings.memory_mb)
         files = named(self._settings.files)
-        nowhere = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        with self._theirs, given(memory_file(channel.pack(files)), nowhere) as (payload, _):
+        with self._theirs:
             self._step = self._world.start(
                 "repl",
-                [payload, nowhere, nowhere, nowhere, self._theirs.fileno()],
+                {"repl": self._theirs.fileno()},
                 timeout=None,
                 limits=self._bounds.limits(self._world, self._settings.memory_mb, None, python=True),
+                files=files,
             )
         self._event = self._loop.create_future()
         self._step.answer.add_done_callback(lambda _: self._happened("died"))
@@ -132,8 +132,12 @@ class WorldSession:
         self._event = event = self._loop.create_future()
         if self._step.answer.done():
             self._happened("died")
-        with given(memory_file([runs.encode(code)]), *(drain.writer for drain in drains)) as fds:
-            message = {"cell": next(self._numbers), "limit": self._settings.display_bytes}
+        source = runs.encode(code)
+        is_small = len(source) <= _SMALL
+        more = () if is_small else (memory_file([source]),)
+        with given(*(drain.writer for drain in drains), *more) as fds:
+            limit = self._settings.display_bytes
+            message = {"cell": next(self._numbers), "limit": limit, "code": source if is_small else None}
             try:
                 channel.send(self._ours, message, fds)
             except OSError:
@@ -195,16 +199,14 @@ class WorldSession:
         async with self._lock:
             self._check_open()
             self._awake()
-            nowhere = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-            with given(memory_file(channel.pack(named(files))), nowhere) as (payload, _):
-                step = self._world.start(
-                    "write",
-                    [payload, nowhere, nowhere, nowhere],
-                    timeout=_WRITE_SECONDS,
-                    limits=self._bounds.limits(self._world, self._settings.memory_mb, None, python=True),
-                    alone=False,
-                    size=sum(map(len, files.values())),
-                )
+            step = self._world.start(
+                "write",
+                {},
+                timeout=_WRITE_SECONDS,
+                limits=self._bounds.limits(self._world, self._settings.memory_mb, None, python=True),
+                files=named(files),
+                alone=False,
+            )
             await step.end()
             self._rest()
 

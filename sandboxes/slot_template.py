@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -17,6 +18,8 @@ from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.rootfs import ENVIRONMENT
 
 _START_SECONDS = 120.0
+_LINKED = {"LD_BIND_NOW": "1"}
+"""All functions of libraries are looked up at the start: else every fork would do that for those that it calls."""
 
 
 class SlotTemplate:
@@ -38,14 +41,19 @@ class SlotTemplate:
         process, control = await asyncio.to_thread(_popen, plan)
         template = cls(process, control)
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                await template._ready
-        except (SandboxError, TimeoutError) as error:
+            await asyncio.wait([template._ready], timeout=_START_SECONDS)
+            if not template._ready.done():
+                raise SandboxError("no answer in time")
+            template._ready.result()
+        except SandboxError as error:
             process.kill()
             output, _ = await asyncio.to_thread(process.communicate)
             await template.close()
-            reason = output.decode(errors="replace").strip().rpartition("\n")[2] or str(error) or "no answer in time"
-            raise SandboxError(f"{reason}.") from error
+            reason = output.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
+            raise SandboxError(f"{reason.rstrip('.')}.") from error
+        except BaseException:
+            template._lost()  # it ends when its socket closes
+            raise
         return template
 
     async def make(self) -> tuple[socket.socket, int, int]:
@@ -84,7 +92,8 @@ class SlotTemplate:
         future = self._waiting.pop(message["id"])
         if future.done():  # cancelled: nobody wants it any more
             for fd in fds:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
                 os.close(fd)
         elif error := message.get("error"):
             future.set_exception(SandboxError(f"A slot could not be made: {error}."))
@@ -125,7 +134,7 @@ def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket
             pass_fds=[source, theirs.fileno()],
             start_new_session=True,  # Ctrl-C in the terminal is for us; it ends when we do
             cwd="/",
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **_LINKED},
         )
         os.close(source)
     ours.setblocking(False)

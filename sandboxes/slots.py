@@ -94,14 +94,28 @@ class Slots(PooledSandbox):
         if self._template is None:
             raise SandboxError("The sandbox was closed.")
         control, pid, pidfd = await self._template.make()
-        cgroup = None
-        if self._cgroups is not None:
-            cgroup = self._cgroups.create(self._bounds.max_processes + 1)
-            cgroup.add(pid)
-        world = World(control, PidFd(pidfd), cgroup)
+        process = PidFd(pidfd)
+        try:
+            cgroup = self._cgroup_of(pid)
+        except OSError as error:
+            control.close()
+            process.kill()
+            raise SandboxError(f"A slot could not be put into a cgroup of its own: {error}.") from error
+        world = World(control, process, cgroup)
         world.gone = lambda: self._gone(cgroup)
         await world.ready(_SETUP_SECONDS)
         return world
+
+    def _cgroup_of(self, pid: int) -> Cgroup | None:
+        if self._cgroups is None:
+            return None
+        cgroup = self._cgroups.create(self._bounds.max_processes + 1)
+        try:
+            cgroup.add(pid)
+        except OSError:
+            self._cgroups.discard(cgroup)
+            raise
+        return cgroup
 
     def _gone(self, cgroup: Cgroup | None) -> None:
         if cgroup is not None and self._cgroups is not None:

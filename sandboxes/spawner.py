@@ -40,14 +40,19 @@ class Spawner:
         spawner = cls(process, control)
         ready = spawner._waiting[launcher.READY] = spawner._loop.create_future()
         try:
-            async with asyncio.timeout(_READY_SECONDS):
-                await ready
-        except (SandboxError, TimeoutError) as error:
+            await asyncio.wait([ready], timeout=_READY_SECONDS)
+            if not ready.done():
+                raise SandboxError("no answer")
+            ready.result()
+        except SandboxError as error:
             process.kill()
             _, stderr = await asyncio.to_thread(process.communicate)
             await spawner.close()
             reason = stderr.decode(errors="replace").strip().rpartition("\n")[2] or "no answer"
             raise SandboxError(f"the process that starts sandboxes could not be set up ({reason}).") from error
+        except BaseException:
+            spawner._lost()  # it ends when its socket closes
+            raise
         return spawner
 
     @property
@@ -105,6 +110,7 @@ class Spawner:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(SandboxError("The process that starts sandboxes died."))
+                future.exception()  # seen: nobody may be waiting
 
     def _detach(self) -> None:
         if self.alive:

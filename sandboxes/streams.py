@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 _CHUNK = 1 << 16
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+_FIRST = 0.02
+"""Seconds until a pipe is read for the first time: most programs have ended by then, and it is read only once."""
 _PAUSE = 0.005
 """Seconds between two reads of a pipe that is not nearly full: a program that prints a character a time must not cost
 the event loop a wake-up each."""
@@ -54,7 +56,7 @@ class Drain:
         """`writer` is the end to give away; whoever takes it closes it here."""
         os.set_blocking(self._fd, False)
         os.fchmod(self.writer, 0o666)  # so that programs may open /dev/stdout, whoever they are
-        self._timer = self._loop.call_later(_PAUSE, self._listen)
+        self._timer = self._loop.call_later(_FIRST, self._listen)
 
     def _listen(self) -> None:
         self._listening = True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _RICH = {
     "_repr_html_": "text/html",
@@ -23,7 +26,8 @@ _MAX_LINES = 200
 class Displays:
     """Writes what is shown into a pipe: a line of JSON, and after it the contents whose sizes it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_json: Callable[[Any], str]) -> None:
+        self._to_json = to_json
         self._fd = -1
         self._room = 0
         self._shown: set[int] = set()
@@ -83,7 +87,7 @@ class Displays:
     def _frame(self, header: dict[str, Any], contents: list[bytes]) -> None:
         if self._fd < 0:
             return
-        view = memoryview(b"".join([json.dumps(header).encode(), b"\n", *contents]))
+        view = memoryview(b"".join([self._to_json(header).encode(), b"\n", *contents]))
         while view:
             view = view[os.write(self._fd, view) :]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _signal
 import errno
 import os
-import signal
 
 _children: dict[int, int] = {}  # by pid, where the kernel has no pidfd
 
@@ -18,7 +18,7 @@ def watch(pid: int) -> int:
             raise
     reader, writer = os.pipe2(os.O_CLOEXEC)
     _children[pid] = writer
-    signal.signal(signal.SIGCHLD, _look)
+    _signal.signal(_signal.SIGCHLD, _look)
     _look()
     return reader
 
@@ -26,7 +26,7 @@ def watch(pid: int) -> int:
 def forget() -> None:
     """In a child that was just forked: those who are watched are not its own."""
     if _children:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         for writer in _children.values():
             os.close(writer)
         _children.clear()

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Sequence
+from os import close, fsencode
+from os import open as open_file
+from os import write as write_some
+
+from agentloop.sandboxes.inside import channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CHUNK = 1 << 20
+_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def write(payload: int, entries: Sequence[tuple[str, int]], offset: int) -> None:
-    """Write what `channel.pack` has packed and `channel.unpack` has found; relative paths are below the current
-    directory. Raises `OSError`."""
+def write(files: Sequence[tuple[str, bytes]]) -> None:
+    """Write files that came in the request; relative paths are below the current directory. Raises `OSError`."""
+    for path, content in files:
+        file = _new(path)
+        try:
+            _all(file, content)
+        finally:
+            close(file)
+
+
+def write_packed(payload: int) -> None:
+    """Write what `channel.pack` has packed. Raises `OSError`."""
+    entries, offset = channel.unpack(payload)
     for path, size in entries:
-        name = os.fsencode(path)
-        if directory := os.path.dirname(name):
-            os.makedirs(directory, exist_ok=True)
-        # Anew where there is one: writing through a link of the code's would do no harm, but surprise.
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        file = _new(path)
         try:
             end = offset + size
             while offset < end:
@@ -27,13 +41,21 @@ def write(payload: int, entries: Sequence[tuple[str, int]], offset: int) -> None
             os.close(file)
 
 
-def read(entries: Sequence[tuple[str, int]], out: int, limit: int) -> None:
-    """Stream the regular files among the paths into `out`, each after a line [path, size] in JSON.
+def _new(path: str) -> int:
+    name = fsencode(path)  # paths are bytes to the kernel: surrogates stand for those that are no UTF-8
+    if b"/" in name and (directory := os.path.dirname(name)):
+        os.makedirs(directory, exist_ok=True)
+    # Anew where there is one: writing through a link of the code's would do no harm, but surprise.
+    return open_file(name, _ANEW, 0o644)
+
+
+def read(paths: Sequence[str], out: int, limit: int) -> None:
+    """Stream the regular files among the paths into `out`, each after a line with its place in `paths` and its size.
 
     A file that does not fit into what is left of `limit` bytes has the size -1. One that shrinks meanwhile is filled up
     with zeros.
     """
-    for path, _ in entries:
+    for index, path in enumerate(paths):
         try:
             file = os.open(os.fsencode(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
@@ -42,7 +64,7 @@ def read(entries: Sequence[tuple[str, int]], out: int, limit: int) -> None:
             status = os.fstat(file)
             if stat.S_ISREG(status.st_mode) and not _of_kernel(file):
                 size = status.st_size if status.st_size <= limit else -1
-                _all(out, json.dumps([path, size]).encode() + b"\n")
+                _all(out, b"%d %d\n" % (index, size))
                 if size > 0:
                     _copy(file, out, size)
                     limit -= size
@@ -63,6 +85,6 @@ def _copy(file: int, out: int, size: int) -> None:
 
 
 def _all(out: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]
+    written = write_some(out, data)
+    while written < len(data):
+        written += write_some(out, memoryview(data)[written:])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import _signal
+import _socket
 import ctypes
 import fcntl
 import os
-import platform
-import signal
-import socket
 import struct
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
@@ -21,10 +20,11 @@ _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
 _MOUNT_SETATTR = 442
-_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 0)
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 0)
-_SYS_MOUNT = {"x86_64": 165, "aarch64": 40}.get(platform.machine(), 0)
-_SYS_UMOUNT = {"x86_64": 166, "aarch64": 39}.get(platform.machine(), 0)
+_MACHINE = os.uname().machine
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, 0)
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, 0)
+_SYS_MOUNT = {"x86_64": 165, "aarch64": 40}.get(_MACHINE, 0)
+_SYS_UMOUNT = {"x86_64": 166, "aarch64": 39}.get(_MACHINE, 0)
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -88,12 +88,13 @@ def set_hostname(name: str) -> None:
 
 
 def loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+    control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+    control.close()
 
 
 def die_with_parent() -> None:
-    _checked(_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "PR_SET_PDEATHSIG")
+    _checked(_prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL), "PR_SET_PDEATHSIG")
 
 
 def become_subreaper() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
 
 from agentloop.sandboxes.inside import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 _ROOT = "/tmp"
 """Where the view is put together, in a mount namespace of its own; any directory would do."""
@@ -83,14 +86,21 @@ class Scratch:
         self._directories = directories
         self._options = f"mode=1777,size={megabytes}m,nr_inodes=65536"
         self._is_owner = is_owner
-        self._mounted: set[str] = set()
+        self._empty: dict[str, tuple[int, int]] = {}
+        """What `_size` says of them before something is in them."""
 
     def renew(self) -> None:
         """Empty ones in place of those that were used. Raises `OSError` where something holds on to an old one."""
         for path in self._directories:
-            if path in self._mounted:
-                if self._is_owner and not os.listdir(path):
+            if path in self._empty:
+                if self._is_owner and _size(path) == self._empty[path]:
                     continue
                 libc.umount(path, key=self._key)
             libc.mount("tmpfs", path, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, self._options, key=self._key)
-            self._mounted.add(path)
+            self._empty[path] = _size(path)
+
+
+def _size(path: str) -> tuple[int, int]:
+    """Of a directory, which in a tmpfs grows with every name in it, and the number of directories there."""
+    status = os.stat(path)
+    return status.st_size, status.st_nlink

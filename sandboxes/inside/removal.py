@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def remove(path: str) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import _ast
+import _signal
 import builtins
 import gc
 import io
-import linecache
 import os
-import signal
-import socket
 import sys
-import traceback
-import types
-import warnings
-from typing import Any, NoReturn
+from _socket import socket
 
 from agentloop.sandboxes.inside import channel, displays, program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+    from typing import Any, NoReturn
 
 _ONLY_AST = 0x400
 _TOP_LEVEL_AWAIT = 0x2000
@@ -24,41 +24,56 @@ _FUTURES = 0x1FF0000
 _COROUTINE = 0x80
 
 
-def serve(channel_fd: int) -> int:
+class Library:
+    """What sessions need of the standard library, and other executions would only carry."""
+
+    def __init__(self) -> None:
+        import json
+        import linecache
+        import traceback
+        import warnings
+
+        self.json, self.linecache, self.traceback, self.warnings = json, linecache, traceback, warnings
+
+
+def serve(channel_fd: int, library: Library) -> int:
     """Run what the socket brings until it closes."""
     main = program.begin()
     sys.argv[:] = [""]
-    return Repl(socket.socket(fileno=channel_fd), main).serve()
+    return Repl(socket(fileno=channel_fd), library, main).serve()
 
 
 class Repl:
-    def __init__(self, control: socket.socket, main: dict[str, Any]) -> None:
+    def __init__(self, control: socket, library: Library, main: dict[str, Any]) -> None:
         self._control = control
+        self._library = library
         self._main = main
         self._pid = os.getpid()
         self._running = False
         self._futures = 0
         self._loop: Any = None
-        self._displays = displays.Displays()
+        self._displays = displays.Displays(library.json.dumps)
         self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         vars(builtins)["display"] = self._displays.display
         vars(builtins)["exit"] = vars(builtins)["quit"] = _exit
         # The figures are shown at the end of the cell.
-        warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
+        library.warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
 
     def serve(self) -> int:
-        signal.signal(signal.SIGINT, self._interrupted)
+        _signal.signal(_signal.SIGINT, self._interrupted)
         channel.send(self._control, {"ready": True})
         while True:
             try:
                 request, fds = channel.receive(self._control)
             except (EOFError, OSError):
                 return 0
-            with open(fds[0], "rb") as file:
-                file.seek(0)
-                source = file.read()
-            self._redirect(fds[1], fds[2])
-            self._displays.begin(fds[3], request["limit"])
+            source = request["code"]
+            if source is None:  # too long for a message
+                with open(fds.pop(), "rb") as file:
+                    file.seek(0)
+                    source = file.read()
+            self._redirect(fds[0], fds[1])
+            self._displays.begin(fds[2], request["limit"])
             self._cell(source, f"<cell {request['cell']}>")
             self._displays.end()
             self._redirect(self._nowhere, self._nowhere, close=False)
@@ -73,7 +88,7 @@ class Repl:
                 os.close(fd)
 
     def _cell(self, source: bytes, name: str) -> None:
-        signal.signal(signal.SIGINT, self._interrupted)
+        _signal.signal(_signal.SIGINT, self._interrupted)
         try:
             try:
                 self._running = True
@@ -93,7 +108,7 @@ class Repl:
         if b"\0" in source:
             raise SyntaxError("source code cannot contain null bytes")
         text = _decode(source)
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        self._library.linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         tree = compile(source, name, "exec", flags=_ONLY_AST | _TOP_LEVEL_AWAIT | self._futures, dont_inherit=True)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         if tree.body:
@@ -120,7 +135,7 @@ class Repl:
         program.without_own_frames(error)
         try:
             value = str(error)
-            lines = "".join(traceback.format_exception(error)).splitlines()
+            lines = "".join(self._library.traceback.format_exception(error)).splitlines()
         except BaseException as second:  # an exception that cannot be shown
             value, lines = "", [f"{type(error).__name__}: <{type(second).__name__} when it was shown>"]
         self._displays.error(type(error).__name__, value, lines)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import _signal
 import os
-import signal
-import socket
-from typing import Any, NoReturn
+from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from agentloop.sandboxes.inside import libc, mounts
 from agentloop.sandboxes.inside.walls import Walls
 from agentloop.sandboxes.inside.world import World
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _NAMESPACES = (
     libc.CLONE_NEWUSER
@@ -27,34 +30,37 @@ class SlotError(Exception):
     """Why a slot could not be made."""
 
 
-def create(control: socket.socket, plan: dict[str, Any], host_user: int | None) -> int:
+def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
     """The pid of a new slot that serves `control`. Raises `SlotError`.
 
     Two forks: the first enters the namespaces, and only its child can be the first process of the pid namespace.
     `host_user` is what the slot's root is outside, and the next number what the code is; None maps one user only.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            _enter(theirs, control, plan, host_user)
-        theirs.close()
-        try:
-            _expect(ours, b"entered")
-            _map_users(pid, host_user)
-            ours.send(b"mapped")
-            slot = int(_expect(ours))
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    alive = [os.fork()]
+    if alive == [0]:
+        ours.close()
+        _enter(theirs, control, plan, host_user)
+    theirs.close()
+    try:
+        _expect(ours, b"entered")
+        _map_users(alive[0], host_user)
+        ours.send(b"mapped")
+        alive.append(int(_expect(ours)))
+        os.waitpid(alive.pop(0), 0)
+        ours.send(b"adopted")
+        _expect(ours, b"ready")
+        return alive[0]
+    except (SlotError, OSError) as error:
+        for pid in alive:  # nobody else waits for it: it is there, if only as a zombie
+            os.kill(pid, _signal.SIGKILL)
             os.waitpid(pid, 0)
-            ours.send(b"adopted")
-            _expect(ours, b"ready")
-        except (SlotError, OSError) as error:
-            os.kill(pid, signal.SIGKILL)
-            raise SlotError(str(error)) from error
-        return slot
+        raise SlotError(str(error)) from error
+    finally:
+        ours.close()
 
 
-def _expect(channel: socket.socket, word: bytes = b"") -> bytes:
+def _expect(channel: socket, word: bytes = b"") -> bytes:
     answer = channel.recv(_ANSWER)
     if not answer or answer.startswith(b"!"):
         raise SlotError(answer[1:].decode(errors="replace") or "it died while it was set up")
@@ -69,11 +75,11 @@ def _map_users(pid: int, host_user: int | None) -> None:
             file.write(mapping)
 
 
-def _enter(template: socket.socket, control: socket.socket, plan: dict[str, Any], host_user: int | None) -> NoReturn:
+def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: int | None) -> NoReturn:
     """The first fork, and in it the second. Neither returns."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        for number in (_signal.SIGINT, _signal.SIGTERM):
+            _signal.signal(number, _signal.SIG_DFL)
         libc.close_all_but(template.fileno(), control.fileno())
         libc.unshare(_NAMESPACES)
         libc.set_dumpable(True)  # so that the template may write the maps

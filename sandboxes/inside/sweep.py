@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import _signal
 import os
-import signal
 
 
 def namespace() -> None:
     """In a pid namespace of its own: one system call, which no process can outrun."""
     assert os.getpid() == 1, "kill(-1) anywhere else would reach the whole machine"
     try:
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, _signal.SIGKILL)
     except ProcessLookupError:
         return
 
@@ -20,7 +20,7 @@ def descendants() -> None:
     left, since new ones may come while it looks."""
     for pid in _below(os.getpid()):
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, _signal.SIGKILL)
         except ProcessLookupError:
             continue
 

@@ -6,16 +6,19 @@ cgroups and ends. Started as root it stays root outside of the slots, and sees n
 
 from __future__ import annotations
 
+import _signal
 import gc
 import os
 import select
-import signal
-import socket
 import sys
 import time
-from typing import Any
+from _socket import socket
 
 from agentloop.sandboxes.inside import channel, libc, mounts, program, slot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _FIRST_USER = 0x70000000
 _USERS = 0x0FFF0000
@@ -24,13 +27,13 @@ _MAX_SLOTS = 4096
 
 
 def main(control_fd: int, plan: dict[str, Any]) -> None:
-    control = socket.socket(fileno=control_fd)
-    control.set_inheritable(False)
+    os.set_inheritable(control_fd, False)
+    control = socket(fileno=control_fd)
     owner = os.pidfd_open(plan["owner"])
     if os.getppid() != plan["owner"]:
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with its owner, who gets the signal too
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)  # it ends with its owner, who gets the signal too
     template = Template(control, owner, plan)
     try:
         template.build()
@@ -44,7 +47,7 @@ def main(control_fd: int, plan: dict[str, Any]) -> None:
 class Template:
     """Serves requests for slots."""
 
-    def __init__(self, control: socket.socket, owner: int, plan: dict[str, Any]) -> None:
+    def __init__(self, control: socket, owner: int, plan: dict[str, Any]) -> None:
         self._control = control
         self._owner = owner
         self._plan = plan
@@ -65,6 +68,7 @@ class Template:
             _own_user_namespace()
         mounts.build_root(self._plan["root"], self._plan["writable"])
         libc.become_subreaper()
+        os.environ.pop("LD_BIND_NOW", None)
         sys.path_importer_cache.clear()  # it remembers what was absent before
         program.start_of_interpreter()
         for name in self._plan["preload"]:
@@ -93,12 +97,14 @@ class Template:
             self._close()
 
     def _request(self, request: dict[str, Any], fds: list[int]) -> None:
-        with socket.socket(fileno=fds[0]) as control:
-            try:
-                pid = slot.create(control, self._plan, self._next_user())
-            except slot.SlotError as error:
-                channel.send(self._control, {"id": request["id"], "error": str(error)})
-                return
+        control = socket(fileno=fds[0])
+        try:
+            pid = slot.create(control, self._plan, self._next_user())
+        except slot.SlotError as error:
+            channel.send(self._control, {"id": request["id"], "error": str(error)})
+            return
+        finally:
+            control.close()
         pidfd = os.pidfd_open(pid)
         self._slots[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
@@ -117,7 +123,7 @@ class Template:
 
     def _close(self) -> None:
         for pid in self._slots.values():
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, _signal.SIGKILL)
         for pid in self._slots.values():
             os.waitpid(pid, 0)
         for parent, name in self._cgroups:

@@ -2,69 +2,80 @@
 
 It is single-threaded, never runs code of others, and is protected from it by the walls. When the socket closes it
 ends, and with it everything in the world.
+
+An execution costs what the forked process and this one touch of the memory that they share, page by page: the way of a
+step through here is short, and avoids exceptions and modules that do much.
 """
 
 from __future__ import annotations
 
+import _signal
 import gc
 import os
 import resource
 import select
-import signal
-import socket
 import sys
-import time
-from dataclasses import dataclass
-from typing import Any
+from os import close, waitpid  # names of a module's own are found without a search
+from time import monotonic
 
 from agentloop.sandboxes.inside import channel, endings, program, steps
-from agentloop.sandboxes.inside.walls import Walls
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from typing import Any
+
+    from agentloop.sandboxes.inside.walls import Walls
+
+_NEVER = float("inf")
 _SETUP_SECONDS = 60.0
 _FEW = 8
 _RLIMITS = 16
 """RLIM_NLIMITS of Linux."""
 _LOOK_SECONDS = 0.02
-_ORPHAN_SECONDS = 2.0
-"""How often to look for what has ended and was nobody's child but ours."""
+"""How often to look whether a step whose time could be over has started: nothing tells us."""
 
 
-@dataclass(slots=True)
 class _Running:
-    request: dict[str, Any]
-    report: steps.Report
-    forked: float
-    pidfd: int
-    killed: bool = False
+    """A step that has not ended."""
 
-    def deadline(self) -> float:
-        """By `time.monotonic`: the clock of the code starts when the code does."""
+    def __init__(self, request: dict[str, Any], report: steps.Report) -> None:
+        self.request = request
+        self.report = report
+        self.number: int = request["id"]
+        self.seconds: float = _NEVER if request["timeout"] is None else request["timeout"]
+        self.forked = monotonic()
+        self.pidfd = -1
+        self.killed = False
+
+    def due(self) -> float:
+        """When it has to be ended, by `time.monotonic`: the clock of the code starts when the code does."""
         if self.killed:
-            return float("inf")
-        if not (started := self.report.started):
-            return self.forked + _SETUP_SECONDS
-        seconds = self.request["timeout"]
-        return float("inf") if seconds is None else started + float(seconds)
+            return _NEVER
+        if started := self.report.started():
+            return started + self.seconds
+        return self.forked + _SETUP_SECONDS
 
     def look(self, now: float) -> float:
-        """When its deadline should be asked for: nothing tells us that the code has started."""
-        if self.killed or self.report.started:
-            return self.deadline()
-        seconds = self.request["timeout"]
-        return max(self.forked + (_SETUP_SECONDS if seconds is None else float(seconds)), now + _LOOK_SECONDS)
+        """When to ask for that again."""
+        if self.killed or self.report.started():
+            return self.due()
+        return max(self.forked + min(self.seconds, _SETUP_SECONDS), now + _LOOK_SECONDS)
 
 
 class World:
     """Serves the requests of one socket."""
 
-    def __init__(self, control: socket.socket, walls: Walls) -> None:
+    def __init__(self, control: socket, walls: Walls) -> None:
         self._control = control
         self._walls = walls
+        self._inbox = channel.Inbox()
         self._own_data = 0
         self._settings = _settings()
         self._running: dict[int, _Running] = {}  # by pid
+        self._reports: list[steps.Report] = []  # of no step
         self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
+        self._poll.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
         """Until the other side closes the socket. Raises `OSError` where the world cannot be made clean."""
@@ -76,138 +87,150 @@ class World:
         gc.disable()
         with open("/proc/self/statm") as file:  # what is warm does not count against the code
             self._own_data = int(file.read().split()[5]) * resource.getpagesize()
-        channel.send(self._control, {"ready": True})
+        channel.say(self._control, b'{"ready": true}')
+        control = self._control.fileno()
         try:
             while True:
-                ready = {fd for fd, _ in self._poll.poll(self._patience())}
+                ready = self._poll.poll(self._patience())
                 self._reap()
-                self._expire()
-                if self._control.fileno() in ready:
-                    self._request(*channel.receive(self._control))
+                for fd, _ in ready:
+                    if fd == control:
+                        self._request(*self._inbox.take(self._control))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self._sweep()
 
     def _patience(self) -> float | None:
-        """Milliseconds until something has to be ended or looked for."""
-        now = time.monotonic()
-        nearest = min((step.look(now) for step in self._running.values() if not step.killed), default=float("inf"))
-        return None if nearest == float("inf") else max(0.0, nearest - now) * 1000 + 1
+        """End what is over its time. Milliseconds until something may be again."""
+        nearest = _NEVER
+        now = monotonic()
+        for pid, step in self._running.items():
+            if step.due() <= now:
+                step.killed = True
+                self._end(pid, step)
+            look = step.look(now)
+            if look < nearest:
+                nearest = look
+        return None if nearest == _NEVER else max(0.0, nearest - now) * 1000 + 1
 
     def _request(self, request: dict[str, Any], fds: list[int]) -> None:
         match request["op"]:
             case "kill":
-                self._kill(request["id"])
+                for pid, step in self._running.items():
+                    if step.number == request["id"]:
+                        self._end(pid, step)
             case "interrupt":
                 for pid, step in self._running.items():
-                    if step.request["id"] == request["id"]:
-                        os.kill(pid, signal.SIGINT)
+                    if step.number == request["id"]:
+                        os.kill(pid, _signal.SIGINT)
             case "clean":
+                self._sweep()
                 self._clean()
             case "which":
-                found = [name for name in request["names"] if _is_program(name) or _is_module(name)]
-                channel.send(self._control, {"id": request["id"], "found": found})
+                names = enumerate(request["names"])
+                found = [index for index, name in names if _is_program(name) or _is_module(name)]
+                channel.say(self._control, b'{"id": %d, "found": %a}' % (request["id"], found))
             case _:
                 self._start(request, fds)
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
         if "data" in request["limits"]:
             request["limits"]["data"] += self._own_data
-        entries, offset = channel.unpack(fds[0])
-        order = steps.Order(request, fds, entries, offset, steps.Report())
-        forked = time.monotonic()
+        report = self._reports.pop() if self._reports else steps.Report()
+        step = _Running(request, report)
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 endings.forget()
-                status = steps.run(self._walls, order)
+                for spare in self._reports:
+                    spare.close()
+                status = steps.run(self._walls, request, self._inbox.body(), fds, report)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(status)
+        self._inbox.wipe()
         for fd in fds:
-            os.close(fd)
-        pidfd = endings.watch(pid)
-        self._poll.register(pidfd, select.POLLIN)
-        self._running[pid] = _Running(request, order.report, forked, pidfd)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for pid, step in self._running.items():
-            if not step.killed and step.deadline() <= now:
-                step.killed = True
-                self._end(pid, step)
-
-    def _kill(self, number: int) -> None:
-        for pid, step in self._running.items():
-            if step.request["id"] == number:
-                self._end(pid, step)
+            close(fd)
+        step.pidfd = endings.watch(pid)
+        self._poll.register(step.pidfd, select.POLLIN)
+        self._running[pid] = step
 
     def _end(self, pid: int, step: _Running) -> None:
+        """It is not reaped yet: there is no other process with its pid."""
         if step.request["alone"]:  # at once: else what it has started would see it die
             self._walls.kill()
-            return
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        else:
+            os.kill(pid, _signal.SIGKILL)
 
     def _reap(self) -> None:
         """All that has ended: steps, and what they left behind, which the kernel gives to us."""
         while self._running:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
+            pid, status = waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
             if step := self._running.pop(pid, None):
                 self._poll.unregister(step.pidfd)
-                os.close(step.pidfd)
+                close(step.pidfd)
                 self._ended(step, os.waitstatus_to_exitcode(status))
 
     def _ended(self, step: _Running, code: int) -> None:
-        now = time.monotonic()
-        started, error = step.report.started, step.report.error
-        step.report.close()
+        now = monotonic()
+        started = step.report.started()
         if step.request["alone"]:
             self._sweep()
-        answer: dict[str, Any] = {"id": step.request["id"], "code": code if code >= 0 else 128 - code}
         if started:
-            answer |= {"seconds": now - started, "timed_out": step.killed}
+            facts = (step.number, code if code >= 0 else 128 - code, now - started, step.killed)
+            channel.say(self._control, b'{"id": %d, "code": %d, "seconds": %.6f, "timed_out": %d}' % facts)
         else:
-            answer |= {"failed": error or {"stage": "walls", "text": f"it ended with {code} before the code started"}}
-        channel.send(self._control, answer)
-        if step.request.get("last"):
+            self._failed(step, *(step.report.error() or ("walls", f"it ended with {code} before the code started")))
+        step.report.clear()
+        self._reports.append(step.report)
+        if step.request["last"]:
+            if not step.request["alone"]:
+                self._sweep()
             self._clean()
 
+    def _failed(self, step: _Running, stage: str, reason: str) -> None:
+        text = reason.encode(errors="backslashreplace").hex()  # a module for JSON would come from where the code writes
+        channel.say(self._control, f'{{"id": {step.number}, "failed": "{stage}", "reason": "{text}"}}'.encode())
+
     def _clean(self) -> None:
-        self._sweep()
         assert not self._running, "a step that was to be the last"
         if self._walls.user is None and _settings() != self._settings:
             raise OSError("the code has changed the limits of this process, which every later execution inherits")
         self._renew()
-        channel.send(self._control, {"clean": True})
+        channel.say(self._control, b'{"clean": true}')
 
     def _sweep(self) -> None:
-        """End every process of the world but this one."""
+        """End every process of the world but this one. What is left of any is a child of this one, or below one."""
         try:
             while True:
-                self._walls.kill()
-                os.waitpid(-1, 0)
+                if waitpid(-1, os.WNOHANG) == (0, 0):
+                    self._walls.kill()
+                    waitpid(-1, 0)
         except ChildProcessError:
-            return
+            for step in self._running.values():
+                self._poll.unregister(step.pidfd)
+                close(step.pidfd)
+                self._failed(step, "walls", "what it was part of has ended")
+            self._running.clear()
 
     def _renew(self) -> None:
         """Empty writable directories, and in them the working directory."""
+        directory = self._walls.directory
         os.chdir("/")
         if self._walls.renew:
-            _remove_few(self._walls.directory)
+            _remove_few(directory)
             self._walls.renew()
-        os.makedirs(self._walls.directory, exist_ok=True)
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            os.chdir(directory)
+            return
         if self._walls.user is not None:
-            os.chown(self._walls.directory, self._walls.user, self._walls.user)
-        os.chdir(self._walls.directory)
+            os.chown(directory, self._walls.user, self._walls.user)
+        os.chdir(directory)
 
 
 def _remove_few(directory: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import traceback
 from importlib.metadata import version
+from inspect import signature
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import request_response
 from starlette.types import ASGIApp
 
 from agentloop.errors import SandboxError, UserError
@@ -40,6 +43,7 @@ def application(daemon: Daemon) -> ASGIApp:
     app.state.daemon = daemon
     for part in (fusion, notebooks, sessions, tool_calls, retrieval, health):
         app.include_router(part.router)
+    _shorten(app)
     app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]
     app.add_exception_handler(UserError, _refused)
     app.add_exception_handler(SandboxBusyError, _busy)
@@ -47,6 +51,14 @@ def application(daemon: Daemon) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _gone)
     app.add_exception_handler(Exception, _broken)
     return Front(app, daemon)
+
+
+def _shorten(app: FastAPI) -> None:
+    """Handlers that take the request and nothing else get it at once: what FastAPI looks for between costs as much as
+    all the rest of the way."""
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and [*signature(route.endpoint).parameters] == ["request"]:
+            route.app = request_response(route.endpoint)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -16,18 +16,26 @@ T = TypeVar("T")
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives. Where the client leaves, and where this is cancelled, it is cancelled and waited for, so that
     what it used is free again; then raises `ClientGoneError`. The request's body must have been read."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
     gone = asyncio.ensure_future(_until_gone(request))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
     finally:
+        gone.remove_done_callback(leave)
         gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
 
 
 async def _until_gone(request: Request) -> None:
