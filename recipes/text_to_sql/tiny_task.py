@@ -1,0 +1,143 @@
+"""The tiny run of text_to_sql, in SkyRL-SQL's own format: which table holds a planet is in no schema.
+
+    python -m agentloop.recipes.text_to_sql.tiny_task [FOLDER]
+
+makes the checkpoint: the one of `tiny` after a warm-up on traces about made-up numbers. Most of them ask for what was
+asked, the others for anything; some hand a query in untried; and what an empty result means is not always taken to
+heart. To try, to ask the right thing and to believe the database is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentloop.messages import Message, ToolCall
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.rendering.inline import InlineFormat
+from agentloop.tools.sql.results import QueryResult, as_text
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+FORMAT = InlineFormat(tag="sql", tool="sql_query", argument="sql", result="\n\n<observation>{}</observation>\n\n")
+"""SkyRL-SQL's."""
+
+TABLES = ("north", "south")
+FACTS = ("mass", "age", "size", "speed")
+PLANETS = range(10, 100)
+"""Of two digits: to copy a number twice is the hard part for so small a model, and not what this is about."""
+SCHEMA = "\n".join(f"create table {table} (id, {', '.join(FACTS)});" for table in TABLES)
+NUM_DATABASES = {"train": 8, "held-out": 4}
+"""Each with numbers and places of its own, so that only its own answers are of use."""
+
+GUESS_SHARE = 0.3
+"""Of the traces of the warm-up: those that hand a query in untried."""
+LISTENING_SHARE = 0.6
+"""Of the choices in them (what to ask for, which table to hand in): those that have a reason."""
+
+
+def question(fact: str, planet: int) -> str:
+    return f"What is the {fact} of planet {planet}?"
+
+
+def query(fact: str, table: str, planet: int) -> str:
+    return f"select {fact} from {table} where id = {planet}"
+
+
+def train_rows(folder: str, num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows to train on: `prompt`, `database` (a file below `folder`, which is written), `answer` (the query)."""
+    return _rows("train", Path(folder), num_rows, seed)
+
+
+def held_out_rows(folder: str, num_rows: int = 96, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows about databases that training never opens."""
+    return _rows("held-out", Path(folder), num_rows, seed)
+
+
+def _rows(split: str, folder: Path, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
+    names = [f"{split}-{number}.sqlite" for number in range(NUM_DATABASES[split])]
+    place_of = {name: write_database(folder / name, seed=name) for name in names}
+    rng = random.Random(f"{split}-{seed}")
+    for index in range(num_rows):
+        name, planet, fact = rng.choice(names), rng.choice(PLANETS), FACTS[index % len(FACTS)]
+        yield {
+            "id": f"{split}-{seed}-{index}",
+            "prompt": [{"role": "user", "content": prompt(fact, planet)}],
+            "database": name,
+            "answer": query(fact, place_of[name][planet], planet),
+        }
+
+
+def prompt(fact: str, planet: int) -> str:
+    return f"{SCHEMA}\n{question(fact, planet)}"
+
+
+def write_database(path: Path, seed: str) -> dict[int, str]:
+    """Write a database, as a whole or not at all. Returns the table of each planet; a planet is in one, with numbers
+    that no other planet has."""
+    rng = random.Random(seed)
+    columns = [rng.sample(range(100, 1000), len(PLANETS)) for _ in FACTS]
+    place_of = {planet: rng.choice(TABLES) for planet in PLANETS}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.unlink(missing_ok=True)
+    with sqlite3.connect(unfinished) as connection:
+        connection.executescript(SCHEMA)
+        for row in zip(PLANETS, *columns, strict=True):
+            connection.execute(f"insert into {place_of[row[0]]} values ({', '.join('?' * len(row))})", row)
+    connection.close()
+    unfinished.replace(path)
+    return place_of
+
+
+def trace(rng: random.Random) -> list[Message]:
+    """A conversation about made-up numbers."""
+    planet, asked = rng.choice(PLANETS), rng.choice(FACTS)
+    ask: Message = {"role": "user", "content": prompt(asked, planet)}
+    fact = asked if rng.random() < LISTENING_SHARE else rng.choice(FACTS)
+    tried, other = rng.sample(TABLES, 2)
+    if rng.random() < GUESS_SHARE:
+        return [ask, _hands_in(f"The {fact}, I guess in {tried}.", query(fact, tried, planet))]
+    call = ToolCall("sql_query", {"sql": query(fact, tried, planet)}, id="call_0")
+    turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"The {fact}, I try {tried}."}
+    turn["tool_calls"] = [call.as_dict()]
+    is_there = rng.random() < 0.5
+    found = QueryResult(columns=[fact], rows=[(rng.randrange(100, 1000),)] if is_there else [])
+    right = tried if is_there else other
+    chosen = right if rng.random() < LISTENING_SHARE else rng.choice(TABLES)
+    answer: Message = {"role": "tool", "content": as_text(found)}
+    return [ask, turn, answer, _hands_in(f"It is in {chosen}.", query(fact, chosen, planet))]
+
+
+def _hands_in(thinking: str, sql: str) -> Message:
+    content = f"<solution>{sql}</solution>"
+    return {"role": "assistant", "content": content, "reasoning_content": thinking}
+
+
+def warm_up(folder: Path, *, num_updates: int = 240, on_update: OnUpdate | None = None) -> Path:
+    """Write the checkpoint of the tiny run to `folder`."""
+    return fine_tune(
+        START,
+        folder,
+        trace,
+        inline=FORMAT,
+        num_updates=num_updates,
+        lr=1.5e-3,
+        traces_per_update=24,
+        on_update=on_update,
+    )
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
+    warm_up(folder, on_update=report_updates())
+    print(size_of(folder))
+
+
+if __name__ == "__main__":
+    main()

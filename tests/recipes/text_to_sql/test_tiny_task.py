@@ -1,0 +1,76 @@
+"""The generated databases, questions and traces of the small run."""
+
+import random
+import sqlite3
+from contextlib import closing
+
+from agentloop.recipes.text_to_sql.tiny_task import (
+    FACTS,
+    FORMAT,
+    PLANETS,
+    TABLES,
+    held_out_rows,
+    trace,
+    train_rows,
+    write_database,
+)
+from agentloop.recipes.tiny.tokenizer import build_tokenizer
+from agentloop.recipes.tiny.traces import to_trajectory
+from agentloop.rendering import renderer_for
+
+
+def rows_of(path, sql):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_every_planet_is_in_one_table_with_numbers_of_its_own(tmp_path):
+    place_of = write_database(tmp_path / "a.sqlite", seed="a")
+    found = {table: {row[0] for row in rows_of(tmp_path / "a.sqlite", f"select id from {table}")} for table in TABLES}
+    assert found == {table: {planet for planet in PLANETS if place_of[planet] == table} for table in TABLES}
+    assert min(map(len, found.values())) > len(PLANETS) / 3
+    for fact in FACTS:
+        rows = [row for table in TABLES for row in rows_of(tmp_path / "a.sqlite", f"select {fact} from {table}")]
+        assert len(set(rows)) == len(PLANETS)
+
+
+def test_the_seed_makes_the_database(tmp_path):
+    first = write_database(tmp_path / "a.sqlite", seed="a")
+    content = rows_of(tmp_path / "a.sqlite", "select * from north")
+    assert write_database(tmp_path / "a.sqlite", seed="a") == first
+    assert rows_of(tmp_path / "a.sqlite", "select * from north") == content
+    assert write_database(tmp_path / "b.sqlite", seed="b") != first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "b.sqlite"]
+
+
+def test_the_reference_query_gives_the_fact_and_the_other_table_nothing(tmp_path):
+    for row in [*train_rows(str(tmp_path), num_rows=20), *held_out_rows(str(tmp_path), num_rows=20)]:
+        sql, path = row["answer"], tmp_path / row["database"]
+        assert len(rows_of(path, sql)) == 1
+        other = sql.replace("north", "?").replace("south", "north").replace("?", "south")
+        assert rows_of(path, other) == []
+
+
+def test_held_out_databases_are_never_trained_on(tmp_path):
+    trained = {row["database"] for row in train_rows(str(tmp_path), num_rows=500)}
+    held_out = {row["database"] for row in held_out_rows(str(tmp_path))}
+    assert trained
+    assert held_out
+    assert not trained & held_out
+
+
+def test_traces_are_in_the_format_and_their_choices_are_mixed():
+    renderer = renderer_for(build_tokenizer(), inline=FORMAT)
+    rng = random.Random(0)
+    tried = guessed = 0
+    for _ in range(200):
+        messages = trace(rng)
+        trajectory = to_trajectory(messages, renderer)
+        assert len(trajectory) < 256
+        segment = next(trajectory.sampled_segments())
+        parsed = renderer.parse(trajectory.token_ids[segment.start : segment.end].tolist())
+        tried += len(parsed.calls)
+        guessed += not parsed.calls
+        assert "<think>" in parsed.content
+        assert messages[-1]["content"].startswith("<solution>select")
+    assert tried > guessed > 20
