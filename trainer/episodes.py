@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_BLIND_ENGINES = ("vllm", "sglang")
+"""Those that take no images."""
+
 
 @dataclass(slots=True, frozen=True)
 class Episodes:
@@ -74,14 +77,21 @@ class Episodes:
         return episodes
 
     def _check_images(self) -> None:
-        """Rows with pictures need a model that sees them."""
+        """Rows with pictures need a model that sees them, and an engine that takes them."""
+        rows = (row for row in [*self.train, *self.eval] if row.get("images") or has_row_images(row["messages"]))
+        row = next(rows, None)
+        if row is None:
+            return
         if self.renderer.vision is None:
-            for row in [*self.train, *self.eval]:
-                if row.get("images") or has_row_images(row.get("messages", ())):
-                    raise UserError(
-                        f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
-                        "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
-                    )
+            raise UserError(
+                f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
+                "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
+            )
+        if self.config.engine.name in _BLIND_ENGINES:
+            raise UserError(
+                f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none yet. Set "
+                "engine.name=hf."
+            )
 
     def worker(self, engine: Engine) -> RolloutWorker:
         """Plays episodes as the config says."""

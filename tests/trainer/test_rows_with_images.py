@@ -20,6 +20,16 @@ def test_a_text_model_is_refused_with_the_row():
         Episodes.load(config, text_model)
 
 
+def test_an_engine_without_eyes_is_refused():
+    folder = RECIPES / "deepeyes" / "checkpoint"
+    config = load_run_config(
+        str(RECIPES / "deepeyes" / "tiny.yaml"),
+        ["engine={name: vllm}", "data.train_limit=1", "data.eval_limit=1"],
+    )
+    with pytest.raises(UserError, match=r"the engine vllm takes none yet\. Set engine\.name=hf"):
+        Episodes.load(config, folder)
+
+
 def test_bounds_of_pictures_come_from_the_config():
     folder = RECIPES / "deepeyes" / "checkpoint"
     config = load_run_config(
