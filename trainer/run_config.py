@@ -144,6 +144,13 @@ class RunSettings(Config):
     """Beside metrics.jsonl, which is always written."""
 
 
+class ProfilerConfig(Config):
+    """What is recorded of where the time goes, beside the seconds in metrics.jsonl."""
+
+    timeline: bool = False
+    """Write stages and episodes as a trace for ui.perfetto.dev, timeline-STEP.json in the folder of the run."""
+
+
 class RunConfig(Config):
     """One training run."""
 
@@ -167,6 +174,7 @@ class RunConfig(Config):
     """Of the advantage `prime`; otherwise nothing of it is loaded."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunSettings = Field(default_factory=RunSettings)
+    profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
 
     @model_validator(mode="before")
     @classmethod

@@ -35,9 +35,10 @@ def train(
         typer.echo(f"{name:16} {value}")
     from agentloop.cli.progress import RunProgress
     from agentloop.trainer.run import train as train_run
+    from agentloop.trainer.timeline import watching
 
-    with RunProgress() as progress:
-        asyncio.run(train_run(config, folder, progress))
+    with RunProgress() as progress, watching(progress, timeline=config.profiler.timeline) as observer:
+        asyncio.run(train_run(config, folder, observer))
 
 
 def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, str]]:

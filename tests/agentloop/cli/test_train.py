@@ -75,3 +75,12 @@ def test_ctrl_c_exits_with_130(sums, monkeypatch):
 
     monkeypatch.setattr("agentloop.trainer.run.train", interrupted)
     assert agentloop("train", sums, f"run.folder={sums}/run") == 130
+
+
+def test_a_timeline_has_every_stage_and_episode(sums):
+    folder = sums / "traced"
+    arguments = ("run.steps=1", "run.loggers=[]", "eval.every=0", "profiler.timeline=true")
+    assert agentloop("train", sums, f"run.folder={folder}", *arguments) == 0
+    names = [event.get("name", "") for event in json.loads((folder / "timeline-0.json").read_text())]
+    assert {"load", "rollout", "train", "publish", "save"} <= set(names)
+    assert sum(name.startswith("episode") for name in names) == 12

@@ -1,0 +1,104 @@
+"""What a run is busy with, second by second: a trace for ui.perfetto.dev or chrome://tracing.
+
+One track has the stages of the run, below it are the episodes in as many lanes as overlapped, each with the seconds it
+spent generating and in tools, and counters. The file is Chrome's trace event format, an array that is written as the
+run goes on; of a killed run only its last bracket is missing, which the viewers do without.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from agentloop.trainer.observers import Observer, Stage
+
+if TYPE_CHECKING:
+    from agentloop.trainer.run_config import RunConfig
+    from agentloop.trajectory import Trajectory
+
+_COUNTERS = ("reward/mean", "time/tokens_per_second", "time/mfu", "learner/memory_peak_gib")
+_OF_AN_EPISODE = ("seconds_generating", "seconds_in_tools", "turns", "calls")
+
+
+class Timeline(Observer):
+    """Writes timeline-STEP.json into the folder of the run, STEP being the first; tells another observer everything."""
+
+    def __init__(self, observer: Observer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._observer = observer
+        self._clock = clock
+        self._started = clock()
+        self._file: IO[str] | None = None
+        self._stage: tuple[str, int, float] | None = None
+        self._lanes: list[float] = []
+        """When the last episode of each ended."""
+
+    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+        self._observer.on_start(config, folder, done)
+        self._file = (folder / f"timeline-{done}.json").open("w", encoding="utf-8")
+        self._file.write("[\n")
+        self._write({"ph": "M", "name": "thread_name", "tid": 0, "args": {"name": "run"}})
+
+    def on_stage(self, step: int, stage: Stage) -> None:
+        self._observer.on_stage(step, stage)
+        self._end_stage()
+        self._stage = str(stage), step, self._now()
+
+    def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
+        self._observer.on_trajectory(step, trajectory)
+        end = self._now()
+        start = end - trajectory.metrics.get("seconds", 0.0)
+        lane = next((lane for lane, free in enumerate(self._lanes) if free <= start), len(self._lanes))
+        self._lanes[lane : lane + 1] = [end]
+        known = {name: trajectory.metrics[name] for name in _OF_AN_EPISODE if name in trajectory.metrics}
+        name = f"episode {trajectory.stop_reason or ''}".strip()
+        self._span(name, lane + 1, start, end, {"step": step, "tokens": len(trajectory), **known})
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._observer.on_step(step, metrics)
+        for name in _COUNTERS:
+            if name in metrics:
+                self._write({"ph": "C", "name": name, "ts": self._now() * 1e6, "args": {"value": metrics[name]}})
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._end_stage()
+        if self._file is not None:
+            self._file.write("{}]\n")
+            self._file.close()
+            self._file = None
+
+    def _end_stage(self) -> None:
+        if self._stage is not None:
+            name, step, start = self._stage
+            self._span(name, 0, start, self._now(), {"step": step})
+            self._stage = None
+
+    def _span(self, name: str, track: int, start: float, end: float, values: Mapping[str, Any]) -> None:
+        times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
+        self._write({"ph": "X", "name": name, "tid": track, **times, "args": dict(values)})
+
+    def _now(self) -> float:
+        return self._clock() - self._started
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"pid": 1, **event}) + ",\n")
+
+
+@contextmanager
+def watching(observer: Observer, *, timeline: bool) -> Iterator[Observer]:
+    """The observer to give a run: `observer`, behind a timeline where one is asked for."""
+    if not timeline:
+        yield observer
+        return
+    traced = Timeline(observer)
+    try:
+        yield traced
+    finally:
+        traced.close()
