@@ -236,3 +236,10 @@ def _command(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+async def test_no_program_can_give_capabilities_back(sandbox):
+    assert await attempt(sandbox, "libc.prctl(39, 0, 0, 0, 0)") == "1"  # PR_GET_NO_NEW_PRIVS
+    if os.geteuid() == 0:  # another user's bounding set is full, and of no use
+        bounding = "[number for number in range(41) if libc.prctl(23, number, 0, 0, 0) == 1]"  # PR_CAPBSET_READ
+        assert await attempt(sandbox, bounding) == "[]"

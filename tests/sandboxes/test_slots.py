@@ -426,3 +426,23 @@ async def test_closing_ends_what_runs_and_what_waits():
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, SandboxError)
     assert running_with("closed_45") == []
+
+
+async def test_what_waits_in_connections_counts_as_memory(slots):
+    code = """
+import socket
+held, ends = 0, []
+server = socket.create_server(("127.0.0.1", 0))
+for _ in range(30):
+    ends += [writer := socket.create_connection(server.getsockname()), server.accept()[0]]
+    writer.setblocking(False)
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+    try:
+        while True:
+            held += writer.send(bytes(65536))
+    except BlockingIOError:
+        print(held)
+"""
+    result = await slots.run(Execution(code=code, memory_mb=32, timeout=30.0))
+    held = int(result.stdout.split()[-1])
+    assert (held < 64 << 20) == slots.has_cgroups, held

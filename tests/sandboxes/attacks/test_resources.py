@@ -86,6 +86,26 @@ async def test_files_count_as_memory(box, directory):
     assert result.oom
 
 
+@pytest.mark.claim("memory in sum")
+@pytest.mark.parametrize("pair", ["os.pipe()", "[end.detach() for end in socket.socketpair()]"])
+async def test_what_waits_in_pipes_and_sockets_counts_as_memory(box, pair):
+    code = f"""
+import os, socket
+held = 0
+for _ in range(500):
+    _, writer = {pair}
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            held += os.write(writer, bytes(65536))
+    except BlockingIOError:
+        os.write(1, b"%d\\n" % held)
+"""
+    result = await box.run(code, memory_mb=24)
+    assert result.oom
+    assert int(result.stdout.split()[-1]) < 24 << 20
+
+
 async def test_shared_memory_does_not_evade_the_limit(box):
     code = """
 import ctypes, mmap
