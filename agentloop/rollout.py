@@ -62,13 +62,13 @@ class RolloutWorker:
         self.loop = loop
         self._max_concurrency = max_concurrency
         self._room = asyncio.Semaphore(max_concurrency)
-        self._episodes = 0
-        """That run or wait for room."""
+        self._open: set[asyncio.Task[Trajectory] | None] = set()
+        """Episodes that run or wait for room."""
 
     @property
     def room(self) -> int:
         """Episodes that would begin at once."""
-        return max(self._max_concurrency - self._episodes, 0)
+        return max(self._max_concurrency - len(self._open), 0)
 
     async def run_groups(
         self, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
@@ -79,24 +79,17 @@ class RolloutWorker:
                 episodes = [
                     [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in spec.played] for spec in specs
                 ]
-                self._count(episodes)
+                for task in (task for group in episodes for task in group):
+                    self._open.add(task)
+                    task.add_done_callback(self._open.discard)
         return [
             Group(spec.group_id, [task.result() for task in group]) for spec, group in zip(specs, episodes, strict=True)
         ]
 
-    def _count(self, groups: Sequence[Sequence[asyncio.Task[Trajectory]]]) -> None:
-        """From now on, until each ends, however it does."""
-        for group in groups:
-            self._episodes += len(group)
-            for task in group:
-                task.add_done_callback(self._uncount)
-
-    def _uncount(self, _: object) -> None:
-        self._episodes -= 1
-
     async def _episode(self, spec: GroupSpec, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
         async with self._room:
             trajectory = await self._play(spec, k)
+        self._open.discard(asyncio.current_task())  # now, so that `on_trajectory` sees the room
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory

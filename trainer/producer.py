@@ -56,6 +56,9 @@ class Producer:
         """Of the weights that the next step trains; what was selected for a step counts as trained."""
         self._num_rounds = 0
         """Since the last selection."""
+        self._last_admission = 0.0
+        self.tail_seconds = 0.0
+        """From the last admission to the end of the group that ended last."""
         self._starting: set[Admitted] = set()
         """Ordered, and not known to the workers yet."""
         self._tasks: dict[Admitted, asyncio.Task[None]] = {}
@@ -65,6 +68,7 @@ class Producer:
     def admit(self) -> None:
         """Begin what may begin now."""
         for _ in range(self._num_to_admit()):
+            self._last_admission = asyncio.get_running_loop().time()
             self._start(self.queue.admit(self._next_order(), self._workers.policy_version))
 
     def select(self) -> Selection | None:
@@ -149,8 +153,9 @@ class Producer:
             admitted.order,
             wanted=self._algorithm.group_size,
             cut=self._cut,
-            on_trajectory=self._on_trajectory,
+            on_trajectory=self._episode_ended,
         )
+        self.tail_seconds = asyncio.get_running_loop().time() - self._last_admission
         self.queue.finish(admitted, group, dropped)
         self.bias.aborted(dropped.total(), self._seconds(admitted))
         if self._algorithm.dynamic_sampling is not None and is_uninformative(group):
@@ -166,6 +171,11 @@ class Producer:
 
     def _seconds(self, admitted: Admitted) -> float:
         return asyncio.get_running_loop().time() - admitted.started
+
+    def _episode_ended(self, trajectory: Trajectory) -> None:
+        self._on_trajectory(trajectory)
+        if self.queue.policy.overlaps:
+            self.admit()
 
     def _ended(self, admitted: Admitted, task: asyncio.Task[None]) -> None:
         del self._tasks[admitted]

@@ -145,7 +145,7 @@ class TrajectoryQueue:
     def load(self, state: QueueState, *, version: int) -> list[Admitted]:
         """Be what a state was; groups that ran then begin anew at this version of the engine, and are returned."""
         self.admitted = [
-            Admitted(order, version if group is None else found, number, group)
+            Admitted(order, version if group is None else found, number, group=group)
             for order, found, number, group in state.entries
         ]
         self.admitted.sort(key=deadline_order)

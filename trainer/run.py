@@ -117,6 +117,8 @@ class Run:
         self._saved_step = 0
         self._state = self._state_now()
         """After the last step."""
+        self._step_seconds = 0.0
+        """Of the last training step."""
         self._seconds: dict[str, float] = {}
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
@@ -209,7 +211,9 @@ class Run:
             batch = await asyncio.to_thread(self._make_batch, played)
             stale = token_staleness(batch, version=self.policy_version)
             assert stale.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
+            started = _now()
             learned = await asyncio.to_thread(self.learner.step, batch)
+            self._step_seconds = _now() - started
         self.policy_version += 1
         self.step = step
         await self._publish()
@@ -227,7 +231,10 @@ class Run:
 
     async def _publish(self) -> None:
         """Give the workers the learner's weights, where they have older ones and the policy lets them."""
-        if self.workers.policy_version < self.policy_version and self.policy.may_swap(self.queue.admitted):
+        if self.workers.policy_version == self.policy_version:
+            return
+        seconds = {"tail_seconds": self.producer.tail_seconds, "step_seconds": self._step_seconds}
+        if self.policy.may_swap(self.queue.admitted, **seconds):
             with self._stage(Stage.PUBLISH):
                 await self.learner.publish(self.workers, self.policy_version)
 

@@ -159,13 +159,22 @@ class StalenessPolicy:
         left."""
         return [each for each in admitted if each.version + self.max_staleness < learner]
 
-    def may_swap(self, admitted: Sequence[Admitted]) -> bool:
-        """The engine may take new weights."""
+    def may_swap(self, admitted: Sequence[Admitted], *, tail_seconds: float = 0.0, step_seconds: float = 0.0) -> bool:
+        """The engine should take new weights now.
+
+        WHEN_IDLE: if groups for j steps wait, either a smaller round of max_staleness + 1 - j steps begins at once, or
+        they are trained first while the engine rests, and the round is whole. Every round ends with a tail in which
+        the engine is nearly empty. `tail_seconds` is how long the last one was, `step_seconds` that of a training
+        step: what is lost for each step of the round decides.
+        """
         match self.swap:
             case Swap.WHEN_TRAINED:
                 return not admitted
             case Swap.WHEN_IDLE:
-                return all(each.group is not None for each in admitted)
+                if any(each.group is None for each in admitted):
+                    return False
+                steps, whole = len(admitted) // self.groups_per_step, self.max_staleness + 1
+                return tail_seconds * whole <= (tail_seconds + steps * step_seconds) * (whole - steps)
             case Swap.IN_FLIGHT:
                 return True
 

@@ -1,0 +1,90 @@
+"""The four modes of staleness on one workload: what each makes of an engine while tools are slow.
+
+    python benchmarks/staleness_simulation.py [--steps 8] [--groups 32]
+
+Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing are the real ones; the clock is virtual,
+and engine, learner and tool take the time of a model (`agentloop.trainer.simulation`). Turns and tool calls have the
+distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them with nobody to wait
+for but the machine: no policy can keep the engine busier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import results_file
+
+from agentloop.recipes.tiny.tokenizer import build_tokenizer
+from agentloop.trainer.simulation import Machine, Outcome, Workload, simulate, simulate_without_barrier
+
+CASES: dict[str, dict[str, Any]] = {
+    "on_policy": {"mode": "on_policy"},
+    "partial, staleness 2, late groups dropped": {"mode": "partial", "max_staleness": 2, "when_late": "drop"},
+    "partial, staleness 4": {"mode": "partial", "max_staleness": 4},
+    "partial, staleness 2": {"mode": "partial", "max_staleness": 2},
+    "stale, staleness 2": {"mode": "stale", "max_staleness": 2},
+    "stream, staleness 2": {"mode": "stream", "max_staleness": 2},
+}
+SIZE = 8
+
+
+def summary(outcome: Outcome, bound: Outcome, computed: float) -> dict[str, Any]:
+    """What a case came to; `bound` is the run without barriers."""
+    lines = outcome.metrics
+    last = lines[-1] if lines else {}
+    trained = int(sum(line["learner/num_trajectories"] for line in lines))
+    shown = {name: round(last[name], 4) for name in ("bias/tokens", "time/bias_seconds") if name in last}
+    dropped = {name: int(value) for name, value in last.items() if name.startswith("queue/dropped")}
+    return {
+        "seconds": round(outcome.seconds),
+        "episodes_trained": trained,
+        "tokens_sampled": outcome.tokens,
+        "engine_busy": round(outcome.busy, 4),
+        "engine_busy_over_bound": round(outcome.busy / bound.busy, 4),
+        "learner_busy": round(sum(end - start for start, end, _ in outcome.learner) / outcome.seconds, 4),
+        "staleness_max": max((line.get("staleness/max", 0.0) for line in lines), default=0.0),
+        "staleness_mean": round(sum(line.get("staleness/mean", 0.0) for line in lines) / max(len(lines), 1), 3),
+        "seconds_to_compute": round(computed, 1),
+    } | shown | dropped  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=32, help="of a step, with 8 episodes each")
+    args = parser.parse_args()
+    shape = {"steps": args.steps, "groups_per_step": args.groups, "group_size": SIZE}
+    machine = Machine(concurrency=args.groups * SIZE // 2, learner_token_seconds=0.15 / (args.groups * SIZE))
+    workload = Workload()
+    setting = {
+        "workload": asdict(workload),
+        "machine": asdict(machine),
+        "shape": shape,
+        "episodes": args.steps * args.groups * SIZE,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        build_tokenizer().save_pretrained(model)
+        started = time.perf_counter()
+        bound = simulate_without_barrier(workload, machine, model=model, **shape)
+        cases = {"without_barrier": summary(bound, bound, time.perf_counter() - started)}
+        print("without_barrier", cases["without_barrier"], flush=True)
+        for name, settings in CASES.items():
+            started = time.perf_counter()
+            staleness = {"allow_uncorrected": True, **settings}
+            outcome = simulate(workload, machine, model=model, **shape, staleness=staleness)
+            case = cases[name] = summary(outcome, bound, time.perf_counter() - started)
+            base = cases["on_policy"]
+            rates = [each["episodes_trained"] / each["seconds"] for each in (case, base)]
+            case["throughput_over_on_policy"] = round(rates[0] / rates[1], 3)
+            print(name, case, flush=True)
+            results_file.write("staleness_simulation", setting | {"cases": cases})
+
+
+if __name__ == "__main__":
+    main()
