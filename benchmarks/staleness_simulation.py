@@ -1,6 +1,6 @@
 """The four modes of staleness on one workload: what each makes of an engine while tools are slow.
 
-    python benchmarks/staleness_simulation.py [--steps 8] [--groups 32]
+    python benchmarks/staleness_simulation.py [--steps 24] [--groups 32]
 
 Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing are the real ones; the clock is virtual,
 and engine, learner and tool take the time of a model (`agentloop.trainer.simulation`). Turns and tool calls have the
@@ -24,11 +24,11 @@ from agentloop.trainer.simulation import Machine, Outcome, Workload, simulate, s
 
 CASES: dict[str, dict[str, Any]] = {
     "on_policy": {"mode": "on_policy"},
-    "partial, staleness 2, late groups dropped": {"mode": "partial", "max_staleness": 2, "when_late": "drop"},
-    "partial, staleness 4": {"mode": "partial", "max_staleness": 4},
     "partial, staleness 2": {"mode": "partial", "max_staleness": 2},
     "stale, staleness 2": {"mode": "stale", "max_staleness": 2},
     "stream, staleness 2": {"mode": "stream", "max_staleness": 2},
+    "partial, staleness 4": {"mode": "partial", "max_staleness": 4},
+    "partial, staleness 2, late groups dropped": {"mode": "partial", "max_staleness": 2, "when_late": "drop"},
 }
 SIZE = 8
 
@@ -55,7 +55,7 @@ def summary(outcome: Outcome, bound: Outcome, computed: float) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--groups", type=int, default=32, help="of a step, with 8 episodes each")
     args = parser.parse_args()
     shape = {"steps": args.steps, "groups_per_step": args.groups, "group_size": SIZE}

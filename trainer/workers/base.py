@@ -37,8 +37,10 @@ class GroupOrder:
 class Workers(Protocol):
     """All rollout workers of a run. Its weights are updated as an engine's are: `Learner.publish(workers, version)`."""
 
-    policy_version: int
-    """Of the weights that the next token is sampled with."""
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that the next token is sampled with."""
+        ...
 
     async def start(self) -> None:
         """Load and warm up. Raises `UserError` where the model or the hardware cannot be used."""

@@ -1,5 +1,7 @@
 """The bound holds whatever ends when, nothing waits for ever, and every group leaves exactly once."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,8 +60,6 @@ class World:
         self.queue.check()
 
     def _finish(self, admitted):
-        from collections import Counter
-
         self.queue.finish(admitted, _group(), Counter())
 
 
@@ -76,7 +76,7 @@ def policies(draw):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(policies(), st.randoms(use_true_random=False))
 def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):
     world = World(policy, lambda: rng.randrange(1 << 30))
@@ -92,6 +92,7 @@ def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):
         )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_a_window_of_one_step_is_first_in_first_out(groups, bound, rng):
     policy = StalenessPolicy.preset("partial", groups_per_step=groups, max_staleness=bound, window=groups)
