@@ -18,8 +18,10 @@ def steady(sums):
     shutil.copy(_HERE / "steady.py", sums / "steady.py")
 
     def config(*overrides):
-        script = [f"engine.options={{script: {sums}/steady.py:script}}", f"env.tools=[{sums}/steady.py:add]"]
-        return load_config(RunConfig, sums / "config.yaml", [*script, *overrides])
+        usual = [f"engine.options={{script: {sums}/steady.py:script}}", f"env.tools=[{sums}/steady.py:add]"]
+        # On a machine with much else to do a worker may be silent for long.
+        usual += ["workers.hang_seconds=600", "workers.max_restarts=50", "workers.max_replays=50"]
+        return load_config(RunConfig, sums / "config.yaml", [*usual, *overrides])
 
     return config
 
@@ -30,6 +32,7 @@ def ray():
     import ray
 
     os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it ends workers when others fill the memory
     # GPUs are numbers to Ray: nothing uses them.
     ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
