@@ -55,20 +55,7 @@ class FsdpLearner(PlannedLearner):
         self._compute_dtype: torch.dtype = getattr(torch, config.compute_dtype)
         kernel = choose(config.attention, self._device, self._compute_dtype)
         self._padded = kernel == "sdpa"
-        compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
-        policy = load_policy(
-            Path(config.model).expanduser(),
-            getattr(torch, config.param_dtype),
-            kernel=kernel,
-            checkpointing=config.checkpointing,
-            compiled=compiled and not self._padded,
-            sequence=self._sequence,
-        )
-        if self._sequence is not None:
-            self._sequence.check(policy.model.config)
-        if config.freeze_vision:
-            policy.freeze_vision()
-        policy = self._wrap(policy)
+        policy = self._load(kernel)
         self._share = kernel != "sdpa" if config.share_prefixes is None else config.share_prefixes
         self._share = self._share and not policy.has_sliding_window
         self._offload = config.offload if self._device.type == "cuda" else "off"
@@ -90,11 +77,31 @@ class FsdpLearner(PlannedLearner):
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._cost = CostModel.from_config(self._policy.model.config)
-        self._flops = ModelFlops.from_config(self._policy.model.config)
-        self._vision_passes = 1 if config.freeze_vision else 3
-        self._cost = replace(self._cost, per_vision_flop=float(self._vision_passes))
-        refines = config.refine_costs
+        self._set_costs()
+
+    def _load(self, kernel: str) -> Policy:
+        config = self.config
+        compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
+        policy = load_policy(
+            Path(config.model).expanduser(),
+            getattr(torch, config.param_dtype),
+            kernel=kernel,
+            checkpointing=config.checkpointing,
+            compiled=compiled and not self._padded,
+            sequence=self._sequence,
+        )
+        if self._sequence is not None:
+            self._sequence.check(policy.model.config)
+        if config.freeze_vision:
+            policy.freeze_vision()
+        return self._wrap(policy)
+
+    def _set_costs(self) -> None:
+        """What plans and rates are made from."""
+        hf_config, refines = self._policy.model.config, self.config.refine_costs
+        self._flops = ModelFlops.from_config(hf_config)
+        self._vision_passes = 1 if self.config.freeze_vision else 3
+        self._cost = replace(CostModel.from_config(hf_config), per_vision_flop=float(self._vision_passes))
         if refines is None:
             refines = self._num_ranks > 1 and self._device.type == "cuda"
         self._measured_costs = MeasuredCosts(self._cost) if refines and self._once else None
