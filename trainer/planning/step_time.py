@@ -51,7 +51,7 @@ class Work:
 
 def step_flops(flops: ModelFlops, work: Work) -> float:
     """Forward and backward; the mean square of lengths is taken to be 1.5 times the square of the mean."""
-    pairs = 1.5 * causal_pairs(work.mean_tokens) * (flops.per_pair + flops.per_window_pair)
+    pairs = 1.5 * causal_pairs(round(work.mean_tokens)) * (flops.per_pair + flops.per_window_pair)
     of_one = flops.per_token * work.mean_tokens + pairs + flops.per_head_token * work.trained * work.mean_tokens
     return 3 * of_one * work.trajectories
 

@@ -50,8 +50,8 @@ class PackedCoreAttention(MegatronModule):
         """query [tokens, 1, heads, d], key and value [tokens, 1, kv_heads, d] to [tokens, 1, heads * d]."""
         params = packed_seq_params
         assert params.row is not None
-        rows = [_whole_row(part[:, 0], self._group).transpose(0, 1)[None] for part in (query, key, value)]
-        out, _ = packed_attention(self, *rows, None, kernel=params.kernel, **params.row.kwargs())
+        q, k, v = (_whole_row(part[:, 0], self._group).transpose(0, 1)[None] for part in (query, key, value))
+        out, _ = packed_attention(self, q, k, v, None, kernel=params.kernel, **params.row.kwargs())
         return _own_slice(out[0], self._group).flatten(1)[:, None]
 
 

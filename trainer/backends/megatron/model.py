@@ -62,8 +62,9 @@ class PackedGpt(GPTModel):
 
     def head_weight(self) -> Tensor:
         """Of this rank's share of the vocabulary, on the last stage: [vocab / tensor ranks, hidden]."""
-        weight: Tensor = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        return self.output_layer.weight if weight is None else weight
+        is_tied = self.share_embeddings_and_output_weights
+        weight: Tensor = self.shared_embedding_or_output_weight() if is_tied else self.output_layer.weight
+        return weight
 
 
 def check_supported(hf_config: Any) -> None:

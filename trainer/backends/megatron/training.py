@@ -18,7 +18,7 @@ class Training:
 
     def __init__(self, model: PackedGpt, config: LearnerConfig) -> None:
         self._clip = config.grad_clip
-        self.wrapped: nn.Module = DistributedDataParallel(
+        self.wrapped: Any = DistributedDataParallel(
             model.config,
             DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
             model,

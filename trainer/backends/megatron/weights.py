@@ -89,7 +89,7 @@ class Weights:
         ranks = self._ranks
         divided = [entry for entry in block.entries if entry.rule.divides and entry.expert is None]
         experts = [entry for entry in block.entries if entry.expert is not None]
-        found = {}
+        found: dict[str, Tensor] = {}
         for entry in block.entries:
             if not entry.rule.divides:
                 found |= _named(entry, [parameters[entry.ours].detach()])
