@@ -191,7 +191,7 @@ def test_other_addresses_need_a_token():
 
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
+        assert "Cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_port_that_is_taken():
         (("--tool", "search={'a'}"), "no JSON object"),
         (("--tool", 'search={"colour": 1}'), "It takes: source"),
         (("--log-level", "loud"), "--log-level"),
-        (("--host", "host.invalid", "--token", "x"), "cannot listen on host.invalid"),
+        (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),
     ],
 )
 def test_what_it_cannot_start_with(options, says):
