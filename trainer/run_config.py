@@ -108,7 +108,7 @@ class SamplingConfig(Config):
 
 class EngineConfig(Config):
     name: str = "hf"
-    """`hf`, `vllm` or `scripted`."""
+    """`hf`, `vllm`, `sglang` or `scripted`."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, beside the model."""
     max_concurrency: int = Field(default=256, ge=1)
