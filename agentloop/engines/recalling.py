@@ -37,6 +37,8 @@ class RecallingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.policy_version = engine.policy_version
+        self.max_model_len = engine.max_model_len
         self._known: dict[str, Sequence[Turn]] = {}
         self._new: deque[Turn] = deque()
         self._places: dict[str, int] = {}
@@ -47,16 +49,6 @@ class RecallingEngine:
         self.num_recalled = 0
 
     @property
-    def policy_version(self) -> int:
-        """Of the engine."""
-        return self.engine.policy_version
-
-    @property
-    def max_model_len(self) -> int:
-        """Of the engine."""
-        return self.engine.max_model_len
-
-    @property
     def resident_tokens(self) -> int:
         """Of all trajectories that were not released, whether their turn runs or they wait for a tool. May be read from
         another thread."""
@@ -64,6 +56,7 @@ class RecallingEngine:
 
     async def start(self) -> None:
         await self.engine.start()
+        self.max_model_len = self.engine.max_model_len
 
     def recall(self, turns: Mapping[str, Sequence[Turn]]) -> None:
         """What trajectories that will be played again had sampled, in order."""
@@ -116,6 +109,7 @@ class RecallingEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         await self.engine.update_weights(weights, version)
+        self.policy_version = version
 
     async def close(self) -> None:
         await self.engine.close()

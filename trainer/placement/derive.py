@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentloop.errors import UserError
-from agentloop.trainer.placement.placement import Placement
+from agentloop.trainer.placement.placement import LayoutName, Placement
 from agentloop.trainer.planning.gpus import Gpu
 from agentloop.trainer.planning.layouts import Layout, problems
 from agentloop.trainer.planning.search import Cluster, Run, estimated
@@ -66,8 +66,8 @@ def candidates(config: RunConfig, run: Run) -> Iterator[Placement]:
     learner = config.learner
     model_parallel = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
     tensor, pipeline = engine_degrees(config)
-    layouts = ("colocated", "separate", "mixed") if wanted.layout == "auto" else (wanted.layout,)
-    for layout in layouts:
+    every: tuple[LayoutName, ...] = ("colocated", "separate", "mixed")
+    for layout in every if wanted.layout == "auto" else (wanted.layout,):
         for learner_gpus in _learner_sizes(config, layout, per_node, model_parallel):
             yield Placement(
                 layout=layout,

@@ -49,7 +49,8 @@ class RayWorker:
         self._lost = asyncio.Event()
         self._cause = ""
         self._num_ended = 0
-        actor = ray.remote(concurrency_groups={"watch": 1})(Replica)
+        remote: Any = ray.remote
+        actor = remote(concurrency_groups={"watch": 1})(Replica)
         self._actor = actor.options(
             num_cpus=config.cpus, num_gpus=gpus, max_concurrency=_ALL_AT_ONCE, scheduling_strategy="SPREAD"
         ).remote(make)
@@ -66,7 +67,7 @@ class RayWorker:
     async def start(self) -> Started:
         """Load the model. Raises `UserError`, and `WorkerLost` where the actor dies or takes too long."""
         try:
-            self._started = await asyncio.wait_for(
+            started: Started = await asyncio.wait_for(
                 self._ask(self._actor.start.remote()), timeout=self._config.start_seconds
             )
         except TimeoutError as error:
@@ -75,7 +76,8 @@ class RayWorker:
                 f"not ready after workers.start_seconds={self._config.start_seconds:g}: Ray found no room for it, or "
                 "its model loads longer than that",
             ) from error
-        return self._started
+        self._started = started
+        return started
 
     async def play(self, order: OpenOrder) -> None:
         """Give it one of `orders`; what it plays goes there. Returns when it is over, in whatever way."""
