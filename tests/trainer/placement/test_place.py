@@ -92,7 +92,10 @@ def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
     [
         (["placement={n_gpus: 9, nnodes: 2}"], "n_gpus is 9 and placement.nnodes 2.*multiple of 2"),
         (
-            ["placement={n_gpus: 8, layout: separate, learner_gpus: 3}", "learner.tensor_parallel=2"],
+            [
+                "placement={n_gpus: 8, layout: separate, learner_gpus: 3}",
+                "learner={backend: megatron, tensor_parallel: 2}",
+            ],
             r"learner's 3 GPUs are no multiple of tensor_parallel \* pipeline_parallel \* context_parallel = 2: data "
             r"parallelism would be 1.50",
         ),
