@@ -57,7 +57,8 @@ class Policy(nn.Module):
     @property
     def has_sliding_window(self) -> bool:
         """Some layer looks at the nearest tokens only."""
-        config: Any = self.model.config.get_text_config()  # type: ignore[operator]
+        model: Any = self.model
+        config = model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ()
         return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
 
