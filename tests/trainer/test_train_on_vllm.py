@@ -18,6 +18,7 @@ async def test_learner_and_vllm_agree_on_what_was_sampled_before_and_after_updat
             "learner.compute_dtype=bfloat16",
             "algorithm.groups_per_step=4",
             "algorithm.group_size=4",
+            "learner.warmup_updates=0",
             "run.steps=3",
             "run.loggers=[]",
             "eval.every=0",

@@ -56,7 +56,7 @@ async def test_the_fence_does_not_wait_for_a_dead_engine():
     llm = FakeLlm()
     fence = OutputFence(llm)
     llm.errored = True
-    with pytest.raises(EngineError, match="died"):
+    with pytest.raises(EngineError, match="has ended"):
         await fence.wait()
 
 
