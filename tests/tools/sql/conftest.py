@@ -5,6 +5,7 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +45,10 @@ def _programs() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """host:port of a server with a table `people`, the superuser `owner` and the role `reader`, who may only read."""
-    folder = tmp_path_factory.mktemp("postgres")
+    # Not among pytest's folders: another pytest that starts takes their parents away from all but root.
+    folder = Path(tempfile.mkdtemp(prefix="agentloop-postgres-"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -79,3 +81,4 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder)
