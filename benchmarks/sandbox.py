@@ -30,7 +30,7 @@ LEVELS = {"none": 1.0, "slots": 1.0, "bubblewrap": 0.2, "landlock": 0.2, "docker
 ROUNDS = 3
 LEVEL_SECONDS = 120.0
 
-# (where in the result, the target, whether more is better): issue 3, for two cores.
+# (where in the result, the target, whether more is better); for two cores.
 TARGETS = [
     ("http.plain_8_clients.per_second", 500, True),
     ("http.plain_1_client.median_ms", 4, False),
