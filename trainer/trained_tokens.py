@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A tensor there; it shares the memory of a contiguous array where that is the host."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+
 @dataclass(slots=True, frozen=True, eq=False)
 class TrainedTokens:
     """One entry a sampled token, [num_trained], those of a trajectory side by side: it is never split over
@@ -46,12 +53,10 @@ class TrainedTokens:
         device: torch.device,
     ) -> TrainedTokens:
         """`weights` has what each sampled token of a sample counts, [num_samples]."""
-        import torch
-
         counts = np.array([sample.num_sampled for sample in samples], np.int64)
 
         def send(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+            return to_device(array, device)
 
         def optional(arrays: list[np.ndarray | None]) -> Tensor | None:
             known = [array for array in arrays if array is not None]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.agent import Endpoint
 from agentloop.errors import UserError
 from agentloop.gateway.session import Session
+from agentloop.tools.serving.listening import open_listener
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 600
 """How long a connection may rest: agents wait for their tools."""
-_BACKLOG = 2048
 
 
 class Gateway:
@@ -126,8 +126,7 @@ class _Server:
 
 def _listen(host: str) -> socket.socket:
     try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return open_listener(host, 0)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"The gateway for agents cannot listen on {host}: {reason}. Set the option `host`.") from error

@@ -10,11 +10,16 @@ BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
 
+def open_listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises `OSError`."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there. Raises `UserError` where that is not possible."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return open_listener(host, port)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(

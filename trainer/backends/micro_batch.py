@@ -15,7 +15,7 @@ from agentloop.trainer.backends.row_layout import RowLayout, Unit
 from agentloop.trainer.backends.row_pictures import RowPictures
 from agentloop.trainer.batch import Sample
 from agentloop.trainer.sequence_parallel import SequenceGroup
-from agentloop.trainer.trained_tokens import TrainedTokens
+from agentloop.trainer.trained_tokens import TrainedTokens, to_device
 from agentloop.vision.image import PixelFormat
 
 
@@ -62,10 +62,6 @@ class MicroBatch:
         `padded` as in `PackedRow.of`. With `unseen` a row without pictures has one that nobody sees."""
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
-
-        def send(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
         row = PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents)
         pictures = None
         if layout.rope is not None:
@@ -73,10 +69,10 @@ class MicroBatch:
         elif unseen is not None:
             pictures = RowPictures.unseen(unseen, row.position_ids)
         return cls(
-            input_ids=send(layout.token_ids.astype(np.int64))[None],
+            input_ids=to_device(layout.token_ids.astype(np.int64), device)[None],
             row=row,
-            positions=send(layout.positions),
-            targets=send(targets.astype(np.int64)),
+            positions=to_device(layout.positions, device),
+            targets=to_device(targets.astype(np.int64), device),
             tokens=TrainedTokens.of(samples, weights, device),
             pictures=pictures,
         )
