@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -11,17 +12,20 @@ if TYPE_CHECKING:
     from agentloop.trainer.planning.search import Cluster, Estimate, Found, Run
 
 _GIB = 2**30
+_WIDTH = 96
+"""Of the table: on a narrower terminal its lines wrap, which loses nothing; columns cut short would."""
 _PARTS = ("weights", "compute_weights", "gradients", "optimizer", "activations", "working", "head", "reference")
 
 
 def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, top: int) -> None:
     """The recipe's own layout, the best ones, and what keeps the others from fitting."""
     console = Console()
+    console.width = max(console.width, _WIDTH)
     work, shape = run.work, run.shape
     where = f"{cluster.gpus} x {cluster.gpu.name} ({cluster.gpu.memory / _GIB:.0f} GiB each"
     split = f", {cluster.engine_gpus} of them for engines" if cluster.engine_gpus else ", shared by engine and learner"
     console.print(
-        f"{shape.parameters / 1e9:.2f} billion parameters on {where}{split}); "
+        f"{_count(shape.parameters)} parameters on {where}{split}); "
         f"a step has {work.trajectories} episodes of {work.mean_tokens:,.0f} tokens on average, {work.longest:,} at "
         f"most, {work.trained:.0%} of them sampled.",
         markup=False,
@@ -31,16 +35,13 @@ def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, t
     if isinstance(own, str):
         console.print(f"The recipe's own layout is impossible: {own}", style="red", markup=False, highlight=False)
     else:
-        fits = own.obstacle or "It fits."
-        style = "red" if own.obstacle else "green"
-        console.print(f"The recipe's own layout ({_name(own)}): {fits}", style=style, markup=False, highlight=False)
-        console.print(f"  learner {own.training.total / _GIB:.1f} GiB: {_parts(own)}", markup=False, highlight=False)
+        _print_layout(console, "The recipe's own layout", own)
     if found.fitting:
-        console.print(_table(found.fitting[:top], shares=not cluster.engine_gpus))
+        console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
         best = found.fitting[0]
+        _print_layout(console, "Best", best)
         settings = " ".join(f"learner.{name}={value}" for name, value in best.layout.settings().items())
-        console.print(f"Best: {settings}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"  learner {best.training.total / _GIB:.1f} GiB: {_parts(best)}", markup=False, highlight=False)
+        console.print(f"  {settings}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(
             "No layout fits. More GPUs, shorter episodes (limits.max_tokens) or a smaller model.", style="red"
@@ -48,50 +49,74 @@ def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, t
     _print_obstacles(console, found)
 
 
+def _print_layout(console: Console, title: str, found: Estimate) -> None:
+    """One layout in words: whether it fits, how long a step takes, where the memory goes."""
+    fits = found.obstacle or f"it fits, about {_seconds(found.step_seconds)} s a step."
+    style = "red" if found.obstacle else "green"
+    console.print(f"{title} ({_name(found)}): {fits}", style=style, markup=False, highlight=False, soft_wrap=True)
+    memory = f"  learner {found.training.total / _GIB:.1f} GiB"
+    if parts := _parts(found):
+        memory += f": {parts}"
+    console.print(memory, markup=False, highlight=False, soft_wrap=True)
+
+
+def _best_of_each_kind(estimates: list[Estimate]) -> list[Estimate]:
+    """The first of each backend and division of GPUs: what else fits differs from it in budget and savings."""
+    first: dict[str, Estimate] = {}
+    for found in estimates:
+        first.setdefault(_name(found), found)
+    return list(first.values())
+
+
 def _print_obstacles(console: Console, found: Found) -> None:
     if found.obstacles:
         console.print(f"{len(found.fitting)} layouts fit. Of the others:", highlight=False)
     for reason, count in found.obstacles.most_common(8):
-        console.print(f"  {count:5} x {reason}", markup=False, highlight=False)
+        console.print(f"  {count:5} x {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(estimates: list[Estimate], *, shares: bool) -> Table:
-    table = Table()
-    for name in ("learner", "engine TP", "budget", "checkpointing", "offload"):
-        table.add_column(name)
-    for name in ("learner GiB", "engine GiB", "episodes at once", "rollout s", "train s", "step s"):
-        table.add_column(name, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("learner", "check-\npointing", "offload"):
+        table.add_column(name, no_wrap=True)
+    for name in ("budget", "learner\nGiB", "engine\nGiB", "rollout\ns", "train\ns", "step\ns"):
+        table.add_column(name, justify="right", no_wrap=True)
     for found in estimates:
-        layout = found.layout
         table.add_row(
             _name(found),
-            str(found.engine_tensor),
-            str(layout.token_budget),
-            layout.checkpointing,
-            layout.offload,
+            found.layout.checkpointing,
+            found.layout.offload,
+            str(found.layout.token_budget),
             f"{found.training.total / _GIB:.1f}",
-            f"{(found.engine_weights + max(found.cache, 0)) / _GIB:.1f}",
-            f"{found.slots:.0f} an engine",
-            f"{found.rollout_seconds:.1f}",
-            f"{found.training_seconds:.1f}",
-            f"{found.step_seconds:.1f}",
+            f"TP{found.engine_tensor} {(found.engine_weights + max(found.cache, 0)) / _GIB:.1f}",
+            *map(_seconds, (found.rollout_seconds, found.training_seconds, found.step_seconds)),
         )
-    table.caption = "engine GiB: weights and cache" + (", in what the learner leaves" if shares else "")
+    beside = ", in what the learner leaves" if shares else ""
+    table.caption = f"engine GiB: weights and cache{beside}"
     return table
 
 
 def _name(found: Estimate) -> str:
     layout = found.layout
     degrees = {
-        "DP": layout.data,
         "TP": layout.tensor,
         "PP": layout.pipeline,
         "CP": layout.context,
         "EP": layout.expert,
     }
-    return " ".join([layout.backend, *(f"{name}{n}" for name, n in degrees.items() if n > 1 or name == "DP")])
+    split = [f"{name}{n}" for name, n in degrees.items() if n > 1]
+    data = [f"DP{layout.data}"] if layout.data > 1 or not split else []
+    return " ".join([layout.backend, *data, *split])
 
 
 def _parts(found: Estimate) -> str:
     sizes = [(name, getattr(found.training, name) / _GIB) for name in _PARTS]
     return ", ".join(f"{name.replace('_', ' ')} {size:.1f}" for name, size in sizes if size >= 0.05)
+
+
+def _count(parameters: float) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 1e8 else f"{parameters / 1e6:.1f} million"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f}" if seconds < 100 else f"{seconds:,.0f}"

@@ -17,12 +17,13 @@ def _plan(*arguments: object) -> int:
 
 
 def test_plan_shows_the_own_layout_the_best_ones_and_why_others_do_not_fit(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "90")
     assert _plan(_TINY, "--gpus", 4, "--gpu", "L40S", "learner.token_budget=384") == 0
     shown = capsys.readouterr().out
     assert "4 x L40S" in shown
-    assert "The recipe's own layout (fsdp DP4): It fits." in shown
-    assert "Best: learner.backend=" in shown
+    assert "The recipe's own layout (fsdp DP4): it fits, about " in shown
+    assert "Best (fsdp DP4)" in shown
+    assert "learner.backend=fsdp" in shown
     assert "does not divide" in shown
 
 
