@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModel
 
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.companions import CriticConfig
@@ -13,13 +13,8 @@ _GOOD = 17
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.1}
-    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).save_pretrained(folder)
-    return folder
+def model_folder(tiny_qwen3) -> Path:
+    return tiny_qwen3(tie_word_embeddings=False)
 
 
 def _critic(model_folder: Path, **options):

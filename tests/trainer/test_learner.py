@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentloop.errors import UserError
 from agentloop.trainer.backends.fsdp import FsdpLearner
@@ -20,22 +20,8 @@ _TRUNCATED = ({"name": "truncate", "options": {"cap": 2.0}},)
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=_VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=0.1,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+def model_folder(tiny_qwen3) -> Path:
+    return tiny_qwen3()
 
 
 def _sample(rng: np.random.Generator, length: int, advantage: float) -> Sample:

@@ -3,41 +3,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentloop.errors import UserError
+from agentloop.loading import load_object
 from agentloop.trainer.backends.folders import appearing
 from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import TrainBatch
 from agentloop.trainer.learner import LearnerConfig, create
 
-
-def _model(folder: Path, hidden_size: int = 32) -> Path:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=hidden_size,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+_TINY = Path(__file__).parent / "tiny.py"
+_save_tiny_qwen3 = load_object(f"{_TINY}:save_tiny_qwen3", "function")
+_random_batch = load_object(f"{_TINY}:random_batch", "function")
 
 
 def _batch(seed: int) -> TrainBatch:
-    rng = np.random.default_rng(seed)
-    samples = []
-    for length in rng.integers(4, 40, size=6):
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 64, length).astype(np.int32)
-        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+    return _random_batch(6, seed=seed)
 
 
 def _learner(model: Path) -> FsdpLearner:
@@ -60,8 +41,8 @@ def _learner(model: Path) -> FsdpLearner:
 _TIMES = ("seconds/", "tokens_per_second", "flops_per_second")
 
 
-def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path):
-    model = _model(tmp_path / "model")
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tiny_qwen3, tmp_path: Path):
+    model = tiny_qwen3()
     unbroken = _learner(model)
     expected = [unbroken.step(_batch(step)) for step in range(5)]
 
@@ -88,14 +69,14 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path):
     assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
 
 
-def test_a_captured_state_does_not_move_with_the_learner(tmp_path: Path):
-    learner = _learner(_model(tmp_path / "model"))
+def test_a_captured_state_does_not_move_with_the_learner(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
     learner.step(_batch(0))
     learner.save(tmp_path / "now")
     captured = learner.capture()
     learner.step(_batch(1))
     captured.write(tmp_path / "later")
-    first, second = _learner(tmp_path / "model"), _learner(tmp_path / "model")
+    first, second = _learner(tiny_qwen3()), _learner(tiny_qwen3())
     first.load(tmp_path / "now")
     second.load(tmp_path / "later")
     assert first.progress == second.progress
@@ -107,13 +88,13 @@ def _kept(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(_TIMES)}
 
 
-def test_saving_again_replaces_and_leaves_nothing_else(tmp_path: Path):
-    learner = _learner(_model(tmp_path / "model"))
+def test_saving_again_replaces_and_leaves_nothing_else(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
     learner.save(tmp_path / "run" / "state")
     learner.step(_batch(0))
     learner.save(tmp_path / "run" / "state")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
-    other = _learner(tmp_path / "model")
+    other = _learner(tiny_qwen3())
     other.load(tmp_path / "run" / "state")
     assert other.progress.steps == 1
 
@@ -141,18 +122,18 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
-def test_a_state_that_is_not_there_or_not_of_this_model(tmp_path: Path):
-    learner = _learner(_model(tmp_path / "model"))
+def test_a_state_that_is_not_there_or_not_of_this_model(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
     with pytest.raises(UserError, match="does not hold the state of a learner"):
         learner.load(tmp_path / "nothing")
     learner.save(tmp_path / "state")
-    other = _learner(_model(tmp_path / "other", hidden_size=48))
+    other = _learner(tiny_qwen3(hidden_size=48))
     with pytest.raises(UserError, match="does not fit the model"):
         other.load(tmp_path / "state")
 
 
 def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
-    model = _model(tmp_path / "model")
+    model = _save_tiny_qwen3(tmp_path / "model")
     (tmp_path / "tokenizer.json").write_text("{}")
     (model / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
     (model / "chat_template.jinja").write_text("{{ messages }}")

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.errors import UserError
 from agentloop.trainer.batch import Sample, TrainBatch
@@ -33,21 +32,8 @@ class Seen(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=0.1,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+def model(tiny_qwen3) -> Path:
+    return tiny_qwen3(tie_word_embeddings=False)
 
 
 def _config(model: Path, **options: object) -> LearnerConfig:
@@ -121,10 +107,8 @@ async def test_ranks_that_share_rows_train_as_one(name: str, model: Path, expect
         torch.testing.assert_close(got.weights[key], tensor, rtol=1e-4, atol=2e-6)
 
 
-def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(model: Path, processes: None):
-    config = Qwen3Config.from_pretrained(model, num_attention_heads=6, num_key_value_heads=3)
-    folder = model / "six heads"
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(tiny_qwen3, processes: None):
+    folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
     with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model takes 3, 6\."):
         create(_config(folder, ranks=RANKS, sequence_parallel=4))
     with pytest.raises(UserError, match=r"sequence_parallel is 3 and learner.ranks 4"):

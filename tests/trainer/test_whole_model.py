@@ -6,43 +6,19 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentloop.loading import load_object
 from agentloop.trainer.backends.fsdp import FsdpLearner
 from agentloop.trainer.backends.whole import WholeModel
-from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import LearnerConfig
+
+_TINY = Path(__file__).parent / "tiny.py"
+_random_batch = load_object(f"{_TINY}:random_batch", "function")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=0.1,
-        tie_word_embeddings=request.param,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def _batch(seed: int) -> TrainBatch:
-    rng = np.random.default_rng(seed)
-    samples = []
-    for length in rng.integers(4, 40, size=7):
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 64, length).astype(np.int32)
-        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+def model(request: pytest.FixtureRequest, tiny_qwen3) -> Path:
+    return tiny_qwen3(tie_word_embeddings=request.param)
 
 
 def _train(model: Path, *, gather_once: bool, dtype: str) -> tuple[FsdpLearner, list[dict[str, float]]]:
@@ -58,7 +34,7 @@ def _train(model: Path, *, gather_once: bool, dtype: str) -> tuple[FsdpLearner, 
             kl_coef=0.1,
         )
     )
-    return learner, [learner.step(_batch(number)) for number in range(3)]
+    return learner, [learner.step(_random_batch(7, seed=number)) for number in range(3)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -73,7 +49,8 @@ def test_a_whole_model_trains_as_fsdp_does(model: Path, dtype: str):
     for name, parameter in whole.policy.named_parameters():
         assert parameter.dtype == torch.float32
         torch.testing.assert_close(parameter, parameters[name].full_tensor(), rtol=1e-6, atol=1e-7)
-    scored, expected_scores = whole.logprobs(_batch(9).samples), sharded.logprobs(_batch(9).samples)
+    samples = _random_batch(7, seed=9).samples
+    scored, expected_scores = whole.logprobs(samples), sharded.logprobs(samples)
     np.testing.assert_allclose(np.concatenate(scored), np.concatenate(expected_scores), rtol=1e-6)
 
 
