@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agentloop.trainer import advantages
 from agentloop.trainer.advantages import AdvantageValue, Outcome
 from agentloop.trainer.algorithm import AlgorithmConfig
-from agentloop.trajectory import Trajectory
+from agentloop.trajectory import NO_VERSION, Trajectory
 from agentloop.vision.image import PlacedImage
 
 T = TypeVar("T", bound=np.generic)
@@ -22,6 +22,7 @@ T = TypeVar("T", bound=np.generic)
 NO_REWARD = "no_reward"
 NO_SAMPLED_TOKENS = "no_sampled_tokens"
 TRUNCATED = "truncated"
+TOO_OLD = "too_old"
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -75,6 +76,27 @@ class Sample:
         """Of any token: the others have no policy gradient."""
         return bool(np.any(self.advantage))
 
+    def since(self, version: int) -> Sample:
+        """The same, where tokens of older weights carry no loss."""
+        young = self.versions[self.loss_mask] >= version
+        if young.all():
+            return self
+        mask = self.loss_mask.copy()
+        mask[mask] = young
+
+        def kept(values: Any) -> Any:
+            return values[young] if isinstance(values, np.ndarray) else values
+
+        return replace(
+            self,
+            loss_mask=mask,
+            logprobs=np.where(mask, self.logprobs, np.float32(0)),
+            versions=np.where(mask, self.versions, np.int32(NO_VERSION)),
+            advantage=kept(self.advantage),
+            old_logprobs=kept(self.old_logprobs),
+            reference_logprobs=kept(self.reference_logprobs),
+        )
+
     @classmethod
     def from_trajectory(
         cls, trajectory: Trajectory, advantage: float | NDArray[np.float32] = 1.0, policy_version: int = 0
@@ -103,6 +125,8 @@ class TrainBatch:
     """Groups that were put in, with those of which nothing was left."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Trajectories that were put in and cannot be trained on: reason -> count."""
+    num_too_old: int = 0
+    """Sampled tokens that carry no loss, since their weights are too old."""
     companion_samples: Sequence[Sample] = ()
     """The same samples for a model that is trained beside the policy: `advantage` has what it should learn, which is
     value targets for a critic (`old_logprobs` has its values before the step) and the outcome for a process reward."""
@@ -140,12 +164,14 @@ def make_batch(
     algorithm: AlgorithmConfig | None = None,
     *,
     policy_version: int = 0,
+    oldest_version: int = 0,
     baselines: Sequence[float | None] | None = None,
     models: TokenModels | None = None,
 ) -> TrainBatch:
     """Judge the trajectories of each group and put all of them into one batch, in order.
 
-    `policy_version` is that of the weights to be trained, `baselines` has the reward of each group's greedy episode.
+    `policy_version` is that of the weights to be trained; tokens of weights before `oldest_version` carry no loss.
+    `baselines` has the reward of each group's greedy episode.
     The branches of a trajectory are trained too; each is judged as if its episode had been it alone, so that an episode
     counts once in the statistics of its group, however many branches it has. A trajectory without a reward counts
     neither in the statistics nor in the batch. One that has a reward but no sampled token is part of the statistics,
@@ -161,22 +187,26 @@ def make_batch(
     values = _advantages(lambda shown: advantage.function(shown, options), judged, outcomes)
     samples: list[Sample] = []
     companion_samples: list[Sample] = []
-    dropped: Counter[str | None] = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
-    for group in outcomes:
-        for outcome in group:
-            value = values[id(outcome.trajectory)]
-            reason = _reason_to_drop(outcome.trajectory, algorithm)
+    dropped = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
+    num_too_old = 0
+    for outcome in (outcome for group in outcomes for outcome in group):
+        if (reason := _reason_to_drop(outcome.trajectory, algorithm)) is not None:
             dropped[reason] += 1
-            if reason is None:
-                sample = Sample.from_trajectory(outcome.trajectory, value, policy_version)
-                samples.append(sample)
-                if advantage.value_targets:
-                    targets = advantage.value_targets(outcome, options)
-                    companion_samples.append(replace(sample, advantage=targets, old_logprobs=outcome.values))
-                elif advantage.needs_process_rewards:
-                    companion_samples.append(replace(sample, advantage=sample.reward))
-    counts = {reason: count for reason, count in dropped.items() if reason is not None and count}
-    return TrainBatch(samples, num_groups=len(groups), dropped=counts, companion_samples=companion_samples)
+            continue
+        whole = Sample.from_trajectory(outcome.trajectory, values[id(outcome.trajectory)], policy_version)
+        sample = whole.since(oldest_version)
+        num_too_old += whole.num_sampled - sample.num_sampled
+        if not sample.num_sampled:
+            dropped[TOO_OLD] += 1
+            continue
+        samples.append(sample)
+        if advantage.value_targets:
+            targets = advantage.value_targets(outcome, options)
+            companion = replace(whole, advantage=targets, old_logprobs=outcome.values)
+            companion_samples.append(companion.since(oldest_version))
+        elif advantage.needs_process_rewards:
+            companion_samples.append(replace(sample, advantage=sample.reward))
+    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, companion_samples)
 
 
 def _outcomes(

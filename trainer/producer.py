@@ -73,7 +73,9 @@ class Producer:
 
     def select(self) -> Selection | None:
         """The groups of the next step, None where they are not there yet. What gets too old by that is dropped."""
-        selected = self.queue.select(self.learner_version, more_to_come=not self._is_exhausted())
+        selected = self.queue.select(
+            self.learner_version, more_to_come=not self._is_exhausted(), engine_idles=self._engine_idles()
+        )
         if selected is None:
             return None
         self.learner_version += 1
@@ -105,9 +107,8 @@ class Producer:
     def _num_to_admit(self) -> int:
         queue, policy = self.queue, self.queue.policy
         num_admitted = len(queue.admitted)
-        left = (self._steps - self.learner_version) * policy.groups_per_step - num_admitted
         capacity = policy.capacity(num_admitted, learner=self.learner_version, engine=self._workers.policy_version)
-        free = min(capacity, left)
+        free = min(capacity, self._num_left())
         if free <= 0 or self._error is not None or self._is_exhausted():
             return 0
         if policy.admits_in_rounds:
@@ -115,8 +116,20 @@ class Producer:
                 return 0
             self._num_rounds += 1
             return policy.round_size(free, self._oversampling)
-        room = self._workers.room() - sum(each.order.n for each in self._starting)
-        return min(free, -(-max(room, 0) // self._num_episodes))
+        return min(free, -(-self._room() // self._num_episodes))
+
+    def _room(self) -> int:
+        """Episodes that would begin at once."""
+        return max(self._workers.room() - sum(each.order.n for each in self._starting), 0)
+
+    def _num_left(self) -> int:
+        """Groups to be admitted until the end of the run."""
+        policy = self.queue.policy
+        return (self._steps - self.learner_version) * policy.groups_per_step - len(self.queue.admitted)
+
+    def _engine_idles(self) -> bool:
+        """There is room for a group that may not be admitted yet: whatever may be has been."""
+        return self._num_left() > 0 and not self._is_exhausted() and self._room() >= self._num_episodes
 
     def _is_exhausted(self) -> bool:
         """The step played as many groups as it may, and trains on what it has."""
@@ -176,6 +189,8 @@ class Producer:
         self._on_trajectory(trajectory)
         if self.queue.policy.overlaps:
             self.admit()
+            if self.queue.policy.when_late != "wait" and self._engine_idles():
+                self._changed.set()  # the learner may not want to wait any longer
 
     def _ended(self, admitted: Admitted, task: asyncio.Task[None]) -> None:
         del self._tasks[admitted]

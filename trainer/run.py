@@ -243,6 +243,7 @@ class Run:
             [group.trajectories for group in played.trained],
             self.config.algorithm,
             policy_version=self.policy_version,
+            oldest_version=self.policy_version - self.policy.max_staleness,
             baselines=played.baselines,
             models=TokenModels(
                 reference=self.learner.reference_logprobs,

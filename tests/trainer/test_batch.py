@@ -53,6 +53,25 @@ def test_branches_are_trained_on_and_their_episode_counts_once_in_its_group():
     assert batch.dropped == {"no_sampled_tokens": 1}
 
 
+def test_tokens_of_too_old_weights_carry_no_loss_and_are_counted():
+    group = [_trajectory(1.0, [5, 6], "a"), _trajectory(0.0, [4], "b")]
+    old = Trajectory("c", "g", reward=0.0)
+    old.append(SegmentKind.PROMPT, [1])
+    old.append(SegmentKind.SAMPLED, [5], logprobs=[-0.5], versions=[3])
+    turns = AlgorithmConfig(advantage="turn_grpo", advantage_options={"normalise": False})
+    group[0].turn_rewards, group[1].turn_rewards, old.turn_rewards = [0.5, 0.25], [0.0, 0.0], [0.0]
+    whole = make_batch([[*group, old]], turns, policy_version=5)
+    batch = make_batch([[*group, old]], turns, policy_version=5, oldest_version=4)
+    first, second = batch.samples
+    assert first.loss_mask.tolist() == [False] * 7 + [True]
+    assert first.logprobs.tolist() == [0] * 7 + [-0.25]
+    assert first.versions.tolist() == [-1] * 7 + [4]
+    assert first.advantage.tolist() == whole.samples[0].advantage.tolist()[-1:], "judged as a whole"
+    assert second.num_sampled == 1
+    assert (batch.num_too_old, batch.dropped) == (4, {"too_old": 1})
+    assert (whole.num_too_old, len(whole)) == (0, 3)
+
+
 def test_groups_are_scored_apart():
     batch = make_batch([[_trajectory(1.0, [5]), _trajectory(0.0, [5])], [_trajectory(9.0, [5]), _trajectory(9.0, [5])]])
     assert [round(sample.advantage, 3) for sample in batch.samples] == [0.707, -0.707, 0.0, 0.0]

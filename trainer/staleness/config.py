@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from agentloop.config import Config
-from agentloop.trainer.staleness.policy import Mode, StalenessPolicy
+from agentloop.trainer.staleness.policy import Mode, StalenessPolicy, WhenLate
 
 
 class CutConfig(Config):
@@ -36,9 +34,10 @@ class StalenessConfig(Config):
     window: int | None = Field(default=None, ge=1)
     """Train only on the so many oldest groups (algorithm.groups_per_step: first in, first out). None: on any that is
     finished, as long as no other one gets too old by that."""
-    when_late: Literal["wait", "drop"] = "wait"
-    """What becomes of a group that would be too old: the learner waits for it, or it is dropped and another task is
-    played, which is faster and biased against long episodes."""
+    when_late: WhenLate = "wait"
+    """What becomes of a group that would be too old, once waiting for it leaves the engine idle. wait: the learner
+    waits all the same. drop: the group is aborted and another task is played, which is faster and biased against long
+    episodes. mask (mode partial): it is played to its end and trained then, without the tokens that are too old."""
     cut: CutConfig = Field(default_factory=CutConfig)
     allow_uncorrected: bool = False
     """Train in the modes stale and partial without learner.corrections."""
@@ -50,5 +49,5 @@ class StalenessConfig(Config):
             groups_per_step=groups_per_step,
             max_staleness=self.max_staleness,
             window=self.window,
-            drops_late=self.when_late == "drop",
+            when_late=self.when_late,
         )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
-    """Ages of the trained tokens in steps, and the share of trajectories with tokens of several versions."""
+    """Ages of the trained tokens in steps, the share of trajectories with tokens of several versions, and the share of
+    the sampled tokens that are too old to be trained."""
     sampled = [sample.versions[sample.loss_mask] for sample in batch.samples if sample.loss_mask.any()]
     if not sampled:
         return {}
@@ -24,6 +25,7 @@ def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
         "staleness/mean": float(ages.mean()),
         "staleness/max": float(ages.max()),
         "staleness/mixed": float(np.mean([versions.min() != versions.max() for versions in sampled])),
+        "staleness/masked": batch.num_too_old / (batch.num_too_old + len(ages)),
     }
 
 

@@ -13,7 +13,8 @@ admit   at most (max_staleness + 1 - lag) * B groups, less those that are there;
         the engine. This is the capacity of AReaL (arXiv 2505.24298), counted from the engine's version, which makes it
         exact where weights arrive late.
 select  the finished groups with the earliest deadlines, and only where what is left keeps the invariant; else wait for
-        a straggler.
+        a straggler. Waiting costs nothing as long as there are other groups to play. When all that may be admitted has
+        been and the engine has room, `when_late` says whether to wait on.
 swap    the engine's weights as the mode says.
 
 The four modes, those of verl's asynchronous trainer, are presets of the bound and of the swap.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from agentloop.trainer.workers.base import GroupOrder
 
 Mode = Literal["on_policy", "stream", "stale", "partial"]
+WhenLate = Literal["wait", "drop", "mask"]
 
 
 class Swap(StrEnum):
@@ -70,6 +72,12 @@ class Admitted:
     group: Group | None = None
     """None while its episodes run."""
 
+    @property
+    def newest(self) -> int:
+        """Version of the newest token of a finished group."""
+        assert self.group is not None
+        return max((int(each.versions.max(initial=-1)) for each in self.group.trajectories), default=-1)
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class StalenessPolicy:
@@ -82,8 +90,10 @@ class StalenessPolicy:
     window: int | None = None
     """Only so many of the oldest groups may be trained: the smaller, the less a step prefers short episodes.
     `groups_per_step` is first in, first out; None leaves it to the bound."""
-    drops_late: bool = False
-    """Drop a group that would be too old instead of waiting for it: faster, and biased against long episodes."""
+    when_late: WhenLate = "wait"
+    """What becomes of a straggler that would be too old if the next step were made without it, once the engine has no
+    other group to play. wait: the learner waits, and so does the engine. drop: it is aborted. mask: it is trained when
+    it has ended; its tokens that are too old by then carry no loss."""
 
     @classmethod
     def preset(
@@ -93,7 +103,7 @@ class StalenessPolicy:
         groups_per_step: int,
         max_staleness: int | None = None,
         window: int | None = None,
-        drops_late: bool = False,
+        when_late: WhenLate = "wait",
     ) -> StalenessPolicy:
         """The policy of a mode: `on_policy`, `stream`, `stale` or `partial`. Raises `UserError`."""
         if mode not in _PRESETS:
@@ -115,9 +125,12 @@ class StalenessPolicy:
                 f"staleness.window is {window}, but a step trains on {groups_per_step} groups "
                 f"(algorithm.groups_per_step). Set it to {groups_per_step} or more, or leave it out."
             )
-        return cls(
-            max_staleness=bound, swap=swap, groups_per_step=groups_per_step, window=window, drops_late=drops_late
-        )
+        if when_late == "mask" and swap is not Swap.IN_FLIGHT:
+            raise UserError(
+                f"staleness.when_late is mask, but in mode {mode} all tokens of a trajectory are of one age: nothing "
+                "would be left. Set staleness.mode=partial, or staleness.when_late=drop."
+            )
+        return cls(max_staleness=bound, swap=swap, groups_per_step=groups_per_step, window=window, when_late=when_late)
 
     @property
     def overlaps(self) -> bool:
@@ -134,30 +147,37 @@ class StalenessPolicy:
         """Groups that may be admitted now, at these versions, without one of them getting too old."""
         return max((self.max_staleness + 1 - (learner - engine)) * self.groups_per_step - num_admitted, 0)
 
-    def select(self, admitted: Sequence[Admitted], *, learner: int, more_to_come: bool) -> list[Admitted] | None:
+    def select(
+        self, admitted: Sequence[Admitted], *, learner: int, more_to_come: bool, engine_idles: bool = False
+    ) -> list[Admitted] | None:
         """The groups that the next step trains on; None: wait until more of them are finished.
 
         `admitted` is in the order of deadlines (`deadline_order`). A step has `groups_per_step` groups, fewer only
-        where nothing runs and, as `more_to_come` says, nothing will be admitted before the step.
+        where nothing runs and, as `more_to_come` says, nothing will be admitted before the step. `engine_idles`: there
+        is room for groups that may not be admitted before a step was made.
         """
         ready = [each for each in admitted[: self.window] if each.group is not None][: self.groups_per_step]
         runs = any(each.group is None for each in admitted)
         if len(ready) < self.groups_per_step:
             return None if runs or more_to_come else ready
-        if runs and not self.drops_late:
+        if runs and not (engine_idles and self.when_late != "wait"):
             taken = set(map(id, ready))
-            if not self._in_time([each for each in admitted if id(each) not in taken], learner + 1):
+            if not self._in_time([each for each in admitted if id(each) not in taken], learner):
                 return None
         return ready
 
-    def _in_time(self, admitted: Sequence[Admitted], learner: int) -> bool:
-        deadlines = (each.version + self.max_staleness for each in admitted)
-        return all(deadline >= learner + place // self.groups_per_step for place, deadline in enumerate(deadlines))
+    def _in_time(self, left: Sequence[Admitted], learner: int) -> bool:
+        """After the step of this version; nothing is to be done for what is late already."""
+        places = ((place // self.groups_per_step, each.version + self.max_staleness) for place, each in enumerate(left))
+        return all(deadline >= learner + 1 + steps or deadline < learner for steps, deadline in places)
 
     def late(self, admitted: Sequence[Admitted], *, learner: int) -> list[Admitted]:
-        """Those that may not be trained any more: with `drops_late` stragglers, otherwise only what over-sampling
-        left."""
-        return [each for each in admitted if each.version + self.max_staleness < learner]
+        """Those that may not be trained any more: stragglers with `when_late` drop, what has no token left with mask,
+        otherwise only what over-sampling left."""
+        late = [each for each in admitted if each.version + self.max_staleness < learner]
+        if self.when_late != "mask":
+            return late
+        return [each for each in late if each.group is not None and each.newest + self.max_staleness < learner]
 
     def may_swap(self, admitted: Sequence[Admitted], *, tail_seconds: float = 0.0, step_seconds: float = 0.0) -> bool:
         """The engine should take new weights now.

@@ -11,15 +11,18 @@ from agentloop.rollout import Group
 from agentloop.trainer.queue import LATE, TrajectoryQueue
 from agentloop.trainer.staleness import StalenessPolicy, Swap
 from agentloop.trainer.workers.base import GroupOrder
-from agentloop.trajectory import Trajectory
+from agentloop.trajectory import SegmentKind, Trajectory
 
 
 def _order(number):
     return GroupOrder(group_id=str(number), row=0, n=2, seed=0)
 
 
-def _group():
-    return Group("", [Trajectory(reward=1.0), Trajectory(reward=0.0)])
+def _group(version=0):
+    """Its last tokens are of this version."""
+    trajectories = [Trajectory(reward=1.0), Trajectory(reward=0.0)]
+    trajectories[0].append(SegmentKind.SAMPLED, [1], logprobs=[0.0], versions=[version])
+    return Group("", trajectories)
 
 
 class World:
@@ -33,6 +36,7 @@ class World:
         self.number = 0
         self.trained = []
         self.ages = []
+        """Of the oldest token of what was trained, of the youngest where old ones are masked."""
 
     def step(self):
         """Until the next step was made."""
@@ -43,7 +47,8 @@ class World:
             for _ in range(free):
                 self.queue.admit(_order(self.number), self.engine)
                 self.number += 1
-            selected = self.queue.select(self.learner, more_to_come=True)
+            idles = self.choices() % 2 == 0
+            selected = self.queue.select(self.learner, more_to_come=True, engine_idles=idles)
             if selected is not None:
                 break
             running = [each for each in self.queue.admitted if each.group is None]
@@ -52,7 +57,8 @@ class World:
         for late in self.queue.late(self.learner + 1):
             self.queue.drop(late, LATE)
         self.trained += [each.number for each in selected]
-        self.ages += [self.learner - each.version for each in selected]
+        masks = self.policy.when_late == "mask"
+        self.ages += [self.learner - (each.newest if masks else each.version) for each in selected]
         self.learner += 1
         for each in [each for each in self.queue.admitted if each.group is None]:
             if self.choices() % 3 == 0:  # ends while the learner trains
@@ -60,7 +66,7 @@ class World:
         self.queue.check()
 
     def _finish(self, admitted):
-        self.queue.finish(admitted, _group(), Counter())
+        self.queue.finish(admitted, _group(self.engine), Counter())
 
 
 @st.composite
@@ -72,7 +78,7 @@ def policies(draw):
         groups_per_step=groups,
         max_staleness=0 if mode == "on_policy" else draw(st.integers(1, 4)),
         window=draw(st.one_of(st.none(), st.integers(groups, 3 * groups))),
-        drops_late=draw(st.booleans()),
+        when_late=draw(st.sampled_from(["wait", "drop", "mask"] if mode == "partial" else ["wait", "drop"])),
     )
 
 
@@ -84,7 +90,7 @@ def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):
         world.step()
     assert max(world.ages) <= policy.max_staleness
     assert len(world.trained) == len(set(world.trained)) == 12 * policy.groups_per_step
-    if not policy.drops_late:
+    if policy.when_late == "wait":
         assert world.queue.counts["dropped/late"] == 0
         # Whoever was admitted first cannot be passed over for ever.
         assert set(range(max(world.number - (policy.max_staleness + 1) * policy.groups_per_step, 0))) <= set(
@@ -126,14 +132,33 @@ def test_a_straggler_is_waited_for_only_when_it_would_get_too_old():
     assert queue.select(1, more_to_come=True) == [slow]
 
 
-def test_a_straggler_is_dropped_where_that_is_asked_for():
-    queue = TrajectoryQueue(StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1, drops_late=True))
+def _with_a_straggler(when_late):
+    """Two steps were made without the group that was admitted first, as long as nothing else could be played."""
+    policy = StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1, when_late=when_late)
+    queue = TrajectoryQueue(policy)
     slow = queue.admit(_order(0), 0)
     for version in (0, 1):
-        queue.admit(_order(1), version).group = _group()
+        queue.admit(_order(1), version).group = _group(version)
         assert queue.late(version) == []
-        assert queue.select(version, more_to_come=True) is not None
+    assert queue.select(0, more_to_come=True) is not None
+    assert queue.select(1, more_to_come=True) is None, "waiting costs nothing yet"
+    assert queue.select(1, more_to_come=True, engine_idles=True) is not None
+    return queue, slow
+
+
+def test_a_straggler_is_dropped_where_that_is_asked_for_and_the_engine_idles():
+    queue, slow = _with_a_straggler("drop")
     assert queue.late(2) == [slow]
+
+
+def test_a_late_group_is_trained_as_long_as_it_has_a_token_that_is_young_enough():
+    queue, slow = _with_a_straggler("mask")
+    assert queue.late(2) == []
+    queue.finish(slow, _group(1), Counter())
+    assert queue.late(2) == []
+    assert queue.late(3) == [slow]
+    queue.admit(_order(2), 2).group = _group(2)
+    assert queue.select(2, more_to_come=True) == [slow]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +168,7 @@ def test_a_straggler_is_dropped_where_that_is_asked_for():
         ({"mode": "on_policy", "max_staleness": 2}, r"set staleness\.mode=partial"),
         ({"mode": "stale", "max_staleness": 0}, "Set it to 1 or more"),
         ({"mode": "stale", "window": 3}, "Set it to 4 or more"),
+        ({"mode": "stale", "when_late": "mask"}, r"Set staleness\.mode=partial, or staleness\.when_late=drop"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments, said):

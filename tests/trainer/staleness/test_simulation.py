@@ -61,6 +61,17 @@ def test_dropping_stragglers_is_faster_counted_and_biased(model, outcomes):
     assert waiting.metrics[-1]["time/bias_seconds"] == pytest.approx(1.0)
 
 
+def test_masked_stragglers_hold_nothing_up_and_no_episode_is_lost(model, outcomes):
+    masking = _run(model, "partial", 1, when_late="mask")
+    waiting = _run(model, "partial", 1)
+    assert masking.seconds < waiting.seconds
+    assert masking.tokens == waiting.tokens
+    assert masking.metrics[-1]["queue/trained"] == 6 * 8 * 4
+    assert max(line["staleness/max"] for line in masking.metrics) <= 1
+    assert 0 < max(line["staleness/masked"] for line in masking.metrics) < 0.5
+    assert {line["staleness/masked"] for line in waiting.metrics} == {0.0}
+
+
 def test_a_group_is_complete_without_its_slowest_episodes(model, outcomes):
     cut = _run(model, "on_policy", cut={"extra_episodes": 1, "deadline": 200.0, "min_episodes": 3})
     assert cut.seconds < outcomes["on_policy"].seconds
