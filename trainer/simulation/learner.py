@@ -33,7 +33,7 @@ class SimulatedLearner:
         seconds = self._step_seconds + self._token_seconds * batch.num_tokens
         self.history.append((loop.time(), loop.time() + seconds, len(batch)))
         loop.spend(seconds)
-        return {"num_trajectories": float(len(batch))}
+        return {"num_trajectories": float(len(batch)), "num_sampled": float(batch.num_sampled)}
 
     def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """Those of the engine."""
