@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.shared_weights import SharedWeights, WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
 
@@ -25,8 +26,8 @@ class RestartingEngine:
     """Makes an engine with `make`, and another one when it raises `EngineDead`, or when no turn ends within
     `stall_seconds` although some are running (None: it is never taken for hung).
 
-    The new engine gets the weights of the last update, which are kept in the memory of the host (`copy_weights=False`
-    where those that `update_weights` is given never change), and is paused where the old one was. A turn goes on behind
+    The new engine gets the weights of the last update, which are kept in a `WeightShelf` (not `SharedWeights`, and with
+    `copy_weights=False` no others: they never change), and is paused where the old one was. A turn goes on behind
     the tokens that are known of it: they keep their logprobs and versions. Once `budget` is spent, all turns fail.
     """
 
@@ -42,7 +43,8 @@ class RestartingEngine:
         self._engine = make()
         self._stall_seconds = stall_seconds
         self._copy_weights = copy_weights
-        self._weights: list[tuple[str, torch.Tensor]] | None = None
+        self._shelf = WeightShelf()
+        self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
         self._lost = asyncio.Event()
@@ -118,8 +120,8 @@ class RestartingEngine:
         await self._change(lambda engine: engine.resume())
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        kept = await asyncio.to_thread(self._keep, weights)
-        async with self._changing:
+        async with self._changing:  # also while they are kept: a new engine takes those of before
+            kept = await asyncio.to_thread(self._keep, weights)
             engine = self._engine
             try:
                 await engine.update_weights(kept, version)
@@ -131,10 +133,10 @@ class RestartingEngine:
             self._weights, self.policy_version = kept, version
         self._progress()
 
-    def _keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-        if not self._copy_weights:
-            return list(weights)
-        return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in weights]
+    def _keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        if isinstance(weights, SharedWeights):
+            return weights
+        return self._shelf.put(weights) if self._copy_weights else list(weights)
 
     async def _change(self, change: Callable[[Engine], Any]) -> None:
         async with self._changing:

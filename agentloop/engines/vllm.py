@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import pickle
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,14 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.shared_weights import CannotMap, SharedWeights, WeightShelf
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
-from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
+from agentloop.engines.vllm_sync import OutputFence, check_names, checkpoint_shapes
 from agentloop.errors import EngineError, UserError
 
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 _ENVIRONMENT = {
     # At WARNING a start and every weight update print a screenful of what is as it should be.
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -44,7 +48,8 @@ class _Turn:
 class VllmEngine:
     """Token ids in and out; nothing is detokenised, and one output comes back per turn.
 
-    On CUDA (vLLM 0.24) and on CPU (0.32) alike. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+    On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
+    starts. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
     the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
@@ -66,6 +71,7 @@ class VllmEngine:
         seed: int | None = None,
         enforce_eager: bool | None = None,
         max_num_seqs: int = 256,
+        shares_gpu: bool = False,
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
@@ -80,6 +86,7 @@ class VllmEngine:
             "max_num_seqs": max_num_seqs,
             **engine_args,
         }
+        self._shares_gpu = shares_gpu
         self._llm: Any = None
         self._closed = False
         self._count = 0
@@ -87,6 +94,11 @@ class VllmEngine:
         self._paused = False
         self._turns: set[_Turn] = set()
         self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
+        self.loads_by = ""
+        """How the last weights were loaded: see `WeightReceiver.agentloop_load`."""
+        self._maps_devices = True
+        """vLLM's workers can map the memory of the GPU that weights come from."""
         self._lock = asyncio.Lock()
         self._failure: str | None = None
         self.max_model_len = max_model_len or 0
@@ -138,6 +150,8 @@ class VllmEngine:
             # A prompt that is computed in parts ends vLLM on CPUs where the turn has a seed: it turns the generator
             # back by what the unfinished parts drew, which only CUDA generators can do.
             args.setdefault("enable_chunked_prefill", False)
+        elif self._shares_gpu:
+            args.setdefault("worker_cls", "agentloop.engines.vllm_sharing.SharingWorker")
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
         try:
@@ -244,33 +258,57 @@ class VllmEngine:
             self._paused = False
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Through a file in shared memory, written before sampling stops.
+        """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight; nothing has changed then. If vLLM fails while
-        it loads, the engine refuses turns until an update succeeds.
+        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
+        process that the workers cannot map; nothing has changed then. If vLLM fails while it loads, the engine refuses
+        turns until an update succeeds.
         """
         llm = self._alive()
-        path = await asyncio.to_thread(write_weights, weights, self._shapes)
+        shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
+        if self._shapes is not None:
+            check_names(shared.shapes, self._shapes)
+        await self._open(llm, shared)
+        async with self._lock:
+            was_paused = self._paused
+            await self._pause()
+            try:
+                self.loads_by = (await llm.collective_rpc("agentloop_load"))[0]
+            except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
+                if llm.errored:
+                    raise EngineDead(_DEAD) from error
+                self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
+                await self._abort_all()
+                raise EngineError(self._failure) from error
+            else:
+                self._failure = None
+                self._mark(version)
+            finally:
+                if not was_paused and not llm.errored:
+                    await self._resume()
+
+    async def _open(self, llm: Any, shared: SharedWeights) -> None:
+        """Let the workers map the weights, or a copy on the host where they cannot reach the GPU that has them."""
+        if self._maps_devices or not shared.is_of_this_process:
+            problem = await self._try_open(llm, shared)
+            if not problem:
+                return
+            if not shared.is_of_this_process:
+                raise CannotMap(problem)
+            _log.warning("New weights go through the memory of the host from now on: %s.", problem)
+            self._maps_devices = False
+        if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared)):
+            raise CannotMap(problem)
+
+    async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
+        """Why they cannot, or nothing."""
         try:
-            async with self._lock:
-                was_paused = self._paused
-                await self._pause()
-                try:
-                    await llm.collective_rpc("agentloop_load", args=(str(path),))
-                except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
-                    if llm.errored:
-                        raise EngineDead(_DEAD) from error
-                    self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
-                    await self._abort_all()
-                    raise EngineError(self._failure) from error
-                else:
-                    self._failure = None
-                    self._mark(version)
-                finally:
-                    if not was_paused and not llm.errored:
-                        await self._resume()
-        finally:
-            path.unlink(missing_ok=True)
+            problems: list[str] = await llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
+        except Exception as error:  # the boundary to vLLM
+            if llm.errored:
+                raise EngineDead(_DEAD) from error
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        return next(filter(None, problems), "")
 
     def _mark(self, version: int) -> None:
         """Every running turn samples its next token with `version`. Sampling is paused and all outputs are here."""

@@ -17,7 +17,7 @@ TESTED = ("0.24", "0.32")
 _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
-    "kv_cache_memory_bytes use_tqdm_on_load"
+    "kv_cache_memory_bytes use_tqdm_on_load worker_cls"
 )
 
 NAMES: dict[str, str] = {
@@ -48,6 +48,8 @@ NAMES: dict[str, str] = {
     "vllm.sampling_params:RequestOutputKind.FINAL_ONLY": "",
     "vllm.logprobs:FlatLogprobs": "logprobs",
     "vllm.v1.worker.gpu_worker:Worker.reload_weights": "",
+    "vllm.v1.worker.gpu_worker:Worker.determine_available_memory": "",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.profile_run": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "weights_iterator is_checkpoint_format",
     "vllm.platforms:current_platform": "",
 }

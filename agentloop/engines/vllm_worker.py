@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import signal
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from agentloop.engines.shared_weights import CannotMap, MappedWeights, SharedWeights
+from agentloop.engines.vllm_copies import copies_of, is_as_loaded
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +21,46 @@ class WeightReceiver:
 
     reload_weights: Any
     get_model: Any
+    device: Any
 
-    def agentloop_load(self, path: str) -> None:
-        """Load Hugging Face names from the safetensors file `path`.
+    def agentloop_open(self, pickled: bytes) -> str:
+        """Map `SharedWeights`, which the next `agentloop_load` takes. Returns why that is impossible, or nothing."""
+        shared: SharedWeights = pickle.loads(pickled)
+        mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
+        if mapped is not None and mapped.again(shared):
+            return ""
+        self._agentloop_mapped = self._agentloop_copies = None
+        try:
+            self._agentloop_mapped = shared.open(self.device)
+        except CannotMap as error:
+            return str(error)
+        return ""
 
-        vLLM's own reload also redoes what it made of the weights after loading them, such as the packed matrices of
-        the CPU kernels, and keeps the storage that CUDA graphs captured.
-        """
-        self.reload_weights(weights_iterator=_tensors(path), is_checkpoint_format=True)
+    def agentloop_load(self) -> str:
+        """Load what was opened last: by the `copies` recorded before, by the model's `loader`, or by `reload`."""
+        import torch
+
+        mapped, model = self._agentloop_mapped, self.get_model()
+        assert mapped is not None, "opened"
+        with torch.inference_mode():
+            if self._agentloop_copies is not None:
+                self._agentloop_copies()
+                way = "copies"
+            elif self.device.type == "cuda" and is_as_loaded(model):
+                self._agentloop_copies = copies_of(model, mapped)
+                way = "loader"
+            else:
+                self._agentloop_reload(mapped)
+                way = "reload"
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the shelf may be filled again as soon as this returns
+        mapped.check()
+        return way
+
+    def _agentloop_reload(self, mapped: MappedWeights) -> None:
+        """vLLM's own reload also redoes what it made of the weights after loading them, such as the packed matrices of
+        the CPU kernels, and keeps the storage that CUDA graphs captured."""
+        self.reload_weights(weights_iterator=iter(mapped), is_checkpoint_format=True)
         _pack_tied_heads(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:
@@ -54,11 +89,3 @@ def _end_with(owner: int) -> None:
     if between not in (1, owner) and os.getppid() == between:
         os.kill(between, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            yield name, file.get_tensor(name)

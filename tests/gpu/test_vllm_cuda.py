@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_vllm.py"
 _spec = importlib.util.spec_from_file_location("agentloop_vllm_tests", _FILE)
@@ -21,6 +22,33 @@ async def test_it_is_cuda_with_graphs_and_async_scheduling(engine):
     assert config.device_config.device_type == "cuda"
     assert not config.model_config.enforce_eager
     assert config.scheduler_config.async_scheduling
+
+
+@pytest.mark.parametrize("device", range(torch.cuda.device_count()))
+async def test_weights_go_from_gpu_to_engine_without_the_host(engine, model, device):
+    """Learner and engine on one GPU, or on two that reach each other."""
+    for token in (7, 8, 9):  # loaded once, then copied twice
+        weights = [(name, tensor.to(f"cuda:{device}")) for name, tensor in _tests.parrot(model, token)]
+        await engine.update_weights(weights, token)
+        got = await engine.generate([1, 2], _tests.GREEDY, trajectory_id=str(token))
+        assert list(got.ids) == list(got.versions) == [token] * 12
+    assert engine._maps_devices
+    assert engine.loads_by == "copies"
+    await engine.update_weights(list(model.named_parameters()), 0)
+
+
+async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host(engine, model, monkeypatch):
+    async def refuse(llm, shared, *, open=engine._try_open):
+        return "no way" if shared.shelf == engine._shelf.name else await open(llm, shared)
+
+    monkeypatch.setattr(engine, "_try_open", refuse)
+    monkeypatch.setattr(engine, "_maps_devices", True)
+    weights = [(name, tensor.to("cuda")) for name, tensor in _tests.parrot(model, 6)]
+    await engine.update_weights(weights, 6)
+    assert not engine._maps_devices
+    assert list((await engine.generate([1, 2], _tests.GREEDY, trajectory_id="a")).ids) == [6] * 12
+    monkeypatch.undo()
+    await engine.update_weights(list(model.named_parameters()), 0)
 
 
 globals().update({name: test for name, test in vars(_tests).items() if name.startswith("test_")})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentloop.config import Config
 
@@ -21,9 +21,10 @@ class WorkersConfig(Config):
     Ray on this machine for the time of the run."""
     cpus: float = Field(default=1, gt=0)
     """CPU cores that Ray reserves for a worker."""
-    gpus: int | None = Field(default=None, ge=0)
-    """GPUs of a worker. None: what its engine is spread over (`tensor_parallel_size` times
-    `pipeline_parallel_size`) where the engine runs on GPUs, else 0."""
+    gpus: float | None = Field(default=None, ge=0)
+    """GPUs of a worker, or its part of one: 0.25 puts four engines on a card, or two beside the learner. None: what its
+    engine is spread over (`tensor_parallel_size` times `pipeline_parallel_size`) where the engine runs on GPUs, else
+    0."""
     start_seconds: float = Field(default=900, gt=0)
     """A worker that has not loaded its model within is given up."""
     hang_seconds: float = Field(default=60, gt=0)
@@ -38,6 +39,13 @@ class WorkersConfig(Config):
     """How often an order is given again whose worker died. After that what is left of it counts as failed."""
     show_logs: bool = False
     """Print what the processes of the workers print. It is in Ray's log folder in any case."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _is_whole_or_part_of_one(cls, gpus: float | None) -> float | None:
+        if gpus is not None and gpus > 1 and gpus != int(gpus):
+            raise ValueError(f"a worker has whole GPUs or a part of one, not {gpus:g}")
+        return gpus
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:

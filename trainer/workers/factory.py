@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _GPU_ENGINES = ("vllm", "sglang")
 _GRACE_SECONDS = 60.0
+_USED = 0.9
+"""Of a worker's part of a GPU, by its engine: some of the memory is nobody's."""
 
 
 def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
@@ -41,6 +43,7 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
 
 def make_replica(config: RunConfig, model: Path) -> tuple[LocalWorkers, RecallingEngine]:
     """The worker of an actor, and its engine."""
+    config = on_its_part(config)
     # Weights are in the object store, which nobody writes to.
     engine = RecallingEngine(restarting_engine(config, model, copy_weights=False))
     return LocalWorkers(Episodes.load(config, model), engine), engine
@@ -65,7 +68,7 @@ def stall_seconds(config: RunConfig) -> float:
     return config.limits.max_seconds + _GRACE_SECONDS
 
 
-def gpus_of_worker(config: RunConfig) -> int:
+def gpus_of_worker(config: RunConfig) -> float:
     """That Ray reserves for each."""
     if config.workers.gpus is not None:
         return config.workers.gpus
@@ -73,6 +76,16 @@ def gpus_of_worker(config: RunConfig) -> int:
         return 0
     options: dict[str, Any] = config.engine.options
     return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+
+def on_its_part(config: RunConfig) -> RunConfig:
+    """Tell vLLM that it has a part of a GPU only."""
+    gpus = config.workers.gpus
+    if gpus is None or not 0 < gpus < 1 or config.engine.name != "vllm":
+        return config
+    mine = {"gpu_memory_utilization": round(_USED * gpus, 3), "shares_gpu": True}
+    engine = config.engine.model_copy(update={"options": mine | config.engine.options})
+    return config.model_copy(update={"engine": engine})
 
 
 def _learner_gpus(config: RunConfig) -> int:

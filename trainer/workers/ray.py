@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.shared_weights import WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
 from agentloop.trainer.workers.base import GroupOrder
@@ -20,7 +21,7 @@ from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica
 from agentloop.trainer.workers.ray_session import connect, require_ray, take_seat
-from agentloop.trainer.workers.ray_weights import chunks
+from agentloop.trainer.workers.ray_weights import Published
 from agentloop.trainer.workers.ray_worker import RayWorker, WorkerLost
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _Slot:
 
 
 class RayWorkers:
-    """`Workers` of `config.count` actors, each made by `make` in its own process, with `gpus` GPUs.
+    """`Workers` of `config.count` actors, each made by `make` in its own process, with `gpus` GPUs or that part of one.
 
     `learner_gpus` of this node are kept from them, for the learner in this process: CUDA must not have been used in it,
     and sees only these from `start` on.
@@ -70,7 +71,7 @@ class RayWorkers:
         make: MakeReplica,
         config: WorkersConfig,
         *,
-        gpus: int = 0,
+        gpus: float = 0,
         learner_gpus: int = 0,
         most: int,
         longest: int,
@@ -93,7 +94,8 @@ class RayWorkers:
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenOrder] = []
         self._lengths = LengthMemory()
-        self._weights: tuple[list[Any], int] | None = None
+        self._shelf = WeightShelf()
+        self._weights: Published | None = None
         self._paused = False
         self._changing = asyncio.Lock()
         """Held while weights or pauses go out, and while a new worker gets them."""
@@ -146,23 +148,26 @@ class RayWorkers:
 
     async def pause(self) -> None:
         """See `Workers.pause`."""
-        self._paused = True
-        await self._tell_all(lambda worker: worker.pause())
+        async with self._changing:
+            self._paused = True
+            await self._tell_all(lambda worker: worker.pause())
 
     async def resume(self) -> None:
         """See `Workers.resume`."""
-        self._paused = False
-        await self._tell_all(lambda worker: worker.resume())
+        async with self._changing:
+            self._paused = False
+            await self._tell_all(lambda worker: worker.resume())
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """See `Workers.update_weights`: put into the object store once, taken by all workers at the same time."""
-        references = await asyncio.to_thread(_put, weights)
-        before, self._weights = self._weights, (references, version)
-        try:
-            await self._tell_all(lambda worker: worker.update_weights(references, version))
-        except Exception:
-            self._weights = before
-            raise
+        """See `Workers.update_weights`: written once, taken by all workers at the same time."""
+        async with self._changing:
+            published = Published(await asyncio.to_thread(self._shelf.put, weights), version)
+            before, self._weights = self._weights, published
+            try:
+                await self._tell_all(lambda worker: worker.update_weights(published))
+            except Exception:
+                self._weights = before
+                raise
         self.policy_version = version
 
     async def _tell_all(self, tell: Callable[[RayWorker], Any]) -> None:
@@ -172,10 +177,9 @@ class RayWorkers:
             with suppress(WorkerLost):
                 await tell(worker)
 
-        async with self._changing:
-            if self._failure is not None:
-                raise self._failure
-            await asyncio.gather(*(one(slot.worker) for slot in self._slots if slot.worker is not None))
+        if self._failure is not None:
+            raise self._failure
+        await asyncio.gather(*(one(slot.worker) for slot in self._slots if slot.worker is not None))
 
     def metrics(self) -> dict[str, float]:
         """See `Workers.metrics`."""
@@ -244,7 +248,7 @@ class RayWorkers:
         async with self._changing:
             try:
                 if self._weights is not None:
-                    await worker.update_weights(*self._weights)
+                    await worker.update_weights(self._weights)
                 if self._paused:
                     await worker.pause()
             except EngineError as error:
@@ -307,11 +311,6 @@ class RayWorkers:
 
 
 _VERBS = {"died": "died", "hung": "hung", "start": "did not start"}
-
-
-def _put(weights: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
-    ray = require_ray()
-    return [ray.put(chunk) for chunk in chunks(weights)]
 
 
 def _log_folder() -> str:

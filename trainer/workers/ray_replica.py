@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.recalling import RecallingEngine, Turn
+from agentloop.engines.shared_weights import SharedWeights
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray_weights import weights_of
 from agentloop.trainer.workers.waiting import running_code, waiting_tasks
@@ -102,10 +103,11 @@ class Replica:
     async def resume(self) -> None:
         await self._running.resume()
 
-    async def update_weights(self, references: Sequence[Any], version: int) -> None:
-        """Weights as references into the object store."""
-        chunks = await asyncio.gather(*references)
-        await self._running.update_weights(weights_of(chunks), version)
+    async def update_weights(self, weights: SharedWeights | Sequence[Any], version: int) -> None:
+        """Weights that another process of this host shares, or references into the object store. Raises `CannotMap`."""
+        if not isinstance(weights, SharedWeights):
+            weights = weights_of(await asyncio.gather(*weights))
+        await self._running.update_weights(weights, version)
 
     async def report(self, explain: bool = False) -> Report:
         """Called in the concurrency group `watch`, which has an event loop and a thread of its own."""

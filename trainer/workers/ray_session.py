@@ -42,7 +42,7 @@ def require_ray() -> Any:
         ) from error
 
 
-def connect(config: WorkersConfig, gpus: int, reserved: int = 0) -> bool:
+def connect(config: WorkersConfig, gpus: float, reserved: int = 0) -> bool:
     """Connect this process to Ray, for workers of `gpus` GPUs each beside `reserved` GPUs of this node; whether Ray was
     started for that.
 
@@ -96,16 +96,16 @@ def take_seat(num_gpus: int) -> tuple[Any, list[str]]:
     return seat, ray.get(seat.gpus.remote(), timeout=_SEAT_SECONDS)
 
 
-def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: int) -> None:
+def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> None:
     """Raises `UserError` where not all workers fit, each of them whole on one node."""
     fit = sum(_fit(node, config.cpus, gpus) for node in nodes)
     if fit >= config.count:
         return
-    need = f"{config.cpus:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+    need = f"{config.cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     have = "; ".join(f"{node.name} has {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
     raise UserError(
         f"workers.count is {config.count} and each worker needs {need} of one node, {config.count * config.cpus:g} "
-        f"CPUs and {config.count * gpus} GPUs in all, but there is room for {fit}: {have}. Set "
+        f"CPUs and {config.count * gpus:g} GPUs in all, but there is room for {fit}: {have}. Set "
         f"workers.count={max(fit, 1)}, lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, "
         "or add nodes with `ray start`."
     )
@@ -124,9 +124,17 @@ def _without(nodes: Sequence[Node], reserved: int) -> list[Node]:
     return [replace(first, gpus=first.gpus - reserved), *nodes[1:]]
 
 
-def _fit(node: Node, cpus: float, gpus: int) -> int:
-    by_cpu = int(node.cpus // cpus)
-    return min(by_cpu, int(node.gpus // gpus)) if gpus else by_cpu
+def _fit(node: Node, cpus: float, gpus: float) -> int:
+    by_cpu = _times(node.cpus, cpus)
+    if not gpus:
+        return by_cpu
+    # A part is of one GPU: two thirds do not fit twice into two.
+    return min(by_cpu, int(node.gpus) * _times(1, gpus) if gpus < 1 else _times(node.gpus, gpus))
+
+
+def _times(whole: float, part: float) -> int:
+    """Ray counts in ten thousandths."""
+    return round(whole * 10_000) // max(round(part * 10_000), 1)
 
 
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:

@@ -1,16 +1,40 @@
-"""Weights through Ray's object store: one copy for all workers of a node, in memory that they share with it."""
+"""Weights on their way to workers: those of this host map the learner's memory, others get them from Ray's object
+store, in one copy for all workers of a node."""
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentloop.engines.shared_weights import SharedWeights
+from agentloop.trainer.workers.ray_session import require_ray
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 256 << 20
 """An object is sent to another node whole before its receiver has any of it, so weights travel in several."""
+
+
+class Published:
+    """The weights of one update."""
+
+    def __init__(self, shared: SharedWeights, version: int) -> None:
+        self.shared = shared
+        self.version = version
+        self._references: asyncio.Task[list[Any]] | None = None
+
+    async def references(self) -> list[Any]:
+        """Into the object store, where they are put when the first worker asks. The shelf must hold them still."""
+        if self._references is None:
+            self._references = asyncio.create_task(asyncio.to_thread(self._put))
+        return await asyncio.shield(self._references)
+
+    def _put(self) -> list[Any]:
+        ray = require_ray()
+        return [ray.put(chunk) for chunk in chunks(self.shared)]
 
 
 class Entry(NamedTuple):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agentloop.engines.shared_weights import CannotMap
 from agentloop.errors import AgentLoopError
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica, Replica, Report, Started
+from agentloop.trainer.workers.ray_weights import Published
 from agentloop.trajectory import Trajectory
 
+_log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
 """Between two questions how a worker is doing. Its new turns come with the answer: one message for all of them."""
 _CLOSE_SECONDS = 30.0
@@ -35,7 +39,7 @@ class WorkerLost(Exception):
 class RayWorker:
     """`gpus` of the actor; `stall_seconds` without any progress are too long."""
 
-    def __init__(self, make: MakeReplica, config: WorkersConfig, *, gpus: int, stall_seconds: float) -> None:
+    def __init__(self, make: MakeReplica, config: WorkersConfig, *, gpus: float, stall_seconds: float) -> None:
         import ray
 
         self.orders: set[OpenOrder] = set()
@@ -49,6 +53,8 @@ class RayWorker:
         self._lost = asyncio.Event()
         self._cause = ""
         self._num_ended = 0
+        self._maps: bool | None = None
+        """It can map the weights of this process; None: not known yet."""
         remote: Any = ray.remote
         actor = remote(concurrency_groups={"watch": 1})(Replica)
         self._actor = actor.options(
@@ -108,8 +114,22 @@ class RayWorker:
         if not self.is_lost:
             self._actor.abort.remote(order.order.group_id)
 
-    async def update_weights(self, references: Sequence[Any], version: int) -> None:
-        await self._ask(self._actor.update_weights.remote(list(references), version))
+    async def update_weights(self, published: Published) -> None:
+        """Through memory of this host where the worker can map it."""
+        if self._maps is None:
+            self._maps = self._is_of_this_node()
+        if self._maps:
+            try:
+                await self._ask(self._actor.update_weights.remote(published.shared, published.version))
+            except CannotMap as error:
+                _log.warning("New weights go to a worker through Ray's object store from now on: %s.", error)
+                self._maps = False
+        if not self._maps:
+            await self._update_through_store(published)
+
+    async def _update_through_store(self, published: Published) -> None:
+        references = await published.references()
+        await self._ask(self._actor.update_weights.remote(references, published.version))
 
     async def pause(self) -> None:
         await self._ask(self._actor.pause.remote())
@@ -179,8 +199,14 @@ class RayWorker:
         self._lost.set()
         ray.kill(self._actor, no_restart=True)
         # A process that is stopped does not hear that it is to end.
-        if self._started is not None and self._started.node == ray.get_runtime_context().get_node_id():
+        if self._started is not None and self._is_of_this_node():
             _end(self._started.pid)
+
+    def _is_of_this_node(self) -> bool:
+        import ray
+
+        assert self._started is not None, "started"
+        return self._started.node == str(ray.get_runtime_context().get_node_id())
 
     async def _ask(self, reference: Any) -> Any:
         """The answer of the actor. Raises what its method raised, and `WorkerLost` where there will be none."""

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trainer.workers.ray import RayWorkers
 from agentloop.trainer.workers.ray_session import connect, take_seat
+from agentloop.trainer.workers.ray_weights import Published
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -184,7 +186,10 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     workers = await started(config)
     old = said(await play_all(workers, orders))
     await workers.pause()
+    first, second = workers_of(workers)
+    first._maps = False  # as on another node: through the object store
     await workers.update_weights(weights, 7)
+    assert (first._maps, second._maps) == (False, True)
     await workers.resume()
     assert workers.policy_version == 7
     new = await play_all(workers, orders)
@@ -199,6 +204,14 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
         t.token_ids.tolist() for g in new for t in g.trajectories
     ]
     assert {int(v) for group in again for t in group.trajectories for v in t.versions[t.loss_mask]} == {7}
+    # What cannot be mapped comes through the object store, now and from then on.
+    shared = workers._weights.shared
+    nowhere = replace(shared, shelf="elsewhere", buckets=[bucket._replace(pid=0) for bucket in shared.buckets])
+    unmapped = Published(shared, 8)
+    unmapped.shared, references = nowhere, await unmapped.references()
+    await second.update_weights(unmapped)
+    assert second._maps is False
+    assert await unmapped.references() is references
     await workers.close()
 
 

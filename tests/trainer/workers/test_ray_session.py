@@ -44,6 +44,19 @@ def test_more_gpus_than_there_are_are_refused_with_the_numbers():
     assert "Set workers.count=3" in message
 
 
+@pytest.mark.parametrize(
+    ("gpus_of_node", "gpus", "fit"),
+    [(1, 0.33, 3), (1, 0.1, 10), (1, 0.34, 2), (2, 0.66, 2), (2, 0.5, 4), (4, 2, 2), (3, 1, 3), (0, 0.5, 0)],
+)
+def test_parts_of_gpus(gpus_of_node, gpus, fit):
+    """A worker has a part of one GPU, not what two of them have left."""
+    node = Node("a", 16, gpus_of_node)
+    if fit:
+        check_room([node], WorkersConfig(kind="ray", count=fit), gpus=gpus)
+    with pytest.raises(UserError, match=f"room for {fit}"):
+        check_room([node], WorkersConfig(kind="ray", count=fit + 1), gpus=gpus)
+
+
 def test_a_worker_is_whole_on_one_node():
     with pytest.raises(UserError, match="room for 0"):
         check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)
