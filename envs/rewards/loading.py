@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "tags": f"{_HERE}.formats:tags",
     "tool_bonus": f"{_HERE}.formats:tool_bonus",
     "turn_cost": f"{_HERE}.formats:turn_cost",
+    "verl": f"{_HERE}.verl:VerlScore",
 }
 """Name -> where it is; imported when it is asked for."""
 

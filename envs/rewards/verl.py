@@ -1,0 +1,115 @@
+"""Reward functions that were written for verl, as they are: `compute_score(data_source, solution_str, ground_truth,
+extra_info)`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.rewards.base import Outcome, Reward, answer_of
+from agentloop.envs.rewards.texts import turn_text
+from agentloop.errors import UserError
+from agentloop.loading import load_object
+from agentloop.messages import Message, text_of
+
+if TYPE_CHECKING:
+    from agentloop.trajectory import Trajectory
+
+_SHOWN_AS = {"tool": "user"}
+
+
+class VerlScore(Reward):
+    """verl's `custom_reward_function`.
+
+    `function`: where it is, 'file.py:compute_score'; sync (called in a thread) or async. `reward_kwargs`: its further
+    arguments. `tokenizer`: a folder or a name on the hub; `solution_str` is then what verl decodes, token for token.
+    Without one it is the same text put together from the messages: turns, calls in `<tool_call>` tags, results in
+    `<tool_response>` tags. Raises `UserError` where the function or the tokenizer cannot be had.
+    """
+
+    def __init__(
+        self, *, function: str, reward_kwargs: Mapping[str, Any] | None = None, tokenizer: str | None = None
+    ) -> None:
+        found = load_object(function, "reward function of verl")
+        if not callable(found):
+            raise UserError(f"The reward function {function!r} is {type(found).__name__}, which cannot be called.")
+        self._is_async = inspect.iscoroutinefunction(found)
+        self._call = partial(found, **(reward_kwargs or {}))
+        self._tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
+
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
+        said = trajectory.messages[-_num_said(trajectory) :]
+        extra_info = {
+            **(task.get("extra_info") or {}),
+            "num_turns": 1 + len(_by_speaker(said)),
+            "rollout_reward_scores": {},
+        }
+        call = partial(
+            self._call,
+            data_source=task.get("data_source"),
+            solution_str=_transcript(said) if self._tokenizer is None else await self._decoded(trajectory),
+            ground_truth=answer_of(task),
+            extra_info=extra_info,
+        )
+        return _outcome(await (call() if self._is_async else asyncio.to_thread(call)))
+
+    async def _decoded(self, trajectory: Trajectory) -> str:
+        """Everything behind the prompt, without special tokens."""
+        response = trajectory.token_ids[trajectory.segments[0].end :] if len(trajectory) else []
+        return await asyncio.to_thread(self._tokenizer.decode, response, skip_special_tokens=True)
+
+
+def _load_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The tokenizer {name!r} of the reward cannot be loaded: {error}") from error
+
+
+def _num_said(trajectory: Trajectory) -> int:
+    """Messages from the model's first turn on; examples in the prompt are not the model's."""
+    turns = [place for place, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
+    sampled = turns[-len(trajectory.turn_rewards) :] if trajectory.turn_rewards else turns
+    return len(trajectory.messages) - sampled[0] if sampled else len(trajectory.messages)
+
+
+def _by_speaker(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
+    """Runs of messages of one role, as ChatML shows it: results of tools come from the user."""
+    runs = itertools.groupby(messages, key=lambda message: _SHOWN_AS.get(message["role"], message["role"]))
+    return [(role, list(run)) for role, run in runs]
+
+
+def _transcript(messages: Sequence[Message]) -> str:
+    """As ChatML reads without its special tokens: the first turn bare, names of roles before what follows it."""
+    (_, first), *rest = _by_speaker(messages)
+    parts = [*map(_text, first)]
+    for role, run in rest:
+        parts += [role, *map(_text, run)]
+    return "\n".join(parts)
+
+
+def _text(message: Message) -> str:
+    if message["role"] == "tool":
+        return f"<tool_response>\n{text_of(message['content'])}\n</tool_response>"
+    calls = [
+        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        for call in message.get("tool_calls", ())
+    ]
+    return "\n".join(filter(None, [turn_text(message), *calls]))
+
+
+def _outcome(result: Any) -> Outcome:
+    """A number, or verl's dict with `score`; the numbers beside it are for the log."""
+    if not isinstance(result, Mapping):
+        return result
+    if "score" not in result:
+        raise TypeError(f"it returned a dict without 'score', only {sorted(map(str, result))}")
+    numbers = {key: float(value) for key, value in result.items() if key != "score" and isinstance(value, int | float)}
+    return {"reward": result["score"], **numbers}

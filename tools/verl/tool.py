@@ -1,0 +1,93 @@
+"""`VerlTool`: an object with verl's `create`, `execute` and `release` as a `Tool`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.messages import Content, ImagePart, TextPart
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.json_schema import SchemaArguments
+
+
+@dataclass(slots=True)
+class AgentData:
+    """What verl hands to `execute` as `agent_data`, as far as tools use it."""
+
+    request_id: str
+    """Of the trajectory."""
+    tools_kwargs: Mapping[str, Any]
+    """The column of the row."""
+    image_data: list[Any] = field(default_factory=list)
+    """The pictures that were shown so far."""
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    """For the tool's own use, until the trajectory ends."""
+
+
+@dataclass(slots=True)
+class _Instance:
+    id: str | None
+    data: AgentData
+
+
+class VerlTool(Tool):
+    """One tool of verl's. `per_call`: an instance for each call, as verl does it since 0.5, in place of one for each
+    trajectory."""
+
+    def __init__(self, inner: Any, schema: Mapping[str, Any], *, timeout: float, per_call: bool = False) -> None:
+        self.name = str(schema["name"])
+        self.description = str(schema.get("description") or "")
+        self.arguments = SchemaArguments(schema.get("parameters") or {}, what=f"the tool {self.name!r}")
+        self.timeout = timeout
+        self._inner = inner
+        self._per_call = per_call
+
+    async def open(self, ctx: ToolContext) -> _Instance:
+        all_kwargs = ctx.task.get("tools_kwargs") or {}
+        data = AgentData(ctx.trajectory_id, all_kwargs)
+        return _Instance(None if self._per_call else await self._create(data), data)
+
+    async def close(self, ctx: ToolContext) -> None:
+        instance: _Instance = ctx.state
+        if instance.id is not None:
+            await self._inner.release(instance.id)
+
+    async def call(self, ctx: ToolContext, /, **arguments: Any) -> ToolResult:  # type: ignore[override]
+        instance: _Instance = ctx.state
+        instance.data.image_data = list(ctx.images)
+        if instance.id is not None:
+            return await self._execute(instance.id, arguments, instance.data)
+        created = await self._create(instance.data)
+        try:
+            return await self._execute(created, arguments, instance.data)
+        finally:
+            await self._inner.release(created)
+
+    async def _create(self, data: AgentData) -> str:
+        given = (data.tools_kwargs.get(self.name) or {}).get("create_kwargs") or {}
+        # Tools of early versions name what they want; later ones take it from `create_kwargs`.
+        named = inspect.signature(self._inner.create).parameters
+        by_name = {key: value for key, value in given.items() if key in named}
+        created = await self._inner.create(create_kwargs=given, **by_name)
+        return created[0] if isinstance(created, tuple) else created
+
+    async def _execute(self, instance_id: str, arguments: dict[str, Any], data: AgentData) -> ToolResult:
+        response, reward, metrics = await self._inner.execute(instance_id, arguments, agent_data=data)
+        return ToolResult(
+            response if isinstance(response, str) else _content(self.name, response),
+            reward=float(reward or 0.0),
+            metrics={key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)},
+        )
+
+
+def _content(name: str, response: Any) -> Content:
+    """Text and pictures of a `ToolResponse`, in the order in which verl shows them."""
+    if getattr(response, "video", None):
+        raise TypeError(f"the tool {name!r} returned a video, which no model here is shown")
+    text = response.text or ""
+    images = [ImagePart(type="image", image=image) for image in response.image or () if image is not None]
+    if not images:
+        return text
+    return [*images, *([TextPart(type="text", text=text)] if text else [])]
