@@ -31,6 +31,19 @@ def python_with() -> Callable[..., str]:
     return made
 
 
+@pytest.fixture(scope="session")
+def verl_package() -> Path:
+    """A folder from which verl itself can be imported: with what that needs beside our own packages, and no more, since
+    the rest of its requirements does not agree with them."""
+    folder, packages = _BUILD / "verl-0.9.1", ("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
+    done = folder / "installed"
+    if not done.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+        subprocess.run([*install, *packages], check=True, timeout=600)
+        done.touch()
+    return folder
+
+
 @contextmanager
 def _running_server(command: Sequence[str]) -> Iterator[str]:
     with socket.socket() as probe:

@@ -18,7 +18,7 @@ from agentloop.tools import registry
 from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("tools.md", "rewards.md", "datasets.md", "gateway.md")
+PAGES = ("tools.md", "rewards.md", "datasets.md", "gateway.md", "from-verl.md")
 _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -5,12 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-_FOLDER = Path(__file__).parents[3] / "build" / "verl-0.9.1"
-_PACKAGES = ("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
-"""Only what importing it needs beside our own packages: the rest of its requirements does not agree with them."""
-
 _SCRIPT = """
 import asyncio, sys, time
 
@@ -63,23 +57,13 @@ tools:
 """
 
 
-@pytest.fixture(scope="module")
-def verl() -> Path:
-    done = _FOLDER / "installed"
-    if not done.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", _FOLDER]
-        subprocess.run([*install, *_PACKAGES], check=True, timeout=600)
-        done.touch()
-    return _FOLDER
-
-
-def test_tools_and_rewards_of_the_real_verl(verl: Path, tmp_path: Path):
+def test_tools_and_rewards_of_the_real_verl(verl_package: Path, tmp_path: Path):
     (tmp_path / "echo_tool.py").write_text(_SCRIPT)
     (tmp_path / "tools.yaml").write_text(_CONFIG)
     done = subprocess.run(
         [sys.executable, "echo_tool.py", "tools.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{verl}:{tmp_path}"},
+        env={**os.environ, "PYTHONPATH": f"{verl_package}:{tmp_path}"},
         capture_output=True,
         text=True,
         timeout=600,
