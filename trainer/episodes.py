@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_BLIND_ENGINES = ("vllm", "sglang")
+_BLIND_ENGINES = ("sglang",)
 """Those that take no images."""
 
 
@@ -128,8 +128,10 @@ def _make_env(factory: Callable[..., Env], config: RunConfig, row: Row, **parts:
 
 def make_engine(config: RunConfig, model: Path) -> Engine:
     """The engine of the config for the model in a folder, not started. Raises `UserError`."""
-    options = {"model": str(model), "max_model_len": config.limits.max_tokens, **config.engine.options}
-    return engines.create(config.engine.name, **options)
+    options: dict[str, Any] = {"model": str(model), "max_model_len": config.limits.max_tokens}
+    if config.engine.name == "vllm" and config.rendering.max_pixels is not None:
+        options["max_pixels"] = config.rendering.max_pixels
+    return engines.create(config.engine.name, **(options | config.engine.options))
 
 
 @asynccontextmanager

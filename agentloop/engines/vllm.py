@@ -7,7 +7,7 @@ import logging
 import os
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +17,15 @@ from agentloop.engines.base import EngineDead, FinishReason, Generation, Samplin
 from agentloop.engines.shared_weights import CannotMap, SharedWeights, WeightShelf
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
+from agentloop.engines.vllm_images import ImageSender, start_arguments
 from agentloop.engines.vllm_sync import OutputFence, check_names, checkpoint_shapes
 from agentloop.errors import EngineError, UserError
+from agentloop.vision.processor import FAMILIES
 
 if TYPE_CHECKING:
     import torch
+
+    from agentloop.vision.image import PlacedImage
 
 _log = logging.getLogger(__name__)
 _ENVIRONMENT = {
@@ -49,7 +53,8 @@ class VllmEngine:
     """Token ids in and out; nothing is detokenised, and one output comes back per turn.
 
     On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
-    starts. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+    starts. `max_pixels` is the size of the largest picture, where it is not what the model's processor says: vLLM makes
+    room for it. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
     the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
@@ -72,10 +77,12 @@ class VllmEngine:
         enforce_eager: bool | None = None,
         max_num_seqs: int = 256,
         shares_gpu: bool = False,
+        max_pixels: int | None = None,
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
         self._stops = StopFinder(self._model)
+        self._max_pixels = max_pixels
         self._args: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": max_model_len,
@@ -99,6 +106,8 @@ class VllmEngine:
         """How the last weights were loaded: see `WeightReceiver.agentloop_load`."""
         self._maps_devices = True
         """vLLM's workers can map the memory of the GPU that weights come from."""
+        self._images: ImageSender | None = None
+        """None for a model that sees none."""
         self._lock = asyncio.Lock()
         self._failure: str | None = None
         self.max_model_len = max_model_len or 0
@@ -114,6 +123,8 @@ class VllmEngine:
             raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self._llm)
         await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
+        if self._images is not None:
+            await self._images.start(self._llm)
         self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
 
     def _launch(self) -> Any:
@@ -129,10 +140,23 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         require_vllm()
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        args = {
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(AsyncEngineArgs.__dataclass_fields__)))
+        except TypeError as error:
+            raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
+        except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
+            raise UserError(
+                f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
+                "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
+            ) from error
+
+    def _engine_args(self, known: Collection[str]) -> dict[str, Any]:
+        """Of the `known` ones, with what the caller gave."""
+        from vllm.platforms import current_platform
+
+        args: dict[str, Any] = {
             "model": self._model,
             "skip_tokenizer_init": True,
             "enable_prefix_caching": True,
@@ -141,8 +165,11 @@ class VllmEngine:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "worker_extension_cls": "agentloop.engines.vllm_worker.WeightReceiver",
-            **self._args,
         }
+        if _family(self._model) in FAMILIES:
+            self._images = ImageSender()
+            args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
+        args |= self._args
         if current_platform.is_cpu():
             # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
@@ -154,24 +181,16 @@ class VllmEngine:
             args.setdefault("worker_cls", "agentloop.engines.vllm_sharing.SharingWorker")
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
-        try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-        except TypeError as error:
-            raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
-        except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
-            raise UserError(
-                f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
-                "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
-            ) from error
+        return args
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
+        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
     ) -> Generation:
         llm = self._alive()
         if self._failure is not None:
             raise EngineError(self._failure)
-        if images:
-            raise EngineError("the vllm engine takes no images yet")
+        if images and self._images is None:
+            raise EngineError("the prompt has images, and the model has no vision tower that is known")
         ids = list(prompt)
         room = self.max_model_len - len(ids)
         if not 0 < len(ids) < self.max_model_len:
@@ -181,7 +200,7 @@ class VllmEngine:
         turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
         self._turns.add(turn)
         try:
-            output = await self._request(llm, turn, ids, _vllm_params(params, room))
+            output = await self._request(llm, turn, ids, images, _vllm_params(params, room))
         except asyncio.CancelledError:
             await llm.abort(turn.name)
             raise
@@ -204,13 +223,28 @@ class VllmEngine:
         llm.output_processor.tokenizer = self._stops.tokenizer
         return stops
 
-    async def _request(self, llm: Any, turn: _Turn, ids: list[int], params: Any) -> Any:
-        from vllm.inputs import tokens_input
-
-        prompt = tokens_input(ids, cache_salt=f"{self._updates}")
+    async def _request(self, llm: Any, turn: _Turn, ids: list[int], images: Sequence[PlacedImage], params: Any) -> Any:
+        prompt = await self._input(ids, images)
         collector = await llm.add_request(turn.name, prompt, params)
         turn.added = True
         return await collector.get()
+
+    async def _input(self, ids: list[int], images: Sequence[PlacedImage]) -> Any:
+        from vllm.inputs import tokens_input
+
+        if self._images is None or not images:
+            return tokens_input(ids, cache_salt=self._salt)
+        items: dict[str, Any] = {}
+        while True:
+            items |= await self._images.prepare(images, self._salt)
+            prompt = self._images.input(ids, images, items, self._salt)
+            if prompt is not None:
+                return prompt
+
+    @property
+    def _salt(self) -> str:
+        """Turns find what turns with the same one left in vLLM's caches."""
+        return f"{self._updates}"
 
     def _sampled(self, turn: _Turn) -> Generation | None:
         """What came out of a dead engine core for a turn."""
@@ -339,6 +373,14 @@ class VllmEngine:
             if not self._llm.errored:
                 await self._abort_all()
             await asyncio.to_thread(self._llm.shutdown, 10.0)
+
+
+def _family(model: str) -> str:
+    """The `model_type` of a folder or a name on the hub."""
+    from transformers import PreTrainedConfig
+
+    settings, _ = PreTrainedConfig.get_config_dict(model)
+    return str(settings.get("model_type"))
 
 
 def _vllm_params(params: SamplingParams, room: int) -> Any:

@@ -17,7 +17,7 @@ TESTED = ("0.24", "0.32")
 _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
-    "kv_cache_memory_bytes use_tqdm_on_load worker_cls"
+    "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb"
 )
 
 NAMES: dict[str, str] = {
@@ -41,6 +41,17 @@ NAMES: dict[str, str] = {
     "vllm.v1.engine.logprobs:LogprobsProcessor": "logprobs",
     "vllm.v1.engine.exceptions:EngineDeadError": "",
     "vllm.inputs:tokens_input": "prompt_token_ids cache_salt",
+    "vllm.inputs:mm_input": "prompt_token_ids mm_kwargs mm_hashes mm_placeholders cache_salt",
+    "vllm.multimodal.inputs:PlaceholderRange": "offset length",
+    "vllm.multimodal.inputs:MultiModalKwargsItems.from_hf_inputs": "hf_inputs config_by_key",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.batched": "modality keep_on_cpu",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes": "modality size_per_item",
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache.is_cached_item": "mm_hash",
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache.touch_sender_cache_item": "mm_hash",
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache.get_and_update": "mm_items mm_hashes",
+    "vllm.renderers.base:BaseRenderer.mm_processor_cache": "",
+    "vllm.v1.engine.async_llm:AsyncLLM.reset_mm_cache": "",
+    "vllm.v1.engine.async_llm:AsyncLLM.get_supported_tasks": "",
     "vllm.sampling_params:SamplingParams": (
         "max_tokens temperature top_p top_k seed stop_token_ids ignore_eos logprobs flat_logprobs detokenize "
         "output_kind stop include_stop_str_in_output skip_special_tokens"

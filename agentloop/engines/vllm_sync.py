@@ -73,7 +73,8 @@ def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[st
 
 
 def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
-    """A tied head may be in one of the two and not in the other."""
+    """A tied head may be in one of the two and not in the other, and vision models have two kinds of names."""
+    given, expected = ({_short(name): shape for name, shape in names.items()} for names in (given, expected))
     unknown = sorted(given.keys() - expected.keys() - {"lm_head.weight"})
     missing = sorted(expected.keys() - given.keys() - {"lm_head.weight"})
     shapes = [
@@ -89,6 +90,13 @@ def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise EngineError(f"{what} {', '.join(names[:5])}{more}")
+
+
+def _short(name: str) -> str:
+    """The name in checkpoints of Qwen2.5-VL; its modules, and later models, say more. vLLM takes both."""
+    if name.startswith("model.visual."):
+        return name.removeprefix("model.")
+    return name.replace("model.language_model.", "model.", 1)
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:

@@ -24,9 +24,9 @@ def test_an_engine_without_eyes_is_refused():
     folder = RECIPES / "deepeyes" / "checkpoint"
     config = load_run_config(
         str(RECIPES / "deepeyes" / "tiny.yaml"),
-        ["engine={name: vllm}", "data.train_limit=1", "data.eval_limit=1"],
+        ["engine={name: sglang}", "data.train_limit=1", "data.eval_limit=1"],
     )
-    with pytest.raises(UserError, match=r"the engine vllm takes none yet\. Set engine\.name=hf"):
+    with pytest.raises(UserError, match=r"the engine sglang takes none yet\. Set engine\.name=hf"):
         Episodes.load(config, folder)
 
 

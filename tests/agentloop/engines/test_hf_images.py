@@ -1,25 +1,25 @@
 """`HfEngine` on vision-language models: what transformers computes, with pictures that come turn by turn."""
 
 import asyncio
-import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from agentloop.engines.base import SamplingParams
 from agentloop.engines.hf import HfEngine
 from agentloop.errors import EngineError
 from agentloop.loading import load_object
 from agentloop.rendering import renderer_for
-from agentloop.trajectory import SegmentKind, Trajectory
 from agentloop.vision.loading import load_language_model
-from agentloop.vision.tower import patches, upload
 
 _MODELS = Path(__file__).parents[1] / "vision" / "models.py"
 build_vision_model = load_object(f"{_MODELS}:build_vision_model", "function")
 picture = load_object(f"{_MODELS}:picture", "function")
+_EPISODES = _MODELS.with_name("episodes.py")
+opened = load_object(f"{_EPISODES}:opened", "function")
+play = load_object(f"{_EPISODES}:play", "function")
+logprobs_of = load_object(f"{_EPISODES}:logprobs_of", "function")
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
@@ -45,61 +45,6 @@ async def make():
     yield start
     for engine in engines:
         await engine.close()
-
-
-def show(trajectory, renderer, ids, pictures, kind=SegmentKind.OBSERVATION):
-    seen = [renderer.vision.see(one) for one in pictures]
-    trajectory.append(kind, ids, images=renderer.vision.place(ids, seen, len(trajectory)))
-
-
-def opened(renderer, pictures, name="t", text="look"):
-    parts = [{"type": "text", "text": text}, *({"type": "image", "image": one} for one in pictures)]
-    trajectory = Trajectory(trajectory_id=name)
-    show(trajectory, renderer, renderer.render_prompt([{"role": "user", "content": parts}]), pictures, "prompt")
-    return trajectory
-
-
-async def play(engine, renderer, trajectory, turns, seed=0):
-    """`turns`: the pictures that answer each turn."""
-    for number, pictures in enumerate([*turns, None]):
-        params = SamplingParams(max_tokens=9, seed=seed + number)
-        turn = await engine.generate(
-            trajectory.ids, params, trajectory_id=trajectory.trajectory_id, images=trajectory.images
-        )
-        trajectory.append(SegmentKind.SAMPLED, turn.ids, logprobs=turn.logprobs, versions=turn.versions)
-        if pictures is not None:
-            parts = [{"type": "image", "image": one} for one in pictures]
-            answer = renderer.render_continuation(turn.ids, [{"role": "tool", "content": parts}])
-            trajectory.append(SegmentKind.TEMPLATE, answer.closing)
-            show(trajectory, renderer, answer.observation, pictures)
-    return trajectory
-
-
-@torch.inference_mode()
-def logprobs_of(model, trajectory):
-    """Of the sampled tokens, by one plain forward of transformers."""
-    row = trajectory.token_ids.astype(np.int64)
-    is_picture = np.zeros(len(row), bool)
-    for image in trajectory.images:
-        is_picture[image.start : image.end] = True
-    # A sampled image token is a word, for which transformers would look for a picture: an unused id with the same
-    # embedding takes its place.
-    model, spare = copy.deepcopy(model), model.config.get_text_config().vocab_size - 1
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-    embeddings = model.get_input_embeddings().weight
-    embeddings[spare] = embeddings[model.config.image_token_id]
-    targets = row.copy()
-    row[(row == model.config.image_token_id) & ~is_picture] = spare
-    seen = [image.image for image in trajectory.images]
-    out = model(
-        input_ids=torch.from_numpy(row)[None],
-        pixel_values=torch.cat([patches(one, s.format) for one, s in zip(upload(seen, "cpu"), seen, strict=True)]),
-        image_grid_thw=torch.tensor([[1, *image.grid] for image in seen]),
-        mm_token_type_ids=torch.from_numpy(is_picture.astype(np.int32))[None],
-    )
-    sampled = np.flatnonzero(trajectory.loss_mask)
-    logprobs = torch.log_softmax(out.logits[0, sampled - 1].float(), -1)
-    return logprobs.gather(1, torch.from_numpy(targets[sampled])[:, None])[:, 0].numpy()
 
 
 async def test_logprobs_of_many_turns_are_those_of_transformers(make, folder):

@@ -17,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.vllm import VllmEngine
 from agentloop.errors import EngineError
+from agentloop.vision.image import PixelFormat, PlacedImage, SeenImage
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -250,6 +251,12 @@ async def test_cancelling_aborts_the_request(engine):
     assert len((await engine.generate([1, 2], GREEDY, trajectory_id="a")).ids) == 12
     engine.release("a")
     engine.release("unknown")
+
+
+async def test_a_text_model_refuses_pictures(engine):
+    seen = SeenImage(np.zeros((28, 28, 3), np.uint8), PixelFormat(14, 2, 2, 1 / 255, (0.5,) * 3, (0.5,) * 3))
+    with pytest.raises(EngineError, match="no vision tower"):
+        await engine.generate([1, 2], GREEDY, trajectory_id="a", images=[PlacedImage(seen, 0)])
 
 
 async def test_weights_that_do_not_fit_are_named_and_nothing_changes(engine, model):
