@@ -1,0 +1,43 @@
+"""The environment of engine_throughput.py: somebody who answers every turn with one line and asks for more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentloop import Env, Observation
+from agentloop.messages import Message
+
+_WORDS = ("sum", "of", "two", "numbers", "is", "the", "product", "and", "then", "take", "what", "remains", "by", "so")
+_MORE = "Go on, and then take the sum of that and 12."
+
+
+def questions(num_rows: int, num_words: int) -> Iterator[dict[str, Any]]:
+    """Rows whose prompts share no prefix."""
+    rng = random.Random(0)
+    for number in range(num_rows):
+        words = " ".join(rng.choices(_WORDS, k=num_words))
+        yield {"prompt": f"{number} {words}"}
+
+
+class Replies(Env):
+    """`turns` turns, none of which calls anything."""
+
+    def __init__(self, row: Mapping[str, Any], *, turns: int = 1, **_: Any) -> None:
+        self._prompt = row["messages"]
+        self._left = turns
+
+    async def reset(self) -> Observation:
+        return Observation(self._prompt)
+
+    async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
+        self._left -= 1
+        if self._left == 0:
+            return Observation(), 0.0, True, False
+        return (
+            Observation([{"role": "user", "content": _MORE}]),
+            0.0,
+            False,
+            False,
+        )
