@@ -18,6 +18,10 @@ _ENVIRONMENT = {
     # Ray gives its processes the niceness 15: an engine would starve beside anything else on the machine.
     "RAY_worker_niceness": "0",
 }
+_OF_OUR_HEAD = {
+    # Ray's head runs beside the run: where it says nothing for so many seconds, it is gone, and the run ends with it.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+}
 _CONNECT_SECONDS = 5.0
 _SEAT_SECONDS = 120.0
 
@@ -51,7 +55,7 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0) -> bool:
     ray = require_ray()
     is_ours = not ray.is_initialized()
     if is_ours:
-        for name, value in _ENVIRONMENT.items():
+        for name, value in (_ENVIRONMENT | (_OF_OUR_HEAD if config.address is None else {})).items():
             os.environ.setdefault(name, value)
         options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
         if config.address is None:

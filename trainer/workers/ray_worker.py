@@ -231,7 +231,8 @@ def _cause_of(error: Any) -> Exception:
 def _in_short(error: Exception) -> str:
     """What Ray says of an actor's end, without its ids and its guesses."""
     _, _, exit_ = str(error).partition("Worker exit type:")
-    words = (exit_ or str(error)).partition("Some common causes")[0]
+    # What was raised while the actor was made stands in the last line, behind a traceback.
+    words = exit_.partition("Some common causes")[0] or str(error).strip().splitlines()[-1]
     return f"{type(error).__name__}: {' '.join(words.split())[:300]}"
 
 

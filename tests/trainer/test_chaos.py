@@ -1,0 +1,28 @@
+"""The run, the sandbox daemon, Ray's workers and its head are killed at random moments; the books still balance.
+
+What is done and what is checked is in benchmarks/chaos.py, which does it for longer.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from agentloop.loading import load_object
+
+torment = load_object(f"{Path(__file__).parents[2]}/benchmarks/chaos.py:torment", "function")
+
+
+@pytest.mark.parametrize("mode", ["stream", "stale", "partial"])
+def test_an_asynchronous_run_whose_parts_are_killed_trains_every_episode_once(tmp_path, mode):
+    found = torment(tmp_path, mode=mode, workers="local", steps=8, rounds=1, rng=random.Random(), pause=0.2)
+    assert found["kills"] == {"run": 1, "daemon": 1}
+    assert found["starts"] >= 2
+    assert found["episodes_failed"] == 0
+
+
+def test_killed_workers_are_replaced_while_the_run_itself_is_killed_and_goes_on(tmp_path):
+    found = torment(tmp_path, mode="partial", workers="ray", steps=8, rounds=1, rng=random.Random(), pause=0.2)
+    assert found["kills"] == {"run": 1, "daemon": 1, "worker": 1, "head": 1}
+    assert found["starts"] >= 2
+    assert found["episodes_failed"] == 0
