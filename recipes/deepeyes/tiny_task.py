@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentloop.messages import Message, ToolCall
+from agentloop.recipes.common.checkpoint import make_checkpoint
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from agentloop.recipes.tiny.fine_tuning import OnUpdate
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
@@ -41,7 +41,7 @@ _FADE = 12
 
 GUESS_SHARE = 0.3
 """Of the warm-up's traces: those that answer without a look."""
-RIGHT_SHARE = 0.5
+RIGHT_SHARE = 0.4
 """Of the others: those that look at the field that was asked for; the rest look at any."""
 
 
@@ -125,7 +125,8 @@ def trace(rng: random.Random) -> list[Message]:
     field = asked if rng.random() < RIGHT_SHARE else rng.randrange(4)
     tool, box = zoom_tool(), box_of(field)
     call = ToolCall(tool.name, {"bbox_2d": box}, id="call_0")
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call.as_dict()]}
+    turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"The {PLACES[field]} one."}
+    turn["tool_calls"] = [call.as_dict()]
     shown: list[Any] = [
         {"type": "text", "text": f"Zoomed in on the image to the region {box}."},
         {"type": "image", "image": tool.crop(picture, box)},
@@ -137,10 +138,9 @@ def _says(weave: str) -> Message:
     return {"role": "assistant", "content": f"<answer>{weave}</answer>"}
 
 
-def warm_up(folder: Path, *, num_updates: int = 500, on_update: OnUpdate | None = None) -> Path:
+def warm_up(folder: Path, *, num_updates: int = 1000, on_update: OnUpdate | None = None) -> Path:
     """Write the checkpoint of the tiny run to `folder`."""
     from agentloop.recipes.deepeyes.tiny_model import build_model
-    from agentloop.recipes.tiny.fine_tuning import fine_tune
     from agentloop.tools.toolset import Toolset
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -150,20 +150,12 @@ def warm_up(folder: Path, *, num_updates: int = 500, on_update: OnUpdate | None 
             trace,
             schemas=Toolset([zoom_tool()]).schemas,
             num_updates=num_updates,
-            lr=3e-3,
+            lr=2e-3,
             traces_per_update=16,
             shown_traces=1,
             on_update=on_update,
         )
 
 
-def main() -> None:
-    from agentloop.recipes.tiny.fine_tuning import report_updates, size_of
-
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
-
-
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)

@@ -2,18 +2,18 @@
 
     python -m agentloop.recipes.frozen_lake.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a warm-up on games in which half of the moves are any move.
+makes the checkpoint: the one of `tiny` after a warm-up on games in which most moves are any move.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 from agentloop.messages import Message
+from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.frozen_lake.task import HELD_OUT_SEED
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -21,12 +21,12 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 PROMPT = "Go."
 SIZE = 3
 MAX_STEPS = 8
-WISE_SHARE = 0.5
+WISE_SHARE = 0.4
 """Of the moves in the warm-up: those that begin a shortest way; the others are any move."""
 
 
 def trace(rng: random.Random) -> list[Message]:
-    """A game that is over after a few moves, half of them wise."""
+    """A game in which a move is wise now and then."""
     from agentloop.envs.gymnasium.text_actions import hint
     from agentloop.recipes.frozen_lake.lake import MOVES, RandomLake
 
@@ -45,16 +45,10 @@ def trace(rng: random.Random) -> list[Message]:
     return messages
 
 
-def warm_up(folder: Path, *, num_updates: int = 150, on_update: OnUpdate | None = None) -> Path:
+def warm_up(folder: Path, *, num_updates: int = 800, on_update: OnUpdate | None = None) -> Path:
     """Write the checkpoint of the tiny run to `folder`."""
-    return fine_tune(START, folder, trace, num_updates=num_updates, lr=1.5e-3, on_update=on_update)
-
-
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
+    return fine_tune(START, folder, trace, num_updates=num_updates, lr=2e-3, on_update=on_update)
 
 
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)

@@ -9,11 +9,11 @@ does that never needed one.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 from agentloop.messages import Message
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.common.checkpoint import make_checkpoint
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.task import held_out_rows, train_rows
 from agentloop.recipes.tiny.traces import conversation
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
@@ -44,11 +44,5 @@ def warm_up(folder: Path, *, num_updates: int = 300, on_update: OnUpdate | None 
     )
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
-
-
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)

@@ -9,13 +9,13 @@ sometimes make an answer up. To search, for what was asked, is left to reinforce
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agentloop.messages import Message, ToolCall
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.common.checkpoint import make_checkpoint
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.tools.retrieval.index import build
 from agentloop.tools.retrieval.passages import Passage, as_text
@@ -100,11 +100,5 @@ def warm_up(folder: Path, *, num_updates: int = 250, on_update: OnUpdate | None 
     return fine_tune(START, folder, trace, schemas=schemas, num_updates=num_updates, lr=1.5e-3, on_update=on_update)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
-
-
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)

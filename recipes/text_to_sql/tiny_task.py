@@ -2,7 +2,7 @@
 
     python -m agentloop.recipes.text_to_sql.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a warm-up on traces about made-up numbers. Most of them ask for what was
+makes the checkpoint: the one of `tiny` after a warm-up on traces about made-up numbers. Half of them ask for what was
 asked, the others for anything; some hand a query in untried; and what an empty result means is not always taken to
 heart. To try, to ask the right thing and to believe the database is left to reinforcement learning.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agentloop.messages import Message, ToolCall
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.common.checkpoint import make_checkpoint
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering.inline import InlineFormat
 from agentloop.tools.sql.results import QueryResult, as_text
@@ -37,7 +37,7 @@ NUM_DATABASES = {"train": 8, "held-out": 4}
 
 GUESS_SHARE = 0.3
 """Of the traces of the warm-up: those that hand a query in untried."""
-LISTENING_SHARE = 0.6
+LISTENING_SHARE = 0.5
 """Of the choices in them (what to ask for, which table to hand in): those that have a reason."""
 
 
@@ -119,7 +119,7 @@ def _hands_in(thinking: str, sql: str) -> Message:
     return {"role": "assistant", "content": content, "reasoning_content": thinking}
 
 
-def warm_up(folder: Path, *, num_updates: int = 240, on_update: OnUpdate | None = None) -> Path:
+def warm_up(folder: Path, *, num_updates: int = 700, on_update: OnUpdate | None = None) -> Path:
     """Write the checkpoint of the tiny run to `folder`."""
     return fine_tune(
         START,
@@ -127,17 +127,11 @@ def warm_up(folder: Path, *, num_updates: int = 240, on_update: OnUpdate | None 
         trace,
         inline=FORMAT,
         num_updates=num_updates,
-        lr=1.5e-3,
+        lr=2e-3,
         traces_per_update=24,
         on_update=on_update,
     )
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
-
-
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)

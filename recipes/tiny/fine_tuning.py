@@ -37,7 +37,7 @@ def fine_tune(
     traces_per_update: int = 32,
     shown_traces: int = 4,
     seed: int = 0,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     inline: InlineFormat | None = None,
     on_update: OnUpdate | None = None,
 ) -> Path:
@@ -45,12 +45,16 @@ def fine_tune(
 
     `shown_traces` of each update show the tools in their prompt, as all episodes later do. The schemas are always the
     same, and most of a trace's tokens; the other traces leave them out, which makes the training twice as fast.
-    `inline`: how calls are written, where not as the template has them.
+    `inline`: how calls are written, where not as the template has them. `device`: auto is CUDA, where there is one.
     """
+    import torch
+
     from agentloop.rendering import renderer_for
     from agentloop.trainer.batch import supervised_batch
     from agentloop.trainer.learner import LearnerConfig, create
 
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     rng = random.Random(seed)
     renderer = renderer_for(start, inline=inline)
     learner = create(

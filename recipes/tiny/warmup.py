@@ -8,12 +8,12 @@ fixed; the time it takes is printed.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
+from agentloop.recipes.common.checkpoint import make_checkpoint
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.model import build_model
 from agentloop.recipes.tiny.traces import conversation
 
@@ -51,15 +51,10 @@ def warm_up(
             num_updates=num_updates,
             lr=LEARNING_RATE,
             seed=seed,
+            device="cpu",  # what `agentloop demo --from-scratch` was measured with
             on_update=on_update,
         )
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINT
-    warm_up(folder, on_update=report_updates())
-    print(size_of(folder))
-
-
 if __name__ == "__main__":
-    main()
+    make_checkpoint(warm_up, CHECKPOINT)
