@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
@@ -18,9 +19,9 @@ from agentloop.loading import load_object
 from agentloop.messages import Message, text_of
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from tokenizers import Tokenizer
 
-_SHOWN_AS = {"tool": "user"}
+    from agentloop.trajectory import Trajectory
 
 
 class VerlScore(Reward):
@@ -60,17 +61,22 @@ class VerlScore(Reward):
 
     async def _decoded(self, trajectory: Trajectory) -> str:
         """Everything behind the prompt, without special tokens."""
-        response = trajectory.token_ids[trajectory.segments[0].end :] if len(trajectory) else []
-        return await asyncio.to_thread(self._tokenizer.decode, response, skip_special_tokens=True)
+        assert self._tokenizer is not None
+        start = trajectory.segments[0].end if len(trajectory) else 0
+        return await asyncio.to_thread(self._tokenizer.decode, list(trajectory.ids[start:]), skip_special_tokens=True)
 
 
-def _load_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
+def _load_tokenizer(name: str) -> Tokenizer:
+    from tokenizers import Tokenizer
 
+    file = Path(name).expanduser() / "tokenizer.json"
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The tokenizer {name!r} of the reward cannot be loaded: {error}") from error
+        return Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises nothing more special
+        raise UserError(
+            f"The tokenizer {name!r} of the reward cannot be loaded ({error}). Name a folder with a tokenizer.json, or "
+            "a model on the hub that can be reached from here."
+        ) from error
 
 
 def _num_said(trajectory: Trajectory) -> int:
@@ -82,8 +88,8 @@ def _num_said(trajectory: Trajectory) -> int:
 
 def _by_speaker(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
     """Runs of messages of one role, as ChatML shows it: results of tools come from the user."""
-    runs = itertools.groupby(messages, key=lambda message: _SHOWN_AS.get(message["role"], message["role"]))
-    return [(role, list(run)) for role, run in runs]
+    runs = itertools.groupby(messages, key=lambda message: "user" if message["role"] == "tool" else message["role"])
+    return [(str(role), list(run)) for role, run in runs]
 
 
 def _transcript(messages: Sequence[Message]) -> str:
