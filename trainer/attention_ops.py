@@ -31,15 +31,16 @@ def packed_attention(
     cu_keys: Tensor | None,
     max_queries: int,
     max_keys: int,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Output [n, heads, d] and log-sum-exp, float32 [heads, n].
 
-    `cu_seqlens` [segments + 1] int32; `window` as in `Segments`. The last six are of `SharedPrefixes`, or None and 0
-    where no sequences share a prefix.
+    `cu_seqlens` [segments + 1] int32; `window` and `causal` as in `Segments`. The six between are of `SharedPrefixes`,
+    or None and 0 where no sequences share a prefix.
     """
     forward = KERNELS[kernel].forward
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    out, lse = forward(query, key, value, _own(cu_seqlens, max_length, window, scale))
+    out, lse = forward(query, key, value, _own(cu_seqlens, max_length, causal, window, scale))
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
         return out, lse
     to_prefix = Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale)
@@ -80,11 +81,12 @@ def packed_attention_backward(
     cu_keys: Tensor | None,
     max_queries: int,
     max_keys: int,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     backward = KERNELS[kernel].backward
     grad, query, key, value = grad.contiguous(), query.contiguous(), key.contiguous(), value.contiguous()
-    dq, dk, dv = backward(grad, query, key, value, out, lse, _own(cu_seqlens, max_length, window, scale))
+    dq, dk, dv = backward(grad, query, key, value, out, lse, _own(cu_seqlens, max_length, causal, window, scale))
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
         return dq, dk, dv
     of_part = backward(
@@ -102,8 +104,8 @@ def packed_attention_backward(
     return dq, dk, dv
 
 
-def _own(cu_seqlens: Tensor, max_length: int, window: int, scale: float) -> Segments:
-    return Segments(cu_seqlens, cu_seqlens, max_length, max_length, True, window, scale)
+def _own(cu_seqlens: Tensor, max_length: int, causal: bool, window: int, scale: float) -> Segments:
+    return Segments(cu_seqlens, cu_seqlens, max_length, max_length, causal, window, scale)
 
 
 @packed_attention.register_fake
@@ -122,17 +124,17 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, cu_seqlens, *numbers, queries, keys, cu_queries, cu_keys, max_queries, max_keys = inputs
+    query, key, value, cu_seqlens, *numbers, queries, keys, cu_queries, cu_keys, max_queries, max_keys, causal = inputs
     ctx.save_for_backward(query, key, value, *output, cu_seqlens, queries, keys, cu_queries, cu_keys)
     ctx.numbers = numbers
-    ctx.longest = max_queries, max_keys
+    ctx.rest = max_queries, max_keys, causal
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, queries, keys, cu_queries, cu_keys = ctx.saved_tensors
-    prefix = queries, keys, cu_queries, cu_keys, *ctx.longest
-    grads = packed_attention_backward(grad, *tensors, *ctx.numbers, *prefix)
-    return (*grads, *[None] * 11)
+    rest = queries, keys, cu_queries, cu_keys, *ctx.rest
+    grads = packed_attention_backward(grad, *tensors, *ctx.numbers, *rest)
+    return (*grads, *[None] * 12)
 
 
 packed_attention.register_autograd(_backward, setup_context=_keep)

@@ -10,8 +10,10 @@ import torch
 from agentloop.vision.processor import FAMILIES
 
 
-def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str) -> Any:
-    """A transformers model; `attention` is the implementation of the decoder, the tower has sdpa.
+def load_language_model(
+    model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa"
+) -> Any:
+    """A transformers model; `attention` is the implementation of the decoder, `tower_attention` of the tower.
 
     Raises what transformers raises for folders that it cannot load (`OSError`, `ValueError`, `KeyError`).
     """
@@ -20,7 +22,10 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
     if AutoConfig.from_pretrained(model).model_type not in FAMILIES:
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
     implementations = {"text_config": attention, "vision_config": "sdpa"}
-    return AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
+    loaded = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
+    # Not in the call above: it would look for the package of whatever has "flash" in its name.
+    loaded.base_model.visual.config._attn_implementation = tower_attention
+    return loaded
 
 
 def tower_of(model: Any) -> Any | None:

@@ -8,10 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from agentloop.errors import UserError
 from agentloop.loading import load_object
+from agentloop.trainer.backends.megatron.model import check_supported
+from agentloop.trainer.backends.policy import load_policy
 from agentloop.trainer.batch import TrainBatch
+from agentloop.trainer.sequence_parallel import SequenceGroup
 
 _SAMPLES = Path(__file__).parent / "image_samples.py"
 _MODELS = Path(__file__).parents[1] / "agentloop" / "vision" / "models.py"
@@ -96,6 +100,17 @@ def test_a_frozen_tower_is_left_as_it_is(model, samples):
     assert metrics["grad_norm"] < trained["grad_norm"]
     for name, parameter in learner.policy.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (".visual." in name), name
+
+
+def test_sequence_parallelism_refuses_a_vision_model_before_it_is_loaded(model, tmp_path):
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())  # and no weights
+    with pytest.raises(UserError, match="divides text only, and this model has a vision tower"):
+        load_policy(tmp_path, torch.float32, sequence=SequenceGroup("two", 0, 2))
+
+
+def test_megatron_refuses_a_vision_model(model):
+    with pytest.raises(UserError, match=r"trains qwen2, qwen3, qwen3_moe, not qwen2_5_vl\. Set learner\.backend=fsdp"):
+        check_supported(AutoConfig.from_pretrained(model))
 
 
 def test_a_text_model_has_no_tower_to_freeze(tmp_path):

@@ -90,8 +90,6 @@ class FsdpLearner(PlannedLearner):
             compiled=compiled and not self._padded,
             sequence=self._sequence,
         )
-        if self._sequence is not None:
-            self._sequence.check(policy.model.config)
         if config.freeze_vision:
             policy.freeze_vision()
         return self._wrap(policy)

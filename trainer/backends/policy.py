@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from agentloop.errors import UserError
-from agentloop.trainer import attention
+from agentloop.trainer import attention, tower_attention
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends import layers
 from agentloop.trainer.backends.row_pictures import RowPictures
@@ -106,17 +107,19 @@ def load_policy(
 
     `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row; the other options are of
     `layers.prepare`.
-    Raises `UserError` where the folder cannot be loaded or the model does something to its logits that the learner
-    does not compute.
+    Raises `UserError` where the folder cannot be loaded, where its heads cannot be divided, and where the model does
+    something to its logits that the learner does not compute.
     """
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
             "format (config.json, *.safetensors, tokenizer files)."
         )
-    name = attention.register(kernel, sequence)
+    name, tower_name = attention.register(kernel, sequence), tower_attention.register(kernel)
     try:
-        model = load_language_model(folder, dtype=dtype, attention=name)
+        if sequence is not None:
+            sequence.check(AutoConfig.from_pretrained(folder))
+        model = load_language_model(folder, dtype=dtype, attention=name, tower_attention=tower_name)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     for option, neutral in _UNSUPPORTED.items():
@@ -130,6 +133,6 @@ def load_policy(
     policy = Policy(model.train())
     tower = policy.tower_layers()
     layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
-    # Its attention goes picture by picture and window by window, which no graph captures.
+    # Pictures and windows differ in number and size from row to row, and with sdpa they are computed one by one.
     layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
     return policy
