@@ -1,0 +1,98 @@
+"""The paper's format from traces to better weights: the cold start, then reinforcement learning with paper.yaml."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+from agentloop.cli.recipe import load_run_config
+from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.retool.paper import FORMAT, PROMPT
+from agentloop.recipes.retool.sft import train as cold_start
+from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question
+from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.rendering import renderer_for
+from agentloop.trainer.run import train
+from agentloop.trajectory import SegmentKind
+from agentloop.trajectory_io import read_jsonl
+
+CONFIG = Path(__file__).parents[3] / "recipes" / "retool" / "paper.yaml"
+
+
+def tasks():
+    """Two questions, so few that a short cold start knows them by heart; each with two programs and their outputs."""
+    rng = random.Random(0)
+    for index, operation in enumerate(OPERATIONS[:2]):
+        a, b = draw_numbers(rng, held_out=False)
+        asked = PROMPT.format(question=question(operation, "What is the {}?", a, b))
+        row = {"id": str(index), "prompt": [{"role": "user", "content": asked}], "answer": str(operation.compute(a, b))}
+        yield row, [(each.code.format(a=a, b=b), each.compute(a, b)) for each in OPERATIONS[:2]]
+
+
+def answered(program, output):
+    shown = FORMAT.result.format(output)
+    return f"<code>\n```python\n{program}\n```\n</code>{shown}<answer>\n\\boxed{{{output}}}\n</answer>"
+
+
+def observations(path, renderer):
+    """What followed each program, as text."""
+    for trajectory in read_jsonl(path):
+        for before, after in itertools.pairwise(trajectory.segments):
+            if after.kind is SegmentKind.OBSERVATION:
+                assert before.kind is SegmentKind.SAMPLED
+                ids = trajectory.token_ids
+                assert renderer.decode(ids[before.start : before.end].tolist()).endswith("</code>")
+                assert not trajectory.loss_mask[after.start : after.end].any()
+                yield renderer.decode(ids[after.start : after.end].tolist())
+
+
+async def test_cold_start_and_reinforcement_learning(tmp_path):
+    rows, traces = [], []
+    for row, programs in tasks():
+        rows.append(row)
+        for program, output in programs:  # one of the two programs is the right one
+            traces.append({"messages": [*row["prompt"], {"role": "assistant", "content": answered(program, output)}]})
+    write_rows(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "sft.jsonl", traces)
+    losses = []
+    model = cold_start(
+        START,
+        str(tmp_path / "sft.jsonl"),
+        tmp_path / "model",
+        paper=True,
+        epochs=80,
+        batch_size=4,
+        lr=2e-3,
+        max_tokens=512,
+        device="cpu",
+        on_update=lambda done, total, loss: losses.append(loss),
+    )
+    assert losses[-1] < 0.02 * losses[0]
+    config = load_run_config(
+        str(CONFIG),
+        [
+            f"model={model}",
+            f"data.train={tmp_path / 'train.jsonl'}",
+            f"data.eval={tmp_path / 'train.jsonl'}",
+            "engine={name: hf, options: {device: cpu, max_model_len: 512}}",
+            "limits={max_turns: 3, max_turn_tokens: 96, max_tokens: 512}",
+            "sampling.temperature=0.5",  # so short a cold start leaves noise; the two programs stay equally likely
+            "algorithm={group_size: 8, groups_per_step: 2}",
+            "learner={device: cpu, compute_dtype: float32, lr: 2e-4, mini_batches: 1}",
+            "eval={every: 3, samples: 8}",
+            "run={steps: 3, loggers: []}",
+        ],
+    )
+    await train(config, tmp_path / "run")
+    before, *steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert before["eval/tool_call_rate"] > 0.8
+    assert before["eval/failed"] == 0
+    for metrics in steps:
+        assert metrics["failures/episodes"] == 0
+        assert metrics["reward/std"] > 0, "equal rewards would teach nothing"
+        assert metrics["learner/grad_norm"] > 0
+        assert metrics["learner/logprob_diff"] < 1e-3
+    renderer = renderer_for(model, inline=FORMAT)
+    played = sorted((tmp_path / "run" / "trajectories").iterdir())
+    shown = {text for path in played for text in observations(path, renderer)}
+    assert {FORMAT.result.format(row["answer"]) for row in rows} <= shown, "the right programs ran"
