@@ -4,9 +4,9 @@
 
 Random weights of the shape of a Qwen3 model; prompts of about 256 tokens, 512 sampled tokens an episode, `--in-flight`
 episodes for each engine at all times until the tasks run out. `bare` is `AsyncLLM.generate` with the sampling
-parameters that the engine adapter uses; `loops` are episodes of one turn through `RolloutWorker`, `loops_of_4_turns`
-the same number of tokens in four turns with an answer between them. All run on one started engine in turn, several
-times, and the median counts. `engines_N` is N Ray workers with `workers.gpus` = 1/N of the card, in the same run.
+parameters that the engine adapter uses; `loops` are episodes of one turn through `RolloutWorker`. `..._of_4_turns` is
+the same number of sampled tokens in four turns with an answer between them. All run on one started engine in turn,
+several times, and the median counts. `engines_N` is N Ray workers with `workers.gpus` = 1/N of the card, in the same run.
 No prompt comes twice, so that none is in a cache.
 """
 
@@ -36,6 +36,8 @@ from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.orders import make_orders, play_all
 
 SAMPLED = 512
+ANSWER = 28
+"""Tokens of an answer of `Replies`."""
 _REPLIES = Path(__file__).parent / "replies.py"
 _numbers = itertools.count()
 
@@ -57,7 +59,7 @@ def config_of(folder: Path, args: argparse.Namespace, *, turns: int = 1, engines
         f"engine.options={{load_format: dummy, max_model_len: {args.longest}, max_num_seqs: {args.in_flight}}}",
     ]
     if engines:
-        share = int(100 / engines) / 100 if torch.cuda.is_available() else 0
+        share = args.share or (int(100 / engines) / 100 if torch.cuda.is_available() else 0)
         settings.append(f"workers={{kind: ray, count: {engines}, gpus: {share}, show_logs: true}}")
     path = folder / "run.yaml"
     rows = (args.repeats + 1) * args.episodes_per_engine * max(engines, 1)
@@ -70,20 +72,25 @@ def config_of(folder: Path, args: argparse.Namespace, *, turns: int = 1, engines
     return load_config(RunConfig, path, settings)
 
 
-async def bare(engine: VllmEngine, prompts: list[list[int]], args: argparse.Namespace) -> float:
-    """Tokens a second of vLLM itself."""
+async def bare(engine: VllmEngine, prompts: list[list[int]], args: argparse.Namespace, turns: int = 1) -> float:
+    """Tokens a second of vLLM itself, in one request an episode or in several, each with what was sampled before and
+    `ANSWER` tokens more."""
     from vllm.inputs import tokens_input
 
     room = asyncio.Semaphore(args.in_flight)
-    params = _vllm_params(SamplingParams(max_tokens=args.sampled), args.longest)
+    params = _vllm_params(SamplingParams(max_tokens=args.sampled // turns), args.longest)
 
     async def one(prompt: list[int]) -> int:
+        sampled = 0
+        salt = str(next(_numbers))
         async with room:
-            number = next(_numbers)
-            request = tokens_input(prompt, cache_salt=str(number))
-            async for output in engine._llm.generate(request, params, f"bare-{number}"):
-                found = len(output.outputs[0].token_ids)
-            return found
+            for turn in range(turns):
+                request = tokens_input(prompt, cache_salt=salt)
+                async for output in engine._llm.generate(request, params, f"bare-{salt}-{turn}"):
+                    ids = output.outputs[0].token_ids
+                sampled += len(ids)
+                prompt = [*prompt, *ids, *range(ANSWER)]
+        return sampled
 
     started = time.perf_counter()
     return sum(await asyncio.gather(*(one(prompt) for prompt in prompts))) / (time.perf_counter() - started)
@@ -121,9 +128,10 @@ async def one_engine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     count = args.episodes_per_engine
     prompts = [episodes.renderer.encode(row["messages"][0]["content"]) for row in episodes.train[:count]]
     await bare(engine, prompts[: args.in_flight], args)  # warm-up
-    found: dict[str, list[float]] = {name: [] for name in ("bare", *cases)}
+    found: dict[str, list[float]] = {name: [] for name in ("bare", "bare_of_4_turns", *cases)}
     for repeat in range(args.repeats):
         found["bare"].append(await bare(engine, prompts, args))
+        found["bare_of_4_turns"].append(await bare(engine, prompts, args, turns=4))
         for name in cases:
             engine._updates += 1  # else the prompts of one case would be in the cache for the other
             result[name] = await played(workers[name], repeat * count, count)
@@ -132,7 +140,9 @@ async def one_engine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for name, rates in found.items():
         result[name] = result.get(name, {}) | {"tokens_per_second": statistics.median(rates), "all": rates}
     for name in cases:
-        result[f"{name}_over_bare"] = result[name]["tokens_per_second"] / result["bare"]["tokens_per_second"]
+        result[f"{name}_over_bare"] = statistics.median(
+            mine / theirs for mine, theirs in zip(found[name], found[name.replace("loops", "bare")], strict=True)
+        )
     return result
 
 
@@ -160,6 +170,7 @@ def main() -> None:
     parser.add_argument("--prompt-words", type=int, default=240)
     parser.add_argument("--sampled", type=int, default=SAMPLED)
     parser.add_argument("--longest", type=int, default=1024)
+    parser.add_argument("--share", type=float, help="GPUs of a worker, in place of the same part for each")
     parser.add_argument("--memory", type=float, default=0.85)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", type=int, nargs="*", default=[2, 3])

@@ -123,8 +123,8 @@ async def updates(
     }
 
 
-async def measure(shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    gpus = torch.cuda.device_count()
+async def measure(shape: str, args: argparse.Namespace, result: dict[str, Any]) -> None:
+    gpus = args.sources if args.sources is not None else range(torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_folder(shape, Path(scratch))
         engine = VllmEngine(
@@ -136,7 +136,7 @@ async def measure(shape: str, args: argparse.Namespace) -> dict[str, Any]:
         )
         started = time.perf_counter()
         await engine.start()
-        result: dict[str, Any] = {"engine_start_seconds": time.perf_counter() - started}
+        result["engine_start_seconds"] = time.perf_counter() - started
         outputs = Outputs(engine)
         busy = asyncio.create_task(keep_busy(engine, args.requests, args.longest))
         try:
@@ -147,7 +147,7 @@ async def measure(shape: str, args: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(1.0)
             steps = outputs.gaps(outputs.times[10], outputs.times[-1])
             result["step_seconds"] = {"median": statistics.median(steps), "max": max(steps)}
-            places = {f"from_gpu_{gpu}": torch.device("cuda", gpu) for gpu in range(gpus)}
+            places = {f"from_gpu_{gpu}": torch.device("cuda", gpu) for gpu in gpus}
             for name, device in (places or {"from_cpu": torch.device("cpu")}).items():
                 weights = parameters(folder, device)
                 result[name] = await updates(engine, outputs, weights, args)
@@ -159,12 +159,14 @@ async def measure(shape: str, args: argparse.Namespace) -> dict[str, Any]:
             busy.cancel()
             await asyncio.wait([busy])
             await engine.close()
-    return result | ({"limit_between_gpus_seconds": LIMITS[shape]} if shape in LIMITS else {})
+    if shape in LIMITS:
+        result["limit_between_gpus_seconds"] = LIMITS[shape]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6B"])
+    parser.add_argument("--sources", type=int, nargs="+", help="GPUs that the learner is on; the engine is on 0")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--longest", type=int, default=1024)
@@ -176,8 +178,10 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     results: dict[str, Any] = {"requests_in_flight": args.requests, "gpus": torch.cuda.device_count()}
     for shape in args.shapes:
-        results[shape] = asyncio.run(measure(shape, args))
-        results_file.write(args.name, results, gpu=gpu)
+        try:
+            asyncio.run(measure(shape, args, results.setdefault(shape, {})))
+        finally:
+            results_file.write(args.name, results, gpu=gpu)
 
 
 if __name__ == "__main__":

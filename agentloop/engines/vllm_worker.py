@@ -7,6 +7,7 @@ import pickle
 import select
 import signal
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import CannotMap, MappedWeights, SharedWeights
@@ -22,6 +23,8 @@ class WeightReceiver:
     reload_weights: Any
     get_model: Any
     device: Any
+    _agentloop_mapped: MappedWeights | None
+    _agentloop_copies: Callable[[], None] | None
 
     def agentloop_open(self, pickled: bytes) -> str:
         """Map `SharedWeights`, which the next `agentloop_load` takes. Returns why that is impossible, or nothing."""
@@ -29,7 +32,7 @@ class WeightReceiver:
         mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
         if mapped is not None and mapped.again(shared):
             return ""
-        self._agentloop_mapped = self._agentloop_copies = None
+        self._agentloop_mapped, self._agentloop_copies = None, None
         try:
             self._agentloop_mapped = shared.open(self.device)
         except CannotMap as error:
