@@ -6,8 +6,8 @@ Random weights of the shape of a Qwen3 model; prompts of about 256 tokens, 512 s
 episodes for each engine at all times until the tasks run out. `bare` is `AsyncLLM.generate` with the sampling
 parameters that the engine adapter uses; `loops` are episodes of one turn through `RolloutWorker`. `..._of_4_turns` is
 the same number of sampled tokens in four turns with an answer between them. All run on one started engine in turn,
-several times, and the median counts. `engines_N` is N Ray workers with `workers.gpus` = 1/N of the card, in the same run.
-No prompt comes twice, so that none is in a cache.
+several times, and the median counts. `engines_N` is N Ray workers in the same run, each with `--share` of the card, by
+default 1/N (`workers.gpus`). No prompt comes twice, so that none is in a cache.
 """
 
 from __future__ import annotations
