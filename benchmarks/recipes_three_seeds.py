@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]
             [sys.executable, "-c", AGENTLOOP, "train", str(RECIPES / recipe / "tiny.yaml"), *arguments],
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "HOME": str(here)},
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -87,17 +87,19 @@ def main() -> None:
     parser.add_argument("--name", default="recipes_three_seeds", help="of the file in results/")
     given = parser.parse_args()
     print(f"{'recipe':<12} seed  before  after  steps  wall s  cpu s", flush=True)
-    results = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         waiting = [
             pool.submit(run, recipe, seed, Path(folder), given.threads, given.set)
             for recipe in given.recipes
             for seed in range(given.seeds)
         ]
-        for each in waiting:
+        for each in as_completed(waiting):
             results.append(each.result())
             print(report(results[-1]), flush=True)
-    print(results_file.write(given.name, {"jobs": given.jobs, "threads": given.threads, "runs": results}))
+            results.sort(key=lambda result: (result["recipe"], result["seed"]))
+            path = results_file.write(given.name, {"jobs": given.jobs, "threads": given.threads, "runs": results})
+    print(path)
 
 
 if __name__ == "__main__":
