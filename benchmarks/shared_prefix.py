@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import results_file
 import torch
-from train_step import SHAPES, VOCAB, flops, measure, model_config, random_model
+from qwen3 import SHAPES, VOCAB, flops, model_config, random_model
+from train_step import measure
 
 from agentloop.trainer.backends.fsdp import FsdpLearner
 from agentloop.trainer.batch import Sample, TrainBatch

@@ -26,7 +26,7 @@ from typing import Any
 
 import results_file
 import torch
-from train_step import PEAK, SHAPES, batch_of, flops, lengths_of, model_config, random_model
+from qwen3 import PEAK, SHAPES, batch_of, flops, lengths_of, model_config, random_model
 from transformers import AttentionInterface
 
 from agentloop.trainer.attention_choice import choose
@@ -95,6 +95,18 @@ class SameKernel:
         rows = (part[0].transpose(0, 1).to(torch.bfloat16) for part in (query, key, value))
         out, _ = packed_attention(*rows, cu, longest, 0, scaling, self._kernel, None, None, None, None, 0, 0)
         return out[None], None
+
+
+def prepare() -> None:
+    """What verl wants to find: its imports, a process group of one rank, and the kernel under its name."""
+    missing = {name for name in _UNUSED if importlib.util.find_spec(name) is None}
+    sys.meta_path.append(_Finder(missing))
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("LOCAL_RANK", "0")
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    kernel = choose("auto", torch.device("cuda"), torch.bfloat16)
+    AttentionInterface.register("agentloop_kernel", SameKernel(kernel))
 
 
 def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
@@ -173,17 +185,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()
-    missing = {name for name in _UNUSED if importlib.util.find_spec(name) is None}
-    sys.meta_path.append(_Finder(missing))
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511"), ("RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("LOCAL_RANK", "0")
+    prepare()
     config = model_config(args.model)
     model = random_model(args.model, args.folder)
     on_cuda = torch.cuda.is_available()
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
-    kernel = choose("auto", torch.device("cuda"), torch.bfloat16)
-    AttentionInterface.register("agentloop_kernel", SameKernel(kernel))
     engine, loss = build_engine(args, model)
     lengths = lengths_of(args.tokens, args.median, args.sigma, args.cap)
     batch = batch_of(lengths, args.trained)

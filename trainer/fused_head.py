@@ -2,24 +2,25 @@
 
 The loss of a token in the GRPO family depends on its own log-probability (and entropy) and on numbers that are known
 before the forward: advantage, old log-probability, weight. So the gradient of a chunk's logits is known as soon as its
-log-probabilities are, and the chunk can be finished before the next one starts. `logprobs.token_logprobs` serves losses
-over whole sequences, at the price of computing the logits twice.
+log-probabilities are, and the chunk can be finished before the next one starts. Where the loss is one of whole
+trajectories (gspo, gmpo), chunks are made of whole ones; only of a trajectory that is longer than a chunk the logits
+are computed twice, but for its last chunk's. Where ranks divide trajectories, `logprobs.token_logprobs` is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentloop.trainer.head_chunks import HeadGradient, chunks
+from agentloop.trainer.head_chunks import HeadGradient, groups
 from agentloop.trainer.kernels import softmax
-from agentloop.trainer.kernels.softmax import Vocabulary
+from agentloop.trainer.kernels.softmax import Statistics, Vocabulary
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
-"""(logprobs, entropy, rows) of the tokens `rows` to their loss, a scalar; differentiable, and a sum over tokens."""
+"""(logprobs, entropy, rows) of the tokens `rows` to their loss, a scalar; differentiable, and a sum over units."""
 
 
 def head_loss(
@@ -30,19 +31,27 @@ def head_loss(
     *,
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
+    units: Sequence[int] | None = None,
     vocabulary: Vocabulary = softmax,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, float32 scalar, and detached the log-probabilities and entropies, float32 [num_tokens].
 
-    Arguments as of `token_logprobs`. `chunk_loss` is called for one chunk after the other and must be a sum over
-    tokens: its gradient with respect to a token's values may not depend on other tokens. Where `weight` has a part of
+    Arguments as of `token_logprobs`. `chunk_loss` is called for some tokens after the other and must be a sum over
+    units: its gradient with respect to a token's values may depend on other tokens of its unit only. `units` are the
+    sizes of units of consecutive tokens, which are never parted; None: each token is one. Where `weight` has a part of
     the vocabulary, `vocabulary` says how the parts belong together, and the gradient of `hidden` is that part's. Raises
     `ValueError` for a temperature that is not above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 to train, got {temperature}")
     loss, logprobs, entropy = _FusedHead.apply(
-        hidden, weight, targets, chunk_loss, 1.0 / temperature, chunk_tokens, vocabulary
+        hidden,
+        weight,
+        targets,
+        chunk_loss,
+        1.0 / temperature,
+        groups(len(hidden), weight, chunk_tokens, units),
+        vocabulary,
     )
     return loss, logprobs, entropy
 
@@ -58,25 +67,33 @@ class _FusedHead(torch.autograd.Function):
         targets: Tensor,
         chunk_loss: ChunkLoss,
         inverse_temperature: float,
-        chunk_tokens: int | None,
+        parts: list[list[slice]],
         vocabulary: Vocabulary,
     ) -> tuple[Tensor, Tensor, Tensor]:
         of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        parts = chunks(len(hidden), weight, chunk_tokens)
-        gradient = HeadGradient(hidden, weight, len(parts), of_hidden=of_hidden, of_weight=of_weight)
+        gradient = HeadGradient(hidden, weight, sum(map(len, parts)), of_hidden=of_hidden, of_weight=of_weight)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         logprobs, entropy = torch.empty(2, len(hidden), dtype=torch.float32, device=hidden.device).unbind()
-        for rows in parts:
-            logits = hidden[rows] @ weight.t()
-            found = vocabulary.statistics(logits, targets[rows], inverse_temperature)
-            logprobs[rows], entropy[rows] = found.logprob, found.entropy
-            part, grad_logprob, grad_entropy = _differentiate(chunk_loss, found.logprob, found.entropy, rows)
+        for group in parts:
+            found: list[Statistics] = []
+            logits: Tensor | None = None
+            for rows in group:
+                del logits  # freed before the next chunk's are computed
+                logits = hidden[rows] @ weight.t()
+                found.append(vocabulary.statistics(logits, targets[rows], inverse_temperature))
+                logprobs[rows], entropy[rows] = found[-1].logprob, found[-1].entropy
+            whole = slice(group[0].start, group[-1].stop)
+            part, of_logprob, of_entropy = _differentiate(chunk_loss, logprobs[whole], entropy[whole], whole)
             loss += part
-            if of_hidden or of_weight:
-                vocabulary.gradient_(logits, targets[rows], found, grad_logprob, grad_entropy, inverse_temperature)
+            if not (of_hidden or of_weight):
+                continue
+            for rows, known in zip(reversed(group), reversed(found), strict=True):
+                logits = hidden[rows] @ weight.t() if logits is None else logits
+                here = slice(rows.start - whole.start, rows.stop - whole.start)
+                its = None if of_entropy is None else of_entropy[here]
+                vocabulary.gradient_(logits, targets[rows], known, of_logprob[here], its, inverse_temperature)
                 gradient.add(rows, logits)
-            # Freed before the next chunk's are computed.
-            del logits
+                logits = None
         ctx.save_for_backward(gradient.hidden, gradient.weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(logprobs, entropy)

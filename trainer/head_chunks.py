@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,11 +19,33 @@ _FEW_CHUNKS = 4
 def chunks(num_tokens: int, weight: Tensor, chunk_tokens: int | None = None) -> list[slice]:
     """Slices of about equal size that cover [0, num_tokens); `weight` [vocab, hidden_size]."""
     if chunk_tokens is None:
-        most = _CHUNK_BYTES.get(weight.device.type, 2**28) // (weight.element_size() * weight.shape[0])
-        most = max(most // _ROWS * _ROWS, _ROWS)
-        count = -(-num_tokens // most)
+        count = -(-num_tokens // _most_tokens(weight))
         chunk_tokens = -(-num_tokens // max(count, 1) // _ROWS) * _ROWS or 1
     return [slice(start, min(start + chunk_tokens, num_tokens)) for start in range(0, num_tokens, chunk_tokens)]
+
+
+def _most_tokens(weight: Tensor) -> int:
+    most = _CHUNK_BYTES.get(weight.device.type, 2**28) // (weight.element_size() * weight.shape[0])
+    return max(most // _ROWS * _ROWS, _ROWS)
+
+
+def groups(
+    num_tokens: int, weight: Tensor, chunk_tokens: int | None = None, units: Sequence[int] | None = None
+) -> list[list[slice]]:
+    """Chunks that must be known together before the gradient of any of them is: one each, or with `units`, how many
+    tokens in a row belong together, those of as many units as a chunk holds; a unit that is longer has several."""
+    if units is None:
+        return [[rows] for rows in chunks(num_tokens, weight, chunk_tokens)]
+    most = chunk_tokens or _most_tokens(weight)
+    found: list[list[slice]] = []
+    start = end = 0
+    for size in [*units, num_tokens + most]:  # the last one is none: it ends the chunk before it
+        if end > start and end - start + size > most:
+            parts = chunks(end - start, weight, chunk_tokens)
+            found.append([slice(start + part.start, start + part.stop) for part in parts])
+            start = end
+        end += size
+    return found
 
 
 class HeadGradient:

@@ -91,6 +91,12 @@ class Objective:
             token_loss = token_loss - config.entropy_bonus * entropy
         return (token_loss * tokens.weights).sum(), metrics
 
+    def of_rows(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
+        """The loss of some of the tokens, of which the values are: any where it is tokenwise, else whole
+        trajectories."""
+        part = tokens.rows(rows) if self.is_tokenwise else tokens.trajectories(rows)
+        return self(logprobs, entropy, part)[0]
+
     def _old_logprobs(self, logprobs: Tensor, tokens: TrainedTokens) -> Tensor:
         if not self.loss.on_policy or self._old == "rollout":
             return tokens.rollout_logprobs

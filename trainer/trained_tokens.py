@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,10 @@ from agentloop.trainer.batch import Sample
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+_COUNTS = ("counts", "sizes")
+"""What has one entry a trajectory."""
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -44,6 +48,8 @@ class TrainedTokens:
     """float32; under the weights before the first update on the batch, where the learner computed them."""
     reference_logprobs: Tensor | None = None
     """float32; under the reference model, where there is one."""
+    sizes: NDArray[np.int64] | None = None
+    """`counts`, on the host."""
 
     @classmethod
     def of(
@@ -72,6 +78,7 @@ class TrainedTokens:
             counts=send(counts),
             old_logprobs=optional([sample.old_logprobs for sample in samples]),
             reference_logprobs=optional([sample.reference_logprobs for sample in samples]),
+            sizes=counts,
         )
 
     def __len__(self) -> int:
@@ -82,8 +89,16 @@ class TrainedTokens:
         stay those of all."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return TrainedTokens(
-            **{name: part if part is None or name == "counts" else part[rows] for name, part in parts.items()}
+            **{name: part if part is None or name in _COUNTS else part[rows] for name, part in parts.items()}
         )
+
+    def trajectories(self, rows: slice) -> TrainedTokens:
+        """The tokens `rows`, which are all those of some trajectories."""
+        assert self.sizes is not None
+        first, last = np.searchsorted(np.cumsum(self.sizes), [rows.start, rows.stop - 1], side="right")
+        of = slice(int(first), int(last) + 1)
+        part = self.rows(rows)
+        return replace(part, sequences=part.sequences - of.start, counts=self.counts[of], sizes=self.sizes[of])
 
     def sums(self, values: Tensor) -> Tensor:
         """`values` [num_trained], summed within each trajectory: [num_sequences]. Differentiable."""

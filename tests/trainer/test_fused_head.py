@@ -1,8 +1,12 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from agentloop.trainer.fused_head import head_loss
-from agentloop.trainer.head_chunks import chunks
+from agentloop.trainer.head_chunks import chunks, groups
 from agentloop.trainer.logprobs import token_logprobs
 
 _TOKENS, _HIDDEN, _VOCAB = 23, 8, 50
@@ -38,6 +42,55 @@ def test_loss_and_gradients_equal_float64(chunk_tokens: int | None, temperature:
     got = (*found, *torch.autograd.grad(found[0], (hidden, weight)))
     for one, other in zip(got, _exact(hidden, weight, targets, temperature), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+_UNITS = (5, 1, 9, 0, 6, 2)
+
+
+def _unit_loss(logprobs, entropy, rows):
+    """Curved in the mean of each unit, as gspo; `rows` must be whole units."""
+    ends = torch.tensor(_UNITS).cumsum(0).tolist()
+    places = [(end - size, end) for size, end in zip(_UNITS, ends, strict=True) if size]
+    assert {rows.start, rows.stop} <= {place for pair in places for place in pair} | {0}
+    inside = [(a, slice(a - rows.start, b - rows.start)) for a, b in places if rows.start <= a and b <= rows.stop]
+    return sum((logprobs[of].mean() + 4).exp() * (1 + a) - entropy[of].mean() for a, of in inside)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 6, 8, 23, None])
+def test_a_loss_of_whole_units_equals_float64(chunk_tokens: int | None):
+    hidden, weight, targets = _inputs()
+    found = head_loss(hidden, weight, targets, _unit_loss, chunk_tokens=chunk_tokens, units=_UNITS)
+    double = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    log_p = torch.log_softmax(double[0] @ double[1].t(), dim=-1)
+    logprobs, entropy = log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+    loss = _unit_loss(logprobs, entropy, slice(0, _TOKENS))
+    got = (*found, *torch.autograd.grad(found[0], (hidden, weight)))
+    want = (loss, logprobs, entropy, *torch.autograd.grad(loss, double))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("chunk_tokens", "again"), [(9, 0), (23, 0), (5, 5 + 5), (4, 4 + 4 + 4 + 4)])
+def test_only_units_longer_than_a_chunk_have_logits_computed_twice(chunk_tokens: int, again: int):
+    """`again`: tokens before the last chunk of such a unit."""
+    hidden, weight, targets = _inputs()
+    with FlopCounterMode(display=False) as counter:
+        head_loss(hidden, weight, targets, _unit_loss, chunk_tokens=chunk_tokens, units=_UNITS)
+    assert counter.get_total_flops() == (3 * _TOKENS + again) * 2 * _HIDDEN * _VOCAB
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30))
+def test_groups_are_whole_units_in_order(units: list[int], chunk_tokens: int):
+    found = groups(sum(units), torch.empty(10, 1), chunk_tokens, units)
+    assert [place for group in found for part in group for place in range(part.start, part.stop)] == list(
+        range(sum(units))
+    )
+    ends = {0, *np.cumsum(units).tolist()}
+    for group in found:
+        assert {group[0].start, group[-1].stop} <= ends
+        assert all(part.stop - part.start <= chunk_tokens for part in group)
+        longest = max(size for size in units if size)
+        assert len(group) == 1 or group[-1].stop - group[0].start <= longest
 
 
 def test_the_gradient_scales_with_that_of_the_loss():

@@ -139,7 +139,6 @@ def test_which_objectives_look_at_whole_trajectories():
     assert {name for name in losses.names() if not _objective(loss=name).is_tokenwise} == {
         "gspo",
         "gmpo",
-        "value",
         "implicit_reward",
     }
     assert _objective(corrections=["truncate", "icepop"]).is_tokenwise

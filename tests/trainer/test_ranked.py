@@ -177,3 +177,29 @@ def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():
         np.testing.assert_array_equal(mine.loss_mask, theirs.loss_mask)
         theirs.token_ids[0] = 5  # not an array that refuses to be written to
     assert parcel(("no arrays",)).path is None
+
+
+_SLOW_DRIVER = """
+import time
+from agentloop.trainer.backends import rank_processes
+
+if __name__ == "__main__":
+    rank_processes.PATIENCE = 0.0
+    ranks = rank_processes.RankProcesses(2, "cpu")
+    ranks.run(lambda: time.sleep(600), print)
+"""
+
+
+def test_where_a_call_takes_long_every_rank_says_what_it_does(tmp_path: Path):
+    script = tmp_path / "driver.py"
+    script.write_text(_SLOW_DRIVER)
+    driver = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    assert driver.stderr is not None
+    awaited = ["stacks of all of them follow", "in say_where", 'rank_process.py", line']
+    for line in driver.stderr:
+        awaited = [text for text in awaited if text not in line]
+        if not awaited:
+            break
+    driver.kill()
+    driver.wait()
+    assert not awaited

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agentloop.trainer.attention import PackedRow
@@ -35,9 +37,10 @@ class ValueModel(Policy):
         temperature: float,
         chunk_loss: ChunkLoss | None = None,
         pictures: RowPictures | None = None,
+        units: NDArray[np.int64] | None = None,
     ) -> tuple[None, Tensor, Tensor]:
         """The value of what each trained token follows, float32 [num_trained], and zeros in place of an entropy."""
-        assert chunk_loss is None, "the loss of values is not tokenwise"
+        assert chunk_loss is None, "of log-probabilities"
         hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
         values = self.value_head(hidden)[:, 0].float().clone()
         return None, values, torch.zeros_like(values)
@@ -45,6 +48,8 @@ class ValueModel(Policy):
 
 class FsdpCritic(FsdpLearner):
     """A learner of the loss `value`: `logprobs` are values, `Sample.advantage` the targets."""
+
+    _fuses_head = False
 
     def _wrap(self, policy: Policy) -> Policy:
         return ValueModel(policy)

@@ -36,13 +36,15 @@ from agentloop.trainer.planning.costs import Measured
 from agentloop.trainer.planning.layouts import Layout
 from agentloop.trainer.planning.memory import training_memory
 from agentloop.trainer.planning.model_shape import ModelShape
-from agentloop.trainer.trained_tokens import TrainedTokens
 
 _log = logging.getLogger(__name__)
 
 
 class FsdpLearner(PlannedLearner):
     """A `Learner`. Every rank makes one, and calls every method with the same arguments."""
+
+    _fuses_head = True
+    """The loss is computed with the log-probabilities, chunk by chunk (`fused_head`)."""
 
     def __init__(self, config: LearnerConfig) -> None:
         """Load the model and shard it. Raises `UserError` where the configuration or the model cannot be used."""
@@ -135,7 +137,7 @@ class FsdpLearner(PlannedLearner):
             shape = ModelShape.from_config(self._policy.model.config)
             expected = training_memory(
                 shape,
-                Layout.of(self.config, self._world),
+                replace(Layout.of(self.config, self._world), token_budget=self.largest_row),
                 reference=self._reference is not None,
                 gather_once=self._once,
             )
@@ -194,16 +196,24 @@ class FsdpLearner(PlannedLearner):
     def _forward(
         self, micro: MicroBatch, policy: Policy, chunk_loss: ChunkLoss | None = None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        temperature = self.config.temperature
         return policy(
-            micro.input_ids, micro.row, micro.positions, micro.targets, temperature, chunk_loss, micro.pictures
+            micro.input_ids,
+            micro.row,
+            micro.positions,
+            micro.targets,
+            self.config.temperature,
+            chunk_loss,
+            micro.pictures,
+            None if self._objective.is_tokenwise else micro.tokens.sizes,
         )
 
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; returns its share of the loss."""
         tokens = micro.tokens
-        if self._objective.is_tokenwise:
-            loss, logprobs, entropy = self._forward(micro, self._policy, partial(self._chunk_loss, tokens))
+        # A rank that has a part of a row may not have whole trajectories.
+        if self._fuses_head and (self._objective.is_tokenwise or micro.part is None):
+            chunk_loss = partial(self._objective.of_rows, tokens)
+            loss, logprobs, entropy = self._forward(micro, self._policy, chunk_loss)
             assert loss is not None
             loss.backward()
             with torch.no_grad():
@@ -227,9 +237,6 @@ class FsdpLearner(PlannedLearner):
             if self._objective.loss.on_policy and is_first:
                 metrics.add_difference((logprobs.detach() - tokens.rollout_logprobs).abs())
         return loss.detach()
-
-    def _chunk_loss(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
-        return self._objective(logprobs, entropy, tokens.rows(rows))[0]
 
     def _apply(self, loss: Tensor, metrics: StepMetrics) -> float | None:
         """Clip and step, or drop an update whose loss or gradient is not finite: then the norm of that gradient."""

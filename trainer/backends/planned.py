@@ -56,6 +56,8 @@ class PlannedLearner(ABC):
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
         self._progress = Progress()
+        self.largest_row = 0
+        """Tokens of the largest micro-batch that this rank has had."""
 
     @property
     def progress(self) -> Progress:
@@ -158,6 +160,7 @@ class PlannedLearner(ABC):
         if metrics is not None:
             metrics.add_balance(planned.balance)
         rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
+        self.largest_row = max([self.largest_row, *(sum(unit.num_tokens for unit in row) for row in rows)])
         return rows or ([[]] if self._once and samples else [])
 
     async def publish(self, engine: TakesWeights, version: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -43,17 +45,19 @@ class Policy(nn.Module):
         temperature: float,
         chunk_loss: ChunkLoss | None = None,
         pictures: RowPictures | None = None,
+        units: NDArray[np.int64] | None = None,
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Loss, and log-probability and entropy, float32 [num_trained] each.
 
         `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
-        `chunk_loss` only the loss is differentiable (see `fused_head`), without it there is none, and the others are.
+        `chunk_loss` only the loss is differentiable (see `fused_head`, also for `units`), without it there is none, and
+        the others are.
         """
         hidden = hidden_states(self.model.base_model, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         if chunk_loss is None:
             return None, *token_logprobs(hidden, head.weight, targets, temperature=temperature)
-        return head_loss(hidden, head.weight, targets, chunk_loss, temperature=temperature)
+        return head_loss(hidden, head.weight, targets, chunk_loss, temperature=temperature, units=units)
 
     @property
     def has_sliding_window(self) -> bool:

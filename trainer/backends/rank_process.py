@@ -5,6 +5,7 @@ The process ends with the pipe to its driver, so that nothing outlives a run, ho
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import signal
@@ -25,6 +26,8 @@ Objects = dict[str, Any]
 """What functions keep from one call to the next, by name."""
 
 
+SAY_WHERE = signal.SIGUSR1
+"""Makes a rank process write the stacks of its threads to stderr."""
 READY = 0
 """Number of what a process says before it joins the group; calls have higher ones."""
 
@@ -54,6 +57,7 @@ class Done:
 def main(pipe: Connection, rank: int, ranks: int, port: int, device: str) -> None:
     """Rank `rank` of the process group whose store is at `port` of this host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal goes to the driver too, which decides
+    faulthandler.register(SAY_WHERE, all_threads=True)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, calls), daemon=True).start()
     os.environ["LOCAL_RANK"] = str(rank)

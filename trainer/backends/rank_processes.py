@@ -11,9 +11,13 @@ is no `UserError`, ends the others: none of them could go on.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
+import logging
 import multiprocessing
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +36,10 @@ from agentloop.trainer.backends.rank_process import READY, Call, Done
 from agentloop.trainer.backends.shared_arrays import parcel
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+PATIENCE = 900.0
+"""Seconds after which a call is suspected to hang; most of them take seconds."""
 
 _GRACE = 5.0
 """Seconds in which a process ends by itself."""
@@ -99,6 +107,9 @@ class RankProcesses:
     def calling(self, function: Callable[..., None], *args: Any, apart: bool = False) -> Iterator[None]:
         """As `run`, with the body of the `with` in place of `local`."""
         sent = parcel(args)
+        suspicion = threading.Timer(PATIENCE, self.say_where)
+        suspicion.daemon = True
+        suspicion.start()
         try:
             number = next(self._numbers)
             futures = [self._send(rank, Call(number, function, sent, apart)) for rank in self._pipes]
@@ -115,9 +126,18 @@ class RankProcesses:
                 raise
             refusals = self._wait(futures)
         finally:
+            suspicion.cancel()
             sent.remove()
         if any(refusals):
             raise UserError(next(refusal for refusal in refusals if refusal))
+
+    def say_where(self) -> None:
+        """Every rank writes the stacks of its threads to stderr, rank 0 first."""
+        _log.warning("A call of the learner's ranks takes long; stacks of all of them follow, rank 0 first.")
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        for process in self._processes.values():
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, rank_process.SAY_WHERE)
 
     def close(self) -> None:
         """End the processes, and the process group here. May be called twice."""

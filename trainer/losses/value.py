@@ -19,8 +19,7 @@ class ValueOptions(Config):
     """A value that moves further than this from what it was before the batch gains nothing more; None: no bound."""
 
 
-# Not tokenwise: what computes log-probabilities piece by piece has nothing to do with a value head.
-@register("value", ValueOptions, on_policy=False, tokenwise=False)
+@register("value", ValueOptions, on_policy=False)
 def value(
     values: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: ValueOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,9 +1,9 @@
 """Memory of one GPU while it trains, in bytes, from the shape of the model and a layout.
 
 The parts are counted, not fitted: what the optimizer keeps for a parameter, which activations the backward of a layer
-reads (FlashAttention; fsdp compiled, megatron not), the logits of a chunk. Against measured peaks the sum is within 4 %
-on one GPU (`benchmarks/results/train_step_*`) and 8 % on two (`megatron_step_*`), but for a model whose activations are
-all computed again: there it was 1.3 GiB too high (`tests/trainer/test_plan_memory.py`).
+reads (FlashAttention; fsdp compiled, megatron not), the logits of a chunk. `layout.token_budget` is the row that is
+counted: the plan's budget is a bound, and equal rows of a small batch stay below it. With the largest row that there
+was the sum is within 6 % of measured peaks (`tests/trainer/test_plan_memory.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from agentloop.trainer.planning.model_shape import ModelShape
 
 _LOGITS_CHUNK = 832 * 2**20
 """As in `head_chunks`."""
-_WORKSPACE = 512 * 2**20
-"""Of the matrix library, the collectives and the allocator's gaps."""
+OUTSIDE = 1.5 * 2**30
+"""What a GPU holds beside tensors: CUDA's context, buffers of collectives, the allocator's gaps; assumed."""
 _HALF, _SINGLE = 2, 4
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of one rank at its peak, which is at the end of the last micro-batch's forward."""
+    """Bytes of tensors of one rank at its peak, which is when the last micro-batch turns from forward to backward."""
 
     weights: float
     """As the optimizer changes them."""
@@ -32,11 +32,10 @@ class TrainingMemory:
     optimizer: float
     activations: float
     """Kept for the backward, of all micro-batches in flight."""
-    working: float
-    """Of the layer that is being computed."""
     head: float
-    """Logits of a chunk, and the gradient of the head."""
-    workspace: float = _WORKSPACE
+    """The gradient of the LM head, which waits for that of the embedding."""
+    working: float
+    """Logits of a chunk, or what the backward of one layer needs; one comes after the other."""
     reference: float = 0.0
     """Weights of a reference model."""
 
@@ -63,22 +62,43 @@ def training_memory(
     gather_once: bool = False,
 ) -> TrainingMemory:
     """`micro_batches` of a rank and update: while the first is computed there are no gradients yet. `gather_once` as of
-    `LearnerConfig`."""
+    `LearnerConfig`. Of several stages, that which needs most."""
+    stages = {True, False} if layout.pipeline > 1 else {True}
+    every = (
+        _stage_memory(shape, layout, precision, micro_batches, reference, gather_once, is_first=is_first)
+        for is_first in stages
+    )
+    return max(every, key=lambda memory: memory.total)
+
+
+def _stage_memory(
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    micro_batches: int,
+    reference: bool,
+    gather_once: bool,
+    *,
+    is_first: bool,
+) -> TrainingMemory:
+    """Of the first or the last stage; with one stage the first is both. The first has the embedding and most
+    micro-batches in flight, the last the LM head."""
+    is_last = layout.pipeline == 1 or not is_first
     parameters = _rank_parameters(shape, layout)
-    activations = _activations(shape, layout, precision, micro_batches)
-    head = shape.embedding_parameters / layout.tensor
     is_fsdp = layout.backend == "fsdp"
     kept = (_fsdp if is_fsdp else _megatron)(shape, layout, parameters, precision)
     if is_fsdp and gather_once and layout.gpus > 1 and layout.offload != "all":
         kept |= {"compute_weights": precision.compute * parameters, "gradients": _SINGLE * parameters}
     if is_fsdp and micro_batches == 1 and layout.gpus == 1:
         kept["gradients"] = 0.0
+    in_flight = min(layout.pipeline, micro_batches) if is_first else 1
+    logits = min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab / layout.tensor)
+    working = _working(shape, layout, precision)
     return TrainingMemory(
         **kept,
-        activations=activations,
-        working=_working(shape, layout, precision),
-        head=min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab / layout.tensor)
-        + precision.compute * head,
+        activations=_activations(shape, layout, precision, in_flight),
+        head=precision.compute * shape.embedding_parameters / layout.tensor if is_last else 0.0,
+        working=max(logits, working) if is_last else working,
         reference=precision.compute * parameters / (layout.gpus if is_fsdp else 1) if reference else 0.0,
     )
 
@@ -124,40 +144,51 @@ def _megatron(shape: ModelShape, layout: Layout, parameters: float, precision: P
     }
 
 
-def _activations(shape: ModelShape, layout: Layout, precision: Precision, micro_batches: int) -> float:
+def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_flight: int) -> float:
     layers = shape.layers / layout.pipeline
-    in_flight = min(layout.pipeline, micro_batches)
     tokens = layout.rank_tokens * in_flight
-    features = _kept_features(shape, layout)
     if layout.checkpointing == "full":
         return precision.compute * tokens * layers * shape.hidden / layout.tensor
+    features = (
+        _selected_features(shape, layout) if layout.checkpointing == "selective" else _kept_features(shape, layout)
+    )
     statistics = _SINGLE * shape.heads / layout.tensor
     return tokens * layers * (precision.compute * features / layout.tensor + statistics)
 
 
 def _kept_features(shape: ModelShape, layout: Layout) -> float:
     """Of a token and layer: what the backward of the layer reads."""
-    stream = 2 * shape.hidden  # before attention, before the MLP
+    stream = 4 * shape.hidden  # before and after the norms of attention and MLP
     attention = 2 * shape.query + 2 * shape.key  # queries, keys, values, output
     if shape.qk_norm:
-        attention += shape.query + shape.key
-    if layout.checkpointing == "selective":
-        # Results of attention and of the narrow matrix products, and the layer's input.
-        return 3 * shape.hidden + 2 * shape.query + 2 * shape.key
-    wide = shape.experts_per_token * (2 * shape.expert_mlp + shape.hidden) if shape.num_experts else 2 * shape.mlp
+        attention += shape.query + shape.key  # queries and keys before their norms
+    width, copies = (shape.expert_mlp, shape.experts_per_token) if shape.num_experts else (shape.mlp, 1)
+    wide = copies * 3 * width  # both halves and their product
+    if shape.num_experts:
+        wide += copies * shape.hidden  # a token for each of its experts
     if layout.backend == "megatron":
-        # Layers are not compiled: normed inputs, the activated half and the product of the MLP are kept too.
-        stream += 2 * shape.hidden
-        wide += wide
+        # Layers are not compiled: the activated half is kept too, results of norms before rotation, masks of dropout.
+        wide += copies * width
         attention += shape.query + shape.key
+        stream += 2.5 * shape.hidden
+        if layout.context > 1:
+            attention += shape.query  # the output of attention before and after the exchange
     return stream + attention + wide
 
 
+def _selected_features(shape: ModelShape, layout: Layout) -> float:
+    """Of a token and layer with selective checkpointing."""
+    if layout.backend == "megatron":  # the MLP is computed again
+        width, copies = (shape.expert_mlp, shape.experts_per_token) if shape.num_experts else (shape.mlp, 1)
+        again = copies * (4 * width + (shape.hidden if shape.num_experts else 0))
+        return _kept_features(shape, layout) - again
+    # Results of attention and of the narrow matrix products that the backward reads, and the layer's input.
+    return 2 * shape.hidden + 2 * shape.query + 2 * shape.key
+
+
 def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
-    """Gradients inside the MLP; with checkpointing also what one layer keeps."""
+    """The gradient of the product inside the MLP; with checkpointing also what one layer keeps."""
     width = shape.experts_per_token * shape.expert_mlp if shape.num_experts else shape.mlp
-    working = 4 * width / layout.tensor
     if layout.checkpointing != "off":
-        plain = Layout(backend=layout.backend)
-        working += _kept_features(shape, plain) / layout.tensor
-    return precision.compute * layout.rank_tokens * working
+        width += _kept_features(shape, layout)
+    return precision.compute * layout.rank_tokens * width / layout.tensor

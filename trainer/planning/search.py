@@ -11,7 +11,7 @@ from agentloop.trainer.learner import BackendName
 from agentloop.trainer.planning.flops import ModelFlops
 from agentloop.trainer.planning.gpus import Gpu
 from agentloop.trainer.planning.layouts import Layout, candidates, problems
-from agentloop.trainer.planning.memory import Precision, TrainingMemory, training_memory
+from agentloop.trainer.planning.memory import OUTSIDE, Precision, TrainingMemory, training_memory
 from agentloop.trainer.planning.model_shape import ModelShape
 from agentloop.trainer.planning.step_time import Work, rollout_seconds, training_seconds
 
@@ -130,7 +130,7 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
     )
     weights = 2 * shape.parameters / engine_tensor
     shares = not cluster.engine_gpus
-    cache = gpu.memory - weights - _ENGINE_OVERHEAD - (training.total if shares else 0.0)
+    cache = gpu.memory - weights - _ENGINE_OVERHEAD - (training.total + OUTSIDE if shares else 0.0)
     engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
     per_token = shape.kv_bytes_per_token / engine_tensor
     slots = min(max(cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
@@ -151,7 +151,7 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
 
 
 def _obstacle(training: TrainingMemory, gpu: Gpu, cache: float, longest: float, *, shares: bool) -> str:
-    if training.total > gpu.memory:
+    if training.total + OUTSIDE > gpu.memory:
         kept = training.weights + training.compute_weights + training.gradients + training.optimizer
         what = "weights, gradients and optimizer alone" if kept > gpu.memory else "activations beside the weights"
         return f"The learner needs more than a GPU has ({gpu.memory / _GIB:.0f} GiB): {what}."

@@ -1,0 +1,87 @@
+"""Qwen3 shapes with random weights, batches of unequal lengths, and what a step on them has to compute."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentloop.trainer.batch import Sample, TrainBatch
+
+PEAK = 989e12
+"""FLOP/s of an H100 or H200, dense bfloat16."""
+VOCAB = 151_936
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
+_TINY = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1024}
+_REAL = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCAB}
+
+
+def model_config(name: str) -> Qwen3Config:
+    return Qwen3Config(
+        **SHAPES[name],
+        **(_TINY if name == "tiny" else _REAL),
+        max_position_embeddings=40960,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    )
+
+
+def random_model(name: str, folder: Path) -> Path:
+    """A model folder, written once; whoever finds it finds it whole."""
+    path = folder / f"qwen3-{name}-random"
+    if not path.exists():
+        torch.manual_seed(0)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = Qwen3ForCausalLM(model_config(name)).to(torch.bfloat16)
+        unfinished = folder / f"{path.name}-{os.getpid()}"
+        model.save_pretrained(unfinished)
+        unfinished.rename(path)
+        del model
+    return path
+
+
+def lengths_of(tokens: int, median: float, sigma: float, cap: int, seed: int = 0) -> list[int]:
+    """Lognormal lengths that add up to `tokens`."""
+    rng = np.random.default_rng(seed)
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        lengths.append(int(np.clip(rng.lognormal(np.log(median), sigma), 32, cap)))
+    lengths[-1] -= sum(lengths) - tokens
+    return [length for length in lengths if length >= 8]
+
+
+def batch_of(lengths: list[int], trained: float, seed: int = 0, vocab: int = VOCAB) -> TrainBatch:
+    """The trained tokens of a sequence are its last ones, `trained` of all."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for length in lengths:
+        mask = np.arange(length) >= max(1, round(length * (1 - trained)))
+        samples.append(
+            Sample(
+                token_ids=rng.integers(0, vocab, length).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, rng.normal(-12.0, 0.1, length), 0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                advantage=float(rng.normal()),
+            )
+        )
+    return TrainBatch(samples)
+
+
+def flops(config: Qwen3Config, lengths: list[int], head_tokens: int) -> float:
+    """Of forward and backward, nothing twice: 6 a parameter of the layers and token, causal attention, the LM head at
+    `head_tokens`."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attention = config.hidden_size * config.head_dim * (2 * heads + 2 * kv_heads)
+    layers = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    pairs = config.num_hidden_layers * heads * config.head_dim * sum(length**2 for length in lengths)
+    return 6.0 * (layers * sum(lengths) + pairs + config.hidden_size * config.vocab_size * head_tokens)
