@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,15 +52,16 @@ class Head:
         Where the loss needs whole sequences, ranks that have slices of a row exchange log-probabilities, and each
         computes the loss of the row.
         """
-        if objective.is_tokenwise:
+        if objective.is_tokenwise or self._ranks.context == 1:
             tokens = micro.tokens.rows(micro.own)
             assert self._weight is not None
             loss, logprobs, entropy = head_loss(
                 self._chosen(hidden, micro),
                 self._weight,
                 micro.targets,
-                lambda found, of, rows: objective(found, of, tokens.rows(rows))[0],
+                partial(objective.of_rows, tokens),
                 temperature=self._temperature,
+                units=None if objective.is_tokenwise else tokens.sizes,
                 vocabulary=self._vocabulary,
             )
             with torch.no_grad():
