@@ -76,6 +76,8 @@ class HfEngine:
         self._worker.start()
 
     def _load(self) -> Worker:
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError("engine.options.device is cuda, but torch sees no CUDA device. Set it to cpu.")
         model = load_model(self._source, self._device, self._dtype)
         shape = shape_of(model)
         if self.max_model_len > shape.context:

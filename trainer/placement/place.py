@@ -48,10 +48,14 @@ def check_devices(config: RunConfig) -> None:
 
     per_node, here = wanted.n_gpus // wanted.nnodes, torch.cuda.device_count()
     if per_node > here:
+        fix = (
+            f"Set placement.n_gpus={here * wanted.nnodes}, or raise placement.nnodes to the nodes that there are."
+            if here
+            else "Start the run on a node that has them, or leave `placement` out to run on CPUs."
+        )
         raise UserError(
             f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
-            f"{here} GPUs. Set placement.n_gpus={max(here, 1) * wanted.nnodes}, or raise placement.nnodes to the nodes "
-            "that there are."
+            f"{here} GPUs. {fix}"
         )
 
 

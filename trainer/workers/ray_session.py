@@ -109,9 +109,9 @@ def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> Non
     have = "; ".join(f"{node.name} has {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
     raise UserError(
         f"workers.count is {config.count} and each worker needs {need} of one node, {config.count * config.cpus:g} "
-        f"CPUs and {config.count * gpus:g} GPUs in all, but there is room for {fit}: {have}. Set "
-        f"workers.count={max(fit, 1)}, lower workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, "
-        "or add nodes with `ray start`."
+        f"CPUs and {config.count * gpus:g} GPUs in all, but there is room for {fit}: {have}. "
+        + (f"Set workers.count={fit}, lower" if fit else "Lower")
+        + " workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, or add nodes with `ray start`."
     )
 
 

@@ -362,6 +362,12 @@ async def test_a_folder_is_loaded_and_a_bad_one_is_explained(tmp_path):
         HfEngine(model, dtype="float33")
 
 
+async def test_a_gpu_that_is_not_there_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"engine\.options\.device is cuda, but torch sees no CUDA device"):
+        await HfEngine(model_of(), device="cuda").start()
+
+
 async def test_a_model_with_other_attention_is_refused():
     from transformers import GPTNeoConfig, GPTNeoForCausalLM
 

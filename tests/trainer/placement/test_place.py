@@ -162,6 +162,9 @@ def test_more_gpus_than_the_node_has_are_refused(config, monkeypatch):
     check_devices(config("placement={n_gpus: 8, nnodes: 2}"))
     with pytest.raises(UserError, match=r"n_gpus is 8 on 1 nodes, 8 on each, but this node has 4 GPUs.*n_gpus=4"):
         check_devices(config("placement.n_gpus=8"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"has 0 GPUs.*leave `placement` out"):
+        check_devices(config("placement.n_gpus=8"))
 
 
 def test_a_machine_without_gpus_can_ask_for_those_of_others(config, sums_model, monkeypatch):

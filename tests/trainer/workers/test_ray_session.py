@@ -58,5 +58,5 @@ def test_parts_of_gpus(gpus_of_node, gpus, fit):
 
 
 def test_a_worker_is_whole_on_one_node():
-    with pytest.raises(UserError, match="room for 0"):
+    with pytest.raises(UserError, match=r"room for 0: .*\. Lower workers\.cpus"):
         check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)
