@@ -115,7 +115,7 @@ async def played(workers: Any, first: int, count: int) -> dict[str, float]:
 
 async def one_engine(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     engine = EndingEngine(folder, load_format="dummy", max_model_len=args.longest, max_num_seqs=args.in_flight,
-                          gpu_memory_utilization=args.memory)  # fmt: skip
+                          gpu_memory_utilization=args.memory, shares_gpu=True)  # fmt: skip
     started = time.perf_counter()
     cases = {"loops": 1, "loops_of_4_turns": 4}
     workers = {}

@@ -133,6 +133,7 @@ async def measure(shape: str, args: argparse.Namespace, result: dict[str, Any]) 
             max_model_len=args.longest,
             gpu_memory_utilization=args.memory,
             max_num_seqs=args.requests,
+            shares_gpu=True,
         )
         started = time.perf_counter()
         await engine.start()
