@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen2_5_VLConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentloop.trainer.planning.flops import ModelFlops
 from agentloop.trainer.planning.gpus import find
-from agentloop.trainer.planning.layouts import Layout
+from agentloop.trainer.planning.layouts import Layout, problems
 from agentloop.trainer.planning.memory import Precision, training_memory
 from agentloop.trainer.planning.model_shape import ModelShape
 from agentloop.trainer.planning.step_time import Work, training_seconds
@@ -144,6 +144,16 @@ def test_parameters_are_those_of_the_model(tied: bool):
     norms = 3 * 2 * 8  # of queries and keys: not counted
     assert ModelShape.from_config(dense).parameters + norms == Qwen3ForCausalLM(dense).num_parameters()
     assert ModelShape.from_config(experts).parameters + norms == Qwen3MoeForCausalLM(experts).num_parameters()
+
+
+def test_what_the_whole_config_of_a_vision_model_says_of_its_text():
+    shape = ModelShape.from_config(Qwen2_5_VLConfig(tie_word_embeddings=False))
+    assert (shape.tied, shape.has_tower) == (False, True)
+    assert list(problems(Layout(gpus=2), shape)) == []
+    for refused in (Layout(gpus=2, context=2), Layout(gpus=2, backend="megatron")):
+        assert list(problems(refused, shape)) == [
+            "A model with a vision tower needs backend=fsdp without sequence_parallel."
+        ]
 
 
 SHAPE = ModelShape.from_config(_config("4B"))

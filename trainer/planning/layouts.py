@@ -102,6 +102,8 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
         )
     elif layout.gpus // layout.pipeline % layout.expert:
         yield f"expert_parallel={layout.expert} does not divide the {layout.gpus // layout.pipeline} ranks of a stage."
+    if shape.has_tower and (layout.backend == "megatron" or layout.context > 1):
+        yield "A model with a vision tower needs backend=fsdp without sequence_parallel."
     if layout.backend == "fsdp" and (layout.tensor, layout.pipeline, layout.expert) != (1, 1, 1):
         yield "backend=fsdp shards parameters over all ranks: tensor, pipeline and expert parallelism need megatron."
 

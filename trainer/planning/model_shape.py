@@ -24,6 +24,8 @@ class ModelShape:
     num_experts: int = 0
     experts_per_token: int = 0
     expert_mlp: int = 0
+    has_tower: bool = False
+    """It sees pictures."""
 
     @classmethod
     def from_config(cls, hf_config: Any) -> ModelShape:
@@ -39,11 +41,13 @@ class ModelShape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             mlp=config.intermediate_size,
             vocab=config.vocab_size,
-            tied=bool(config.tie_word_embeddings),
+            # Of models with vision the whole config says it, and that of the text may not.
+            tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),
             qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
             num_experts=experts,
             experts_per_token=getattr(config, "num_experts_per_tok", 0) or 0,
             expert_mlp=(getattr(config, "moe_intermediate_size", 0) or config.intermediate_size) if experts else 0,
+            has_tower=getattr(hf_config, "vision_config", None) is not None,
         )
 
     @property

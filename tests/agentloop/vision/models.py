@@ -60,7 +60,6 @@ def build_vision_model(folder: Path, family: str, *, max_pixels: int = 224 * 224
         "max_position_embeddings": 1024,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6], **interleaved},
         "initializer_range": 0.2,
-        "tie_word_embeddings": True,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
