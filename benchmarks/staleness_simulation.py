@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "partial, staleness 2": {"mode": "partial", "max_staleness": 2},
     "partial, staleness 2, late tokens masked": {"mode": "partial", "max_staleness": 2, "when_late": "mask"},
     "partial, staleness 2, late groups dropped": {"mode": "partial", "max_staleness": 2, "when_late": "drop"},
+    "partial, staleness 3": {"mode": "partial", "max_staleness": 3},
     "partial, staleness 4": {"mode": "partial", "max_staleness": 4},
     "stale, staleness 2": {"mode": "stale", "max_staleness": 2},
     "stream, staleness 2": {"mode": "stream", "max_staleness": 2},
