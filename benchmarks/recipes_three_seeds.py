@@ -3,7 +3,8 @@
     python benchmarks/recipes_three_seeds.py [RECIPE ...] [--seeds 3] [--jobs 1] [--threads 1] [--set KEY=VALUE]
 
 Without names all recipes that have a tiny.yaml. A seed is the one of the run and of its training tasks; held-out tasks
-are the same. Prints a table and writes results/NAME.json. With more jobs than cores look at processor seconds only.
+are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores look at
+processor seconds only.
 """
 
 from __future__ import annotations
@@ -84,10 +85,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--set", action="append", default=[], help="for all runs, as key=value")
-    parser.add_argument("--name", default="recipes_three_seeds", help="of the file in results/")
     given = parser.parse_args()
     print(f"{'recipe':<12} seed  before  after  steps  wall s  cpu s", flush=True)
-    results: list[dict[str, Any]] = []
+    results: dict[str, list[dict[str, Any]]] = {recipe: [] for recipe in given.recipes}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         waiting = [
             pool.submit(run, recipe, seed, Path(folder), given.threads, given.set)
@@ -95,11 +95,13 @@ def main() -> None:
             for seed in range(given.seeds)
         ]
         for each in as_completed(waiting):
-            results.append(each.result())
-            print(report(results[-1]), flush=True)
-            results.sort(key=lambda result: (result["recipe"], result["seed"]))
-            path = results_file.write(given.name, {"jobs": given.jobs, "threads": given.threads, "runs": results})
-    print(path)
+            result = each.result()
+            print(report(result), flush=True)
+            runs = results[result["recipe"]]
+            runs.append(result)
+            runs.sort(key=lambda run: run["seed"])
+            how = {"jobs": given.jobs, "threads": given.threads}
+            results_file.write(f"recipes_three_seeds_{result['recipe']}", {**how, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
 
 
 def test_there_are_some():
-    assert {"retool", "search_r1", "frozen_lake"} <= set(TINY)
+    assert {"retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)

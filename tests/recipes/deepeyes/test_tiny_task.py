@@ -10,6 +10,7 @@ from agentloop.messages import images_of
 from agentloop.recipes.deepeyes.tiny_model import MAX_PIXELS, build_model
 from agentloop.recipes.deepeyes.tiny_task import (
     COLOURS,
+    PLACES,
     WEAVES,
     box_of,
     draw_picture,
@@ -74,3 +75,18 @@ def test_traces_have_their_pictures_where_the_model_will_see_them(renderer):
     for trajectory in trajectories:
         tokens = (trajectory.token_ids == renderer.vision.image_token_id).sum()
         assert tokens == 16 * len(trajectory.images)
+
+
+def test_a_trace_names_the_field_that_it_looks_at(renderer):
+    rng = random.Random(0)
+    schemas = Toolset([zoom_tool()]).schemas
+    looks = 0
+    for messages in (trace(rng) for _ in range(40)):
+        trajectory = to_trajectory(messages, renderer, schemas)
+        first = next(trajectory.sampled_segments())
+        parsed = renderer.parse(trajectory.token_ids[first.start : first.end].tolist(), tools=schemas)
+        for call in parsed.calls:
+            looks += 1
+            place = parsed.reasoning.strip().removeprefix("The ").removesuffix(" one.")
+            assert call.arguments["bbox_2d"] == box_of(PLACES.index(place))
+    assert looks > 20

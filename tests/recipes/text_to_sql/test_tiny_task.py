@@ -3,7 +3,9 @@
 import random
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
+from agentloop.cli.recipe import load_run_config
 from agentloop.recipes.text_to_sql.tiny_task import (
     FACTS,
     FORMAT,
@@ -17,6 +19,8 @@ from agentloop.recipes.text_to_sql.tiny_task import (
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.recipes.tiny.traces import to_trajectory
 from agentloop.rendering import renderer_for
+
+CONFIG = Path(__file__).parents[3] / "recipes" / "text_to_sql" / "tiny.yaml"
 
 
 def rows_of(path, sql):
@@ -74,3 +78,10 @@ def test_traces_are_in_the_format_and_their_choices_are_mixed():
         assert "<think>" in parsed.content
         assert messages[-1]["content"].startswith("<solution>select")
     assert tried > guessed > 20
+
+
+def test_the_config_has_the_format_of_the_traces():
+    inline = load_run_config(str(CONFIG), []).rendering.inline
+    assert {name: getattr(inline, name) for name in FORMAT.__slots__} == {
+        name: getattr(FORMAT, name) for name in FORMAT.__slots__
+    }
