@@ -19,7 +19,7 @@ import torch
 from results_file import write
 
 from agentloop.config_loading import load_config
-from agentloop.engines.vllm_sync import write_weights
+from agentloop.engines.shared_weights import WeightShelf
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.run_config import RunConfig
@@ -83,21 +83,20 @@ async def seconds_of_update(workers: Workers, weights: list[tuple[str, torch.Ten
     return min(times)
 
 
-def seconds_of_file(weights: list[tuple[str, torch.Tensor]]) -> float:
-    """What vLLM in this process takes: the same weights as a file in shared memory."""
-    times = []
+def seconds_of_shelf(weights: list[tuple[str, torch.Tensor]]) -> float:
+    """Of writing them to where the engines of a host map them."""
+    shelf, times = WeightShelf(), []
     for _ in range(3):
         started = time.perf_counter()
-        path = write_weights(weights, None)
+        shelf.put(weights)
         times.append(time.perf_counter() - started)
-        path.unlink()
     return min(times)
 
 
 async def measure(folder: Path, gigabytes: float, num_groups: int) -> dict[str, Any]:
     path = recipe(folder)
     weights = [(f"w{k}", torch.empty(32 << 20, dtype=torch.bfloat16).fill_(k)) for k in range(int(gigabytes * 16))]
-    result: dict[str, Any] = {"gigabytes": gigabytes, "seconds_of_shared_memory_file": seconds_of_file(weights)}
+    result: dict[str, Any] = {"gigabytes": gigabytes, "seconds_of_shelf": seconds_of_shelf(weights)}
     for name, overrides in {
         "local": [],
         "ray_1": ["workers={kind: ray, count: 1}"],
