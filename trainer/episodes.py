@@ -74,6 +74,8 @@ class Episodes:
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
         episodes._check_images()
+        if config.engine.name in _BLIND_ENGINES:
+            episodes.renderer.vision = None  # pictures out of tools are left out, and the model is told
         return episodes
 
     def _check_images(self) -> None:
@@ -82,15 +84,15 @@ class Episodes:
         row = next(rows, None)
         if row is None:
             return
+        if self.config.engine.name in _BLIND_ENGINES:
+            raise UserError(
+                f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none. Set engine.name "
+                "to vllm or hf."
+            )
         if self.renderer.vision is None:
             raise UserError(
                 f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
                 "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
-            )
-        if self.config.engine.name in _BLIND_ENGINES:
-            raise UserError(
-                f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none yet. Set "
-                "engine.name=hf."
             )
 
     def worker(self, engine: Engine) -> RolloutWorker:

@@ -32,9 +32,9 @@ class SglangEngine:
     """A server of its own, or the one at `url`, which must serve `model` to nobody else: pausing ends all requests.
 
     `server_args` are further options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not
-    taken yet. Stop strings are looked for when a turn has ended: what was sampled behind one is thrown away. A seed
-    holds where the server runs with {"enable_deterministic_inference": True}. Log-probabilities are those of the whole
-    distribution at the temperature; at temperature 0, those at temperature 1.
+    taken: docs/sglang.md says why. Stop strings are looked for when a turn has ended: what was sampled behind one is
+    thrown away. A seed holds where the server runs with {"enable_deterministic_inference": True}. Log-probabilities are
+    those of the whole distribution at the temperature; at temperature 0, those at temperature 1.
 
     SGLang cannot say which of a turn's tokens were sampled before its weights changed. So a pause ends the running
     requests, which give what they have, and they are sent again when it goes on: each part is of one version. Their
@@ -129,7 +129,7 @@ class SglangEngine:
     ) -> Generation:
         self._check_alive()
         if images:
-            raise EngineError("the sglang engine takes no images yet")
+            raise EngineError("the sglang engine takes no images")
         tokens = list(prompt)
         num_prompt = len(tokens)
         if not 0 < num_prompt < self.max_model_len:

@@ -10,9 +10,7 @@ import torch
 from agentloop.vision.processor import FAMILIES
 
 
-def load_language_model(
-    model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa"
-) -> Any:
+def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa") -> Any:
     """A transformers model; `attention` is the implementation of the decoder, `tower_attention` of the tower.
 
     Raises what transformers raises for folders that it cannot load (`OSError`, `ValueError`, `KeyError`).

@@ -26,8 +26,16 @@ def test_an_engine_without_eyes_is_refused():
         str(RECIPES / "deepeyes" / "tiny.yaml"),
         ["engine={name: sglang}", "data.train_limit=1", "data.eval_limit=1"],
     )
-    with pytest.raises(UserError, match=r"the engine sglang takes none yet\. Set engine\.name=hf"):
+    with pytest.raises(UserError, match=r"the engine sglang takes none\. Set engine\.name to vllm or hf"):
         Episodes.load(config, folder)
+
+
+def test_a_vision_model_on_an_engine_without_eyes_is_a_text_model():
+    folder = RECIPES / "deepeyes" / "checkpoint"
+    settings = [f"model={folder}", "data.train_limit=1", "data.eval_limit=1"]
+    for engine, sees in (("sglang", False), ("hf", True)):
+        config = load_run_config("tiny", [*settings, f"engine={{name: {engine}}}"])
+        assert (Episodes.load(config, folder).renderer.vision is not None) == sees
 
 
 def test_bounds_of_pictures_come_from_the_config():
