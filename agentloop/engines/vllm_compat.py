@@ -71,6 +71,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "engine_core": ("outputs_queue", "get_output_async", "pause_scheduler_async"),
     "output_processor": ("request_states", "tokenizer"),
     "vllm_config": ("model_config", "cache_config"),
+    "renderer": ("mm_processor_cache",),
+    "input_processor": ("mm_encoder_cache_size",),
 }
 
 
