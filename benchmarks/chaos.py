@@ -198,8 +198,10 @@ class Chaos:
         self.kills: Counter[str] = Counter()
         self.starts = 0
         """Of the run."""
-        self.longest_silence = 0.0
-        """Seconds between two steps, with all that was killed and started again between them."""
+        self.silences: dict[str, float] = {}
+        """What was killed last -> the longest time between two steps then, in seconds, all that was started again
+        included."""
+        self._last = "nothing"
         self._rng = rng
         self._seen, self._since = 0, time.monotonic()
         self._done: dict[str, Callable[[], bool]] = {
@@ -216,6 +218,7 @@ class Chaos:
             while self.driver.is_alive and not self._done[part]():
                 self._wait(0.05)
             self.kills[part] += 1
+            self._last = part
         while self._keep_running():
             self._wait(0.05)
 
@@ -241,7 +244,7 @@ class Chaos:
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
         steps, now = self.driver.num_steps, time.monotonic()
-        self.longest_silence = max(self.longest_silence, now - self._since)
+        self.silences[self._last] = max(self.silences.get(self._last, 0.0), now - self._since)
         if steps != self._seen:
             self._seen, self._since = steps, now
         assert now - self._since < HANGS, f"no step since {now - self._since:.0f} s, {steps} are done; {self.kills}"
@@ -322,7 +325,7 @@ def torment(
         "kills": dict(chaos.kills),
         "starts": chaos.starts,
         "seconds": round(seconds, 1),
-        "longest_silence_seconds": round(chaos.longest_silence, 1),
+        "longest_silence_seconds_after": {part: round(seconds, 1) for part, seconds in chaos.silences.items()},
     } | check(chaos.driver.folder, steps)
 
 

@@ -128,8 +128,9 @@ class Producer:
         return (self._steps - self.learner_version) * policy.groups_per_step - len(self.queue.admitted)
 
     def _engine_idles(self) -> bool:
-        """There is room for a group that may not be admitted yet: whatever may be has been."""
-        return self._num_left() > 0 and not self._is_exhausted() and self._room() >= self._num_episodes
+        """There is room for a group that may not begin before the next step: whatever may has begun."""
+        begins_later = self.queue.policy.admits_in_rounds or self._num_left() > 0
+        return begins_later and self._room() >= self._num_episodes
 
     def _is_exhausted(self) -> bool:
         """The step played as many groups as it may, and trains on what it has."""
