@@ -18,6 +18,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.kl import KlEstimator
 from agentloop.trainer.losses.aggregation import Aggregation
+from agentloop.trainer.recording import RecordingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ offload."""
 
 _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
     "fsdp": ("compile_layers", "offload", "sequence_parallel", "refine_costs", "gather_once", "freeze_vision"),
-    "megatron": ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),
+    "megatron": ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel"),
 }
 """That the other backend does not have."""
 
@@ -67,9 +68,12 @@ class LearnerConfig(Config):
     backend: BackendName = "fsdp"
     """megatron is for models beyond one node (docs/megatron.md)."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Ranks that divide each matrix; like the next three of backend megatron."""
+    """Ranks that divide each matrix; like the next four of backend megatron."""
     pipeline_parallel: int = Field(default=1, ge=1)
     """Ranks that have some of the layers each."""
+    virtual_pipeline: int = Field(default=1, ge=1)
+    """Pieces of the model that each of them has: a micro-batch goes round so many times, and ranks idle so much less at
+    both ends (interleaved pipelines, arXiv 2104.04473)."""
     context_parallel: int = Field(default=1, ge=1)
     """Ranks that divide each micro-batch of token_budget tokens among them."""
     expert_parallel: int = Field(default=1, ge=1)
@@ -152,6 +156,8 @@ class LearnerConfig(Config):
     """Leave out the passes of trajectories whose advantage is 0 where that does not change the gradient; they still
     count in the averages of the loss, but not in the metrics of the policy."""
     seed: int = 0
+    recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
+    """Set by the run, from `profiler`."""
 
     @model_validator(mode="after")
     def _has_settings_of_its_backend(self) -> Self:

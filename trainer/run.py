@@ -64,7 +64,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     workers = make_workers(config, model, episodes)
     try:
         await workers.start()
-        with closing(_make_learner(config, str(model))) as learner:
+        with closing(_make_learner(config, str(model), folder)) as learner:
             run = Run(episodes, workers, learner, run_folder, observer)
             if checkpoint:
                 await run.restore(*checkpoint)
@@ -308,10 +308,11 @@ class Run:
         return lambda trajectory: self.observer.on_trajectory(step, trajectory)
 
 
-def _make_learner(config: RunConfig, model: str) -> learners.Learner:
-    """The learner of the config for the model in a folder, with the second model that the advantage needs."""
+def _make_learner(config: RunConfig, model: str, folder: Path) -> learners.Learner:
+    """The learner of the config for a model, with the second model that the advantage needs. It records itself in the
+    folder of the run."""
     settings = config.learner.model_copy(update={"model": model})
-    policy = learners.create(settings)
+    policy = learners.create(settings.model_copy(update={"recording": config.profiler.of_learner(folder)}))
     advantage = advantages.get(config.algorithm.advantage)
     if advantage.value_targets is not None:
         critic = learners.create_critic(config.critic.as_learner(settings))

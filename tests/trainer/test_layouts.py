@@ -51,6 +51,11 @@ def _run(shape: ModelShape = SHAPE, **options: object) -> Run:
         ({"tensor": 2, "gpus": 3}, r"= 2 does not divide 3 ranks"),
         ({"tensor": 4, "context": 4, "gpus": 16}, "tensor_parallel \\* context_parallel = 16 does not divide"),
         ({"expert": 2, "gpus": 2}, "expert_parallel=2 does not divide the model's 0 experts"),
+        ({"virtual": 2, "gpus": 2}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
+        (
+            {"pipeline": 4, "virtual": 2, "gpus": 4},
+            "4 \\* virtual_pipeline 2 = 8 does not divide the model's 36 layers",
+        ),
     ],
 )
 def test_an_impossible_layout_is_an_error_with_the_numbers(degrees: dict[str, int], said: str):

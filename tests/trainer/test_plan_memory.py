@@ -107,6 +107,14 @@ def test_memory_is_within_a_tenth_of_the_measured_peak(measured: Measured):
     assert measured.estimated_gib == pytest.approx(measured.line["memory_peak_gib"], rel=0.1)
 
 
+def test_memory_of_a_row_as_long_as_a_gpu_holds():
+    result = json.loads((_RESULTS / "longest_row_4B_agentloop_full.json").read_text())["result"]
+    for row in result["rows"]:
+        layout = Layout(checkpointing="full", token_budget=row["tokens"])
+        estimate = training_memory(ModelShape.from_config(_config("4B")), layout, micro_batches=1)
+        assert estimate.total / 2**30 == pytest.approx(row["memory_peak_gib"], rel=0.1)
+
+
 _FAST = [case for case in _MEASURED if case.values[0].gpus == 1 and "step_seconds" in case.values[0].line]
 
 
@@ -194,3 +202,14 @@ def test_a_model_in_float32_has_no_copy_and_twice_the_activations():
     names = [field.name for field in fields(half)]
     assert half.total == sum(getattr(half, name) for name in names)
     assert replace(half, reference=5.0).total == half.total + 5.0
+
+
+def test_interleaved_stages_hold_more_micro_batches_and_selective_checkpointing_less_of_each():
+    layout = Layout(backend="megatron", gpus=4, pipeline=2)
+    plain = training_memory(SHAPE, layout, micro_batches=8).activations
+    # The first stage starts 2 + 2 + 1 pieces before its first backward: 2.5 micro-batches, not 2.
+    interleaved = training_memory(SHAPE, replace(layout, virtual=2), micro_batches=8)
+    assert interleaved.activations == pytest.approx(plain * 2.5 / 2)
+    selective = training_memory(SHAPE, replace(layout, checkpointing="selective"), micro_batches=8)
+    full = training_memory(SHAPE, replace(layout, checkpointing="full"), micro_batches=8)
+    assert plain > 1.8 * selective.activations > 6 * full.activations

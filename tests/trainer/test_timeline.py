@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 from agentloop.trainer.observers import Observer, Stage
+from agentloop.trainer.recording import Recorder, RecordingConfig, Span
 from agentloop.trainer.timeline import Timeline
 from agentloop.trajectory import Trajectory
 
@@ -66,3 +67,29 @@ def test_a_run_that_is_killed_leaves_what_it_wrote(tmp_path: Path):
     timeline.on_step(1, {})
     events = json.loads((tmp_path / "timeline-0.json").read_text() + "{}]")
     assert [event["name"] for event in events if "dur" in event] == ["rollout"]
+
+
+def test_workers_and_ranks_of_the_learner_are_processes_of_their_own(tmp_path: Path):
+    clock = _Clock()
+    timeline = Timeline(Observer(), clock, wall_clock=lambda: 1000.0)
+    timeline.on_start(None, tmp_path, 0)  # type: ignore[arg-type]
+    for end, pid in ((2.0, 77.0), (3.0, 78.0), (4.0, 77.0)):
+        clock.now = 100.0 + end
+        timeline.on_trajectory(1, Trajectory(metrics={"seconds": 2.0, "worker_pid": pid}))
+    for rank in range(2):
+        of_rank = RecordingConfig(folder=str(tmp_path), spans=True)
+        Recorder(of_rank, rank).write(
+            [Span("before the run", 999.0, 0.5), Span("forward_backward", 1005.0 + rank, 1.0)]
+        )
+    timeline.close()
+
+    events = [event for event in json.loads((tmp_path / "timeline-0.json").read_text()) if event]
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    spans = [(processes[event["pid"]], event["tid"], event["ts"] / 1e6) for event in events if event["ph"] == "X"]
+    assert spans == [
+        ("worker 77", 1, 0.0),
+        ("worker 78", 1, 1.0),
+        ("worker 77", 1, 2.0),
+        ("learner-rank0", 0, 5.0),
+        ("learner-rank1", 0, 6.0),
+    ]

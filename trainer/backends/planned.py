@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from agentloop.engines.base import TakesWeights
@@ -20,6 +21,7 @@ from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import Captured, LearnerConfig
 from agentloop.trainer.objective import Objective
 from agentloop.trainer.planning import CostModel, ModelFlops, plan
+from agentloop.trainer.recording import Recorder
 
 IDLE = Sample(
     token_ids=np.zeros(2, np.int32),
@@ -56,6 +58,7 @@ class PlannedLearner(ABC):
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
         self._progress = Progress()
+        self._recorder: Recorder | None = None
         self.largest_row = 0
         """Tokens of the largest micro-batch that this rank has had."""
 
@@ -88,11 +91,15 @@ class PlannedLearner(ABC):
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. An empty batch changes nothing but the number of steps."""
         metrics = StepMetrics(self._device)
-        samples = self._with_logprobs(batch.samples, metrics)
-        for number, indices in enumerate(self._mini_batches(len(samples))):
-            self._update([samples[index] for index in indices], metrics, is_first=number == 0)
-        self._progress.steps += 1
-        result = metrics.result()
+        if self._recorder is None:
+            self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
+        with self._recorder.step(self._progress.steps + 1):
+            samples = self._with_logprobs(batch.samples, metrics)
+            for number, indices in enumerate(self._mini_batches(len(samples))):
+                self._update([samples[index] for index in indices], metrics, is_first=number == 0)
+            self._progress.steps += 1
+            result = metrics.result()
+        self._recorder.write(metrics.spans)
         result["num_tokens"] = float(batch.num_tokens)
         result["num_sampled"] = float(batch.num_sampled)
         result["num_trajectories"] = float(len(samples))

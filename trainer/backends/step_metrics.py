@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentloop.trainer.backends.peak import peak_flops
+from agentloop.trainer.recording import Span, named, now
 
 
 class StepMetrics:
@@ -27,14 +28,19 @@ class StepMetrics:
         self._updates: list[dict[str, float]] = []
         self._skipped = 0
         self._seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
+        """The phases, in order."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+        start, at = time.perf_counter(), now()
+        with named(name):
+            yield
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        self.spans.append(Span(name, at, seconds))
 
     def add_tokens(self, computed: int, values: Mapping[str, Tensor]) -> None:
         """`computed` tokens went through the model; `values` are [num_trained] each."""

@@ -21,6 +21,8 @@ class Layout:
     gpus: int = 1
     tensor: int = 1
     pipeline: int = 1
+    virtual: int = 1
+    """Pieces of the model that each pipeline rank has."""
     context: int = 1
     """Ranks that share each sequence."""
     expert: int = 1
@@ -38,6 +40,7 @@ class Layout:
             gpus=gpus,
             tensor=config.tensor_parallel,
             pipeline=config.pipeline_parallel,
+            virtual=config.virtual_pipeline,
             context=config.context_parallel if config.backend == "megatron" else config.sequence_parallel,
             expert=config.expert_parallel,
             checkpointing=config.checkpointing,
@@ -58,7 +61,7 @@ class Layout:
     @property
     def num_settings(self) -> int:
         """How far it is from the simplest one."""
-        degrees = (self.tensor, self.pipeline, self.context, self.expert)
+        degrees = (self.tensor, self.pipeline, self.virtual, self.context, self.expert)
         return sum(n > 1 for n in degrees) + (self.offload != "off") + (self.checkpointing != "off")
 
     def settings(self) -> dict[str, str | int]:
@@ -67,6 +70,7 @@ class Layout:
         degrees = {
             "tensor_parallel": self.tensor,
             "pipeline_parallel": self.pipeline,
+            "virtual_pipeline": self.virtual,
             "context_parallel" if self.backend == "megatron" else "sequence_parallel": self.context,
             "expert_parallel": self.expert,
         }
@@ -88,6 +92,8 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
     ):
         if ranks > 1 and (count % ranks or not count):
             yield f"{name}={ranks} does not divide the model's {count} {what}."
+    if layout.virtual > 1:
+        yield from _virtual_problems(layout, shape)
     shared = layout.tensor * layout.context
     if layout.context > 1 and shape.kv_heads % layout.tensor == 0 and shape.kv_heads % shared:
         yield (
@@ -106,6 +112,17 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
         yield "A model with a vision tower needs backend=fsdp without sequence_parallel."
     if layout.backend == "fsdp" and (layout.tensor, layout.pipeline, layout.expert) != (1, 1, 1):
         yield "backend=fsdp shards parameters over all ranks: tensor, pipeline and expert parallelism need megatron."
+
+
+def _virtual_problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
+    if layout.pipeline == 1:
+        yield f"virtual_pipeline={layout.virtual} needs pipeline_parallel above 1: one rank has nobody to wait for."
+    elif shape.layers % layout.pipeline == 0 and shape.layers % (layout.pipeline * layout.virtual):
+        pieces = layout.pipeline * layout.virtual
+        yield (
+            f"pipeline_parallel {layout.pipeline} * virtual_pipeline {layout.virtual} = {pieces} does not divide the "
+            f"model's {shape.layers} layers."
+        )
 
 
 def check(layout: Layout, shape: ModelShape) -> None:
@@ -143,5 +160,5 @@ def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has
     """Of checkpointing, offload, tensor, pipeline, context, expert: what the backend has."""
     if backend == "megatron":
         tensors = [n for n in powers if n <= gpus_per_node]
-        return ["off", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
+        return ["off", "selective", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
     return ["off", "selective", "full"], ["off", "optimizer", "all"], [1], [1], powers, [1]

@@ -91,7 +91,7 @@ def _stage_memory(
         kept |= {"compute_weights": precision.compute * parameters, "gradients": _SINGLE * parameters}
     if is_fsdp and micro_batches == 1 and layout.gpus == 1:
         kept["gradients"] = 0.0
-    in_flight = min(layout.pipeline, micro_batches) if is_first else 1
+    in_flight = _in_flight(layout, micro_batches, is_first=is_first)
     logits = min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab / layout.tensor)
     working = _working(shape, layout, precision)
     return TrainingMemory(
@@ -101,6 +101,15 @@ def _stage_memory(
         working=max(logits, working) if is_last else working,
         reference=precision.compute * parameters / (layout.gpus if is_fsdp else 1) if reference else 0.0,
     )
+
+
+def _in_flight(layout: Layout, micro_batches: int, *, is_first: bool) -> float:
+    """Micro-batches whose activations a stage holds; interleaved, each in the pieces that have had it."""
+    if layout.virtual == 1:
+        return min(layout.pipeline, micro_batches) if is_first else 1
+    behind = layout.pipeline - 1 if is_first else 0
+    pieces = 2 * behind + (layout.virtual - 1) * layout.pipeline + 1
+    return min(pieces / layout.virtual, micro_batches)
 
 
 def _rank_parameters(shape: ModelShape, layout: Layout) -> float:
@@ -144,7 +153,7 @@ def _megatron(shape: ModelShape, layout: Layout, parameters: float, precision: P
     }
 
 
-def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_flight: int) -> float:
+def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_flight: float) -> float:
     layers = shape.layers / layout.pipeline
     tokens = layout.rank_tokens * in_flight
     if layout.checkpointing == "full":

@@ -66,7 +66,7 @@ def training_seconds(
     compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
     micro_batches = work.micro_batches(layout)
     if layout.pipeline > 1:
-        compute *= 1 + (layout.pipeline - 1) / micro_batches
+        compute *= 1 + (layout.pipeline - 1) / micro_batches / layout.virtual
     transfers = _transfer_seconds(shape, layout, micro_batches, gpu, gpus_per_node) * work.updates
     return (compute + transfers + work.updates * _optimizer_seconds(shape, layout, gpu)) * scale
 

@@ -91,6 +91,8 @@ class RayWorker:
             return
         try:
             async for trajectory in self._stream(order):
+                if self._started is not None:
+                    trajectory.metrics["worker_pid"] = float(self._started.pid)
                 order.add(trajectory)
                 self._num_ended += 1
         except WorkerLost:

@@ -33,6 +33,7 @@ class Case:
 
 
 TP, PP, CP, EP = "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"
+VP = "virtual_pipeline"
 CASES = {
     "dp4": Case("qwen3"),
     "tp2-dp2": Case("qwen3", {TP: 2}),
@@ -41,6 +42,8 @@ CASES = {
     "cp2-tp2": Case("qwen3", {CP: 2, TP: 2}, {"loss": "gspo", "mini_batches": 2}),
     "cp2-pp2": Case("qwen3", {CP: 2, PP: 2}, {"corrections": ("truncate",), "token_budget": 130}),
     "qwen2-tp2-pp2": Case("qwen2", {TP: 2, PP: 2}, {"grad_clip": 0.1, "kl_coef": 0.1}),
+    "pp2-vp2-dp2": Case("qwen3", {PP: 2, VP: 2}, {"loss": "gmpo", "checkpointing": "selective"}, resumes=True),
+    "moe-pp2-vp2-tp2": Case("moe", {PP: 2, VP: 2, TP: 2}, {"checkpointing": "selective", "kl_coef": 0.1}),
     "moe-ep2-dp2": Case("moe", {EP: 2}),
     "moe-tp2-dp2": Case("moe", {TP: 2}),
     "moe-tp2-ep2-pp2": Case("moe", {TP: 2, EP: 2, PP: 2}, resumes=True),
@@ -50,6 +53,7 @@ ON_TWO = {
     "dp2": Case("qwen3"),
     "tp2": Case("qwen3", {TP: 2}, {"kl_coef": 0.1}),
     "pp2": Case("qwen3", {PP: 2}, {"checkpointing": "full"}, resumes=True),
+    "pp2-vp2": Case("qwen2", {PP: 2, VP: 2}, {"checkpointing": "selective"}),
     "cp2": Case("qwen3", {CP: 2}, {"loss": "gspo"}),
     "qwen2-tp2": Case("qwen2", {TP: 2}, resumes=True),
     "moe-ep2": Case("moe", {EP: 2}),

@@ -103,7 +103,7 @@ def test_ranks_that_the_run_starts_itself(models: Path):
         ({"pipeline_parallel": 3}, "pipeline_parallel=3 does not divide the model's 4 layers"),
         ({"expert_parallel": 2}, "expert_parallel=2 does not divide the model's 0 experts"),
         ({"param_dtype": "bfloat16"}, "changes parameters in float32"),
-        ({"checkpointing": "selective"}, "checkpointing off and full"),
+        ({"virtual_pipeline": 2}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_loaded(

@@ -55,13 +55,20 @@ def test_gate_and_rise_of_each_rank_are_side_by_side():
     assert Stacked(2).shard([gate, rise], 1, 2).flatten().tolist() == [2, 3, 12, 13]
 
 
-@pytest.mark.parametrize(("name", "stages", "experts"), [("qwen3", 1, 1), ("qwen2", 2, 1), ("moe", 4, 2)])
-def test_the_map_names_every_tensor_of_the_checkpoint_once(models: Path, name: str, stages: int, experts: int):
+@pytest.mark.parametrize(
+    ("name", "stages", "pieces", "experts"), [("qwen3", 1, 1, 1), ("qwen2", 2, 2, 1), ("moe", 4, 1, 2)]
+)
+def test_the_map_names_every_tensor_of_the_checkpoint_once(
+    models: Path, name: str, stages: int, pieces: int, experts: int
+):
     shape = ModelShape.from_config(AutoConfig.from_pretrained(models / name))
-    found = blocks(shape, stages, qkv_bias=name == "qwen2", num_local_experts=experts)
+    found = blocks(shape, stages, pieces, qkv_bias=name == "qwen2", num_local_experts=experts)
     theirs = [tensor for block in found for entry in block.entries for tensor in entry.theirs]
     assert sorted(theirs) == sorted(CheckpointFiles(models / name).shapes)
-    assert [block.stage for block in found] == sorted(block.stage for block in found)
+    layers = [block.stage for block in found[1:-1]]
+    assert layers == [stage for _ in range(pieces) for stage in range(stages) for _ in range(4 // stages // pieces)]
+    assert (found[0].stage, found[-1].stage) == (0, stages - 1)
+    assert {entry.ours.split(".")[0] for block in found for entry in block.entries} == set(map(str, range(pieces)))
 
 
 def test_files_are_split_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

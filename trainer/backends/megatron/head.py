@@ -11,7 +11,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from agentloop.trainer.backends.megatron.micro import RankMicroBatch
-from agentloop.trainer.backends.megatron.model import PackedGpt
+from agentloop.trainer.backends.megatron.model import Stage
 from agentloop.trainer.backends.megatron.ranks import Ranks
 from agentloop.trainer.backends.megatron.vocabulary import VocabularyShard
 from agentloop.trainer.fused_head import head_loss
@@ -25,7 +25,7 @@ from agentloop.trainer.trained_tokens import TrainedTokens
 class Head:
     """Of one model on these ranks."""
 
-    def __init__(self, model: PackedGpt, ranks: Ranks, temperature: float) -> None:
+    def __init__(self, model: Stage, ranks: Ranks, temperature: float) -> None:
         self._weight = model.head_weight() if ranks.is_last_stage else None
         self._ranks = ranks
         self._temperature = temperature

@@ -21,7 +21,7 @@ from agentloop.trainer.backends import skipped
 from agentloop.trainer.backends.megatron import state
 from agentloop.trainer.backends.megatron.head import Head
 from agentloop.trainer.backends.megatron.micro import RankMicroBatch
-from agentloop.trainer.backends.megatron.model import PackedGpt, check_supported, transformer_config
+from agentloop.trainer.backends.megatron.model import Stage, check_supported, transformer_config
 from agentloop.trainer.backends.megatron.on_cpu import on_device
 from agentloop.trainer.backends.megatron.ranks import Ranks
 from agentloop.trainer.backends.megatron.training import Training
@@ -68,7 +68,7 @@ class MegatronLearner(PlannedLearner):
         with on_device(self._device):
             self._model, self._shapes = self._load(hf_config, layout, Path(config.model).expanduser())
             self._training = Training(self._model, config)
-            self._reference: PackedGpt | None = None
+            self._reference: Stage | None = None
             if config.needs_reference:
                 folder = Path(config.reference or config.model).expanduser()
                 self._reference, _ = self._load(_hf_config(folder), layout, folder)
@@ -76,8 +76,8 @@ class MegatronLearner(PlannedLearner):
         self._cost = CostModel.from_config(hf_config)
         self._flops = ModelFlops.from_config(hf_config)
 
-    def _load(self, hf_config: Any, layout: Layout, folder: Path) -> tuple[PackedGpt, dict[str, tuple[int, ...]]]:
-        model = PackedGpt(hf_config, transformer_config(hf_config, layout, self._compute_dtype), self._ranks)
+    def _load(self, hf_config: Any, layout: Layout, folder: Path) -> tuple[Stage, dict[str, tuple[int, ...]]]:
+        model = Stage(hf_config, transformer_config(hf_config, layout, self._compute_dtype), self._ranks)
         model = model.to(self._device)
         self._weights.mark(model)
         return model, self._weights.load(folder, model)
@@ -110,7 +110,7 @@ class MegatronLearner(PlannedLearner):
 
     def _run(
         self,
-        model: nn.Module,
+        pieces: Sequence[nn.Module],
         samples: Sequence[Sample],
         rows: Rows,
         weights: np.ndarray,
@@ -120,6 +120,9 @@ class MegatronLearner(PlannedLearner):
     ) -> None:
         """All micro-batches through all stages. On the last, `visit` is given hidden states and says the loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        if len(pieces) > 1:  # then micro-batches go round in groups of as many as there are stages
+            rows = rows + [[]] * (-len(rows) % self._ranks.pipeline)
 
         def forward(data: Iterator[list[Unit]], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             row = next(data)
@@ -133,8 +136,8 @@ class MegatronLearner(PlannedLearner):
 
         get_forward_backward_func()(
             forward_step_func=forward,
-            data_iterator=iter(rows),
-            model=model,
+            data_iterator=[iter(rows) for _ in pieces],
+            model=list(pieces),
             num_microbatches=len(rows),
             seq_length=self.config.token_budget,
             micro_batch_size=1,
@@ -195,7 +198,7 @@ class MegatronLearner(PlannedLearner):
         return self._logprobs_of(self._reference, samples)
 
     @torch.no_grad()
-    def _logprobs_of(self, model: PackedGpt, samples: Sequence[Sample]) -> list[np.ndarray]:
+    def _logprobs_of(self, model: Stage, samples: Sequence[Sample]) -> list[np.ndarray]:
         flat = torch.zeros(sum(sample.num_sampled for sample in samples), device=self._device)
         if not samples:
             return []
@@ -212,7 +215,7 @@ class MegatronLearner(PlannedLearner):
 
         with on_device(self._device):
             rows = self._rows(samples, list(range(len(samples))))
-            self._run(model, samples, rows, np.zeros(len(samples)), visit, forward_only=True)
+            self._run([*model], samples, rows, np.zeros(len(samples)), visit, forward_only=True)
         dist.all_reduce(flat)
         return [part.astype(np.float32) for part in np.split(flat.cpu().numpy(), ends[:-1])]
 

@@ -40,16 +40,17 @@ class RmsNorm(nn.RMSNorm):
 class PackedGpt(GPTModel):
     """Takes a packed row, or what the stage before made of it; gives hidden states. The LM head is not run."""
 
-    def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks) -> None:
+    def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks, piece: int) -> None:
         super().__init__(
             config,
             _block_spec(config, ranks),
             hf_config.vocab_size,
             hf_config.max_position_embeddings,
-            pre_process=ranks.is_first_stage,
-            post_process=ranks.is_last_stage,
+            pre_process=ranks.is_first_stage and piece == 0,
+            post_process=ranks.is_last_stage and piece == ranks.pieces - 1,
             share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
             position_embedding_type="none",
+            vp_stage=piece if ranks.pieces > 1 else None,
         )
         self.register_buffer("inv_freq", _inverse_frequencies(hf_config), persistent=False)
 
@@ -60,10 +61,19 @@ class PackedGpt(GPTModel):
         rotary = torch.cat([angles, angles], dim=-1)[:, None, None, :]
         return self.decoder(hidden, None, rotary_pos_emb=rotary, packed_seq_params=row)
 
+
+class Stage(nn.ModuleList):
+    """What this rank has of the model: one piece of consecutive layers, or several."""
+
+    def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks) -> None:
+        super().__init__(PackedGpt(hf_config, config, ranks, piece) for piece in range(ranks.pieces))
+        self.config = config
+
     def head_weight(self) -> Tensor:
         """Of this rank's share of the vocabulary, on the last stage: [vocab / tensor ranks, hidden]."""
-        is_tied = self.share_embeddings_and_output_weights
-        weight: Tensor = self.shared_embedding_or_output_weight() if is_tied else self.output_layer.weight
+        last: Any = self[-1]
+        is_tied = last.share_embeddings_and_output_weights
+        weight: Tensor = last.shared_embedding_or_output_weight() if is_tied else last.output_layer.weight
         return weight
 
 
@@ -108,6 +118,7 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=1,
@@ -117,6 +128,9 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
         # Token weights are of the whole mini-batch: gradients are summed, nothing is divided.
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
+        # Interleaved stages send both ways at once; in one batch two of them would take each other's for their own.
+        overlap_p2p_comm=layout.virtual > 1,
+        batch_p2p_comm=layout.virtual == 1,
         # What follows needs extensions that are compiled, or an optimizer that owns the gradients.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -129,10 +143,10 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
 
 
 def _recomputation(layout: Layout) -> dict[str, Any]:
-    if layout.checkpointing == "selective":
-        raise UserError("learner.backend=megatron has learner.checkpointing off and full. Set it to one of them.")
     if layout.checkpointing == "off":
         return {}
+    if layout.checkpointing == "selective":  # what is wide and quickly computed
+        return {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]}
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -175,7 +189,8 @@ def _block_spec(config: TransformerConfig, ranks: Ranks) -> TransformerBlockSubm
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * (config.num_layers // ranks.pipeline), layer_norm=RmsNorm)
+    num_layers = config.num_layers // (ranks.pipeline * ranks.pieces)
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RmsNorm)
 
 
 def _inverse_frequencies(hf_config: Any) -> Tensor:

@@ -19,6 +19,8 @@ class Ranks:
     tensor_rank: int
     pipeline: int
     stage: int
+    pieces: int
+    """Of the model on this rank: piece p of stage s is number p * stages + s of all."""
     context: int
     context_rank: int
     expert: int
@@ -53,6 +55,7 @@ class Ranks:
         parallel_state.initialize_model_parallel(
             tensor,
             pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
             context_parallel_size=context,
             expert_model_parallel_size=expert,
             expert_tensor_parallel_size=1,
@@ -65,6 +68,7 @@ class Ranks:
             parallel_state.get_tensor_model_parallel_rank(),
             pipeline,
             parallel_state.get_pipeline_model_parallel_rank(),
+            layout.virtual,
             context,
             parallel_state.get_context_parallel_rank(),
             expert,

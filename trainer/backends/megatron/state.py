@@ -118,7 +118,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _layout(ranks: Ranks) -> dict[str, int]:
-    names = ("tensor", "pipeline", "context", "expert", "data")
+    names = ("tensor", "pipeline", "pieces", "context", "expert", "data")
     return {name: getattr(ranks, name) for name in names}
 
 

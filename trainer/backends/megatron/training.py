@@ -9,20 +9,17 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import nn
 
-from agentloop.trainer.backends.megatron.model import PackedGpt
+from agentloop.trainer.backends.megatron.model import Stage
 from agentloop.trainer.learner import LearnerConfig
 
 
 class Training:
     """What a model needs to be trained. AdamW changes float32 parameters, divided over the ranks that have the same."""
 
-    def __init__(self, model: PackedGpt, config: LearnerConfig) -> None:
+    def __init__(self, model: Stage, config: LearnerConfig) -> None:
         self._clip = config.grad_clip
-        self.wrapped: Any = DistributedDataParallel(
-            model.config,
-            DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
-            model,
-        )
+        buffers = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+        self.wrapped: list[Any] = [DistributedDataParallel(model.config, buffers, piece) for piece in model]
         model.config.finalize_model_grads_func = _finalize
         is_bf16 = model.config.params_dtype == torch.bfloat16
         self._optimizer: Any = get_megatron_optimizer(
@@ -38,7 +35,7 @@ class Training:
                 params_dtype=model.config.params_dtype,
                 use_distributed_optimizer=True,
             ),
-            [self.wrapped],
+            self.wrapped,
             use_gloo_process_groups=False,
         )
         for group in self._optimizer.param_groups:
@@ -57,7 +54,8 @@ class Training:
 
     def clear(self) -> None:
         """For the next mini-batch."""
-        self.wrapped.zero_grad_buffer()
+        for piece in self.wrapped:
+            piece.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     @property

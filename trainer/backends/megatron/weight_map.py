@@ -96,7 +96,7 @@ class Entry:
     """One tensor of Megatron's."""
 
     ours: str
-    """In the model of a stage; its layers are counted from 0 there."""
+    """On its stage: 'piece.name', the layers of a piece being counted from 0."""
     theirs: tuple[str, ...]
     rule: Rule
     expert: int | None = None
@@ -111,28 +111,28 @@ class Block:
     entries: tuple[Entry, ...]
 
 
-def blocks(shape: ModelShape, stages: int, *, qkv_bias: bool, num_local_experts: int) -> list[Block]:
-    """The whole model in the order of its layers, tied weights once."""
-    per_stage = shape.layers // stages
-    found = [Block(0, (Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0)),))]
+def blocks(shape: ModelShape, stages: int, pieces: int, *, qkv_bias: bool, num_local_experts: int) -> list[Block]:
+    """The whole model in the order of its layers, tied weights once; each stage has `pieces` of it, in turns."""
+    per_piece = shape.layers // (stages * pieces)
+    found = [Block(0, (Entry("0.embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0)),))]
     for layer in range(shape.layers):
-        entries = (
-            *_attention(shape, layer, layer % per_stage, qkv_bias),
-            *_mlp(shape, layer, layer % per_stage, num_local_experts),
-        )
-        found.append(Block(layer // per_stage, entries))
-    last = [Entry("decoder.final_layernorm.weight", ("model.norm.weight",), Same())]
+        piece, stage = divmod(layer // per_piece, stages)
+        ours = f"{piece}.decoder.layers.{layer % per_piece}."
+        entries = (*_attention(shape, layer, ours, qkv_bias), *_mlp(shape, layer, ours, num_local_experts))
+        found.append(Block(stage, entries))
+    last = [Entry(f"{pieces - 1}.decoder.final_layernorm.weight", ("model.norm.weight",), Same())]
     if not shape.tied:
-        last.append(Entry("output_layer.weight", ("lm_head.weight",), Split(0)))
+        last.append(Entry(f"{pieces - 1}.output_layer.weight", ("lm_head.weight",), Split(0)))
     return [*found, Block(stages - 1, tuple(last))]
 
 
-TIED_HEAD = Entry("output_layer.weight", ("model.embed_tokens.weight",), Split(0))
-"""The last of several stages has a copy of a tied embedding."""
+def tied_head(pieces: int) -> Entry:
+    """The last of several stages has a copy of a tied embedding."""
+    return Entry(f"{pieces - 1}.output_layer.weight", ("model.embed_tokens.weight",), Split(0))
 
 
-def _attention(shape: ModelShape, layer: int, local: int, qkv_bias: bool) -> Iterator[Entry]:
-    ours, theirs = f"decoder.layers.{local}.", f"model.layers.{layer}."
+def _attention(shape: ModelShape, layer: int, ours: str, qkv_bias: bool) -> Iterator[Entry]:
+    theirs = f"model.layers.{layer}."
     qkv = Attention(shape.kv_heads, shape.heads // shape.kv_heads)
     yield Entry(f"{ours}input_layernorm.weight", (f"{theirs}input_layernorm.weight",), Same())
     for kind in ("weight", "bias") if qkv_bias else ("weight",):
@@ -146,8 +146,8 @@ def _attention(shape: ModelShape, layer: int, local: int, qkv_bias: bool) -> Ite
     yield Entry(f"{ours}pre_mlp_layernorm.weight", (f"{theirs}post_attention_layernorm.weight",), Same())
 
 
-def _mlp(shape: ModelShape, layer: int, local: int, num_local_experts: int) -> Iterator[Entry]:
-    ours, theirs = f"decoder.layers.{local}.mlp.", f"model.layers.{layer}.mlp."
+def _mlp(shape: ModelShape, layer: int, ours: str, num_local_experts: int) -> Iterator[Entry]:
+    ours, theirs = f"{ours}mlp.", f"model.layers.{layer}.mlp."
     if not shape.num_experts:
         yield Entry(f"{ours}linear_fc1.weight", (f"{theirs}gate_proj.weight", f"{theirs}up_proj.weight"), Stacked(2))
         yield Entry(f"{ours}linear_fc2.weight", (f"{theirs}down_proj.weight",), Split(1))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agentloop.errors import UserError
 from agentloop.trainer.backends.checkpoint_files import CheckpointFiles
 from agentloop.trainer.backends.megatron.ranks import Ranks
-from agentloop.trainer.backends.megatron.weight_map import TIED_HEAD, Block, Entry, blocks
+from agentloop.trainer.backends.megatron.weight_map import Block, Entry, blocks, tied_head
 from agentloop.trainer.planning.model_shape import ModelShape
 
 
@@ -22,7 +22,9 @@ class Weights:
     def __init__(self, shape: ModelShape, ranks: Ranks, *, qkv_bias: bool) -> None:
         self._ranks = ranks
         self._local_experts = max(shape.num_experts // ranks.expert, 1)
-        self._blocks = blocks(shape, ranks.pipeline, qkv_bias=qkv_bias, num_local_experts=self._local_experts)
+        self._blocks = blocks(
+            shape, ranks.pipeline, ranks.pieces, qkv_bias=qkv_bias, num_local_experts=self._local_experts
+        )
         self._tied = shape.tied
 
     def load(self, folder: Path, model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -80,7 +82,7 @@ class Weights:
             if block.stage == self._ranks.stage:
                 yield from (entry for entry in block.entries if self._has(entry))
         if self._tied and self._ranks.is_last_stage and not self._ranks.is_first_stage:
-            yield TIED_HEAD
+            yield tied_head(self._ranks.pieces)
 
     def _has(self, entry: Entry) -> bool:
         return entry.expert is None or entry.expert // self._local_experts == self._ranks.expert_rank
