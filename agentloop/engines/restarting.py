@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.shared_weights import SharedWeights, WeightShelf
+from agentloop.engines.shared_weights import Overwritten, SharedWeights, WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
 
@@ -45,6 +45,10 @@ class RestartingEngine:
         self._copy_weights = copy_weights
         self._shelf = WeightShelf()
         self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
+        self._coming: tuple[SharedWeights, int] | None = None
+        """What the shelf of another process holds now, though an engine that is being started has yet to take it: the
+        weights of before are gone."""
+        self._come = asyncio.Event()
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
         self._lost = asyncio.Event()
@@ -120,6 +124,9 @@ class RestartingEngine:
         await self._change(lambda engine: engine.resume())
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        if isinstance(weights, SharedWeights):
+            self._coming = weights, version
+            self._come.set()
         async with self._changing:  # also while they are kept: a new engine takes those of before
             kept = await asyncio.to_thread(self._keep, weights)
             engine = self._engine
@@ -194,14 +201,25 @@ class RestartingEngine:
         engine = self._make()
         try:
             await engine.start()
-            if self._weights is not None:
-                await engine.update_weights(self._weights, self.policy_version)
+            await self._bring_up_to_date(engine)
             if self._paused:
                 await engine.pause()
         except BaseException:
             await _close(engine)
             raise
         return engine
+
+    async def _bring_up_to_date(self, engine: Engine) -> None:
+        while True:
+            self._come.clear()
+            weights, version = self._coming or (self._weights, self.policy_version)
+            if weights is None:
+                break
+            try:
+                await engine.update_weights(weights, version)
+                break
+            except Overwritten:
+                await self._come.wait()  # whoever filled the shelf says so as soon as it is full
 
     def _progress(self) -> None:
         self._last_progress = asyncio.get_running_loop().time()

@@ -34,6 +34,10 @@ class CannotMap(EngineError):
     """This process cannot map what another one shares: it is on another host, or its GPU cannot reach the other's."""
 
 
+class Overwritten(EngineError):
+    """The shelf was filled again while it was read: what was read is of no version."""
+
+
 class Place(NamedTuple):
     """Where a weight is."""
 
@@ -49,7 +53,8 @@ class Place(NamedTuple):
 class SharedWeights:
     """Iterates over (Hugging Face name, tensor); the tensors are the shelf's memory, for reading.
 
-    They hold until the shelf is filled again: `MappedWeights.check` says so.
+    They hold until the shelf is filled again. Who takes all of them in one go meets `Overwritten` at the end where that
+    happened meanwhile.
     """
 
     shelf: str
@@ -59,7 +64,9 @@ class SharedWeights:
     """Handles."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self.open())
+        mapped = self.open()
+        yield from mapped
+        mapped.check()
 
     @property
     def is_of_this_process(self) -> bool:
@@ -104,9 +111,9 @@ class MappedWeights:
         return fits
 
     def check(self) -> None:
-        """Raises `EngineError` where the shelf was filled again since: what was read is then of no version."""
+        """Raises `Overwritten` where the shelf was filled again since."""
         if int(_stamp(self._buckets[0]).item()) != self._shared.stamp:
-            raise EngineError("the shared weights were overwritten while they were read")
+            raise Overwritten("the shared weights were overwritten while they were read")
 
 
 class WeightShelf:

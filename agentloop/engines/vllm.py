@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.shared_weights import CannotMap, SharedWeights, WeightShelf
+from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_images import ImageSender, start_arguments
@@ -295,8 +295,8 @@ class VllmEngine:
         """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
 
         Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
-        process that the workers cannot map; nothing has changed then. If vLLM fails while it loads, the engine refuses
-        turns until an update succeeds.
+        process that the workers cannot map; nothing has changed then. If vLLM fails while it loads, or they are
+        `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
         """
         llm = self._alive()
         shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
@@ -307,7 +307,7 @@ class VllmEngine:
             was_paused = self._paused
             await self._pause()
             try:
-                self.loads_by = (await llm.collective_rpc("agentloop_load"))[0]
+                ways = await llm.collective_rpc("agentloop_load")
             except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
                 if llm.errored:
                     raise EngineDead(_DEAD) from error
@@ -315,11 +315,19 @@ class VllmEngine:
                 await self._abort_all()
                 raise EngineError(self._failure) from error
             else:
-                self._failure = None
-                self._mark(version)
+                await self._loaded(ways, version)
             finally:
                 if not was_paused and not llm.errored:
                     await self._resume()
+
+    async def _loaded(self, ways: list[str], version: int) -> None:
+        if "overwritten" in ways:
+            self._failure = "new weights were overwritten while vLLM loaded them"
+            await self._abort_all()
+            raise Overwritten(self._failure)
+        self.loads_by = ways[0]
+        self._failure = None
+        self._mark(version)
 
     async def _open(self, llm: Any, shared: SharedWeights) -> None:
         """Let the workers map the weights, or a copy on the host where they cannot reach the GPU that has them."""

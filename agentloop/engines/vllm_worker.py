@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.shared_weights import CannotMap, MappedWeights, SharedWeights
+from agentloop.engines.shared_weights import CannotMap, MappedWeights, Overwritten, SharedWeights
 from agentloop.engines.vllm_copies import copies_of, is_as_loaded
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class WeightReceiver:
         return ""
 
     def agentloop_load(self) -> str:
-        """Load what was opened last: by the `copies` recorded before, by the model's `loader`, or by `reload`."""
+        """Load what was opened last: by the `copies` recorded before, by the model's `loader`, or by `reload`. Or
+        `overwritten`: the model has weights of no version then."""
         import torch
 
         mapped, model = self._agentloop_mapped, self.get_model()
@@ -57,7 +58,10 @@ class WeightReceiver:
                 way = "reload"
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the shelf may be filled again as soon as this returns
-        mapped.check()
+        try:
+            mapped.check()
+        except Overwritten:
+            return "overwritten"  # of an exception nothing but its text would come out of vLLM
         return way
 
     def _agentloop_reload(self, mapped: MappedWeights) -> None:

@@ -1,5 +1,6 @@
 """The tests of `VllmEngine` on CUDA, where vLLM captures graphs and schedules ahead of the device."""
 
+import asyncio
 import importlib.util
 from pathlib import Path
 
@@ -49,6 +50,21 @@ async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host
     assert list((await engine.generate([1, 2], _tests.GREEDY, trajectory_id="a")).ids) == [6] * 12
     monkeypatch.undo()
     await engine.update_weights(list(model.named_parameters()), 0)
+
+
+async def test_two_engines_start_on_one_gpu_at_the_same_time(engine, tmp_path):
+    _tests.random_model().save_pretrained(tmp_path)
+    options = {"dtype": "float32", "max_model_len": _tests.LONGEST, "max_num_seqs": 64}
+    pair = [_tests.VllmEngine(tmp_path, gpu_memory_utilization=0.2, shares_gpu=True, **options) for _ in range(2)]
+    try:
+        await asyncio.gather(*(each.start() for each in pair))
+        memory = torch.cuda.get_device_properties(0).total_memory
+        for each in pair:
+            assert each.cache_tokens * 2 * 2 * 64 * 4 < 0.2 * memory  # keys and values of 2 layers in float32
+            got = await each.generate([1, 2], _tests.GREEDY, trajectory_id="a")
+            assert len(got.ids) == 12
+    finally:
+        await asyncio.gather(*(each.close() for each in pair))
 
 
 globals().update({name: test for name, test in vars(_tests).items() if name.startswith("test_")})

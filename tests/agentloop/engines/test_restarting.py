@@ -8,6 +8,7 @@ import torch
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.restarting import RestartingEngine
+from agentloop.engines.shared_weights import WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
 
@@ -111,6 +112,72 @@ async def test_tokens_keep_the_version_that_sampled_them_and_the_new_engine_has_
     assert set(turn.versions) == {4}
     assert make.made[1].weights["w"].tolist() == [1, 1]
     assert engine.policy_version == make.made[1].policy_version == 4
+
+
+class Slow(Mortal):
+    """Starts when it is told to, and reads shared weights as an engine of another process does."""
+
+    def __init__(self, fate=None):
+        super().__init__(fate)
+        self.starts = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.closes = asyncio.Event()
+
+    async def start(self):
+        await self.starts.wait()
+
+    async def close(self):
+        self.closes.set()
+
+    async def update_weights(self, weights, version):
+        mapped = weights.open()
+        self.reads.set()
+        await asyncio.sleep(0)
+        mapped.check()
+        await super().update_weights(mapped, version)
+
+
+async def dies_and_restarts(shelf):
+    """An engine whose first life ends with version 4 on the shelf, and its second one, which is not started yet."""
+    lives = [Slow(2), Slow()]
+    waiting = iter(lives)
+    engine = RestartingEngine(lambda: next(waiting), budget=RestartBudget(1))
+    lives[0].starts.set()
+    await engine.start()
+    await engine.update_weights(shelf.put([("w", torch.full((2,), 4.0))]), 4)
+    turn = asyncio.create_task(engine.generate([10], PARAMS, trajectory_id="a"))
+    await lives[0].closes.wait()
+    return engine, lives[1], turn
+
+
+async def test_an_engine_that_starts_while_the_shelf_is_filled_again_takes_what_is_there_then():
+    shelf = WeightShelf()
+    engine, second, turn = await dies_and_restarts(shelf)
+    update = asyncio.create_task(engine.update_weights(shelf.put([("w", torch.full((2,), 5.0))]), 5))
+    await asyncio.sleep(0)  # it has come, and waits for the engine
+    second.starts.set()
+    await update
+    assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
+    assert second.weights["w"].tolist() == [5, 5]
+    assert engine.policy_version == second.policy_version == 5
+    assert engine.budget.counts == {"died": 1}
+    await engine.close()
+
+
+async def test_an_engine_whose_weights_are_overwritten_while_it_reads_them_waits_for_the_new_ones():
+    shelf = WeightShelf()
+    engine, second, turn = await dies_and_restarts(shelf)
+    second.starts.set()
+    await second.reads.wait()
+    new = shelf.put([("w", torch.full((2,), 5.0))])
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert second.weights is None  # neither the old ones nor half of them
+    await engine.update_weights(new, 5)
+    assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
+    assert second.weights["w"].tolist() == [5, 5]
+    assert engine.budget.counts == {"died": 1}
+    await engine.close()
 
 
 async def test_many_turns_that_see_one_death_cost_one_restart():

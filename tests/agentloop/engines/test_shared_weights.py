@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.engines.shared_weights import CannotMap, WeightShelf
+from agentloop.engines.shared_weights import CannotMap, Overwritten, WeightShelf
 from agentloop.errors import EngineError
 
 
@@ -85,7 +85,7 @@ def test_what_was_filled_again_is_not_taken_for_what_it_was(reader):
     shelf = WeightShelf()
     old = shelf.put(weights_of(0))
     new = shelf.put(weights_of(1))
-    assert reader(old) == (True, "EngineError: the shared weights were overwritten while they were read")
+    assert reader(old) == (True, "Overwritten: the shared weights were overwritten while they were read")
     assert same(reader(new)[1], weights_of(1))
 
     def interrupted():
@@ -155,6 +155,15 @@ def test_memory_is_given_back_with_the_shelf():
     del shelf
     assert gone() is None
     assert not os.path.exists(path) or "agentloop-weights" not in os.readlink(path)
+
+
+def test_who_reads_while_the_shelf_is_filled_again_hears_of_it_at_the_end():
+    shelf = WeightShelf()
+    reading = iter(shelf.put(weights_of()))
+    assert next(reading)[0] == "matrix"
+    shelf.put(weights_of(1))
+    with pytest.raises(Overwritten):
+        list(reading)
 
 
 def test_a_stamp_is_of_one_filling():
