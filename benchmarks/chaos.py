@@ -63,7 +63,8 @@ def tasks(num):
 def script(trajectory_id, turn, prompt, params):
     """Asks Python, and says what it said; every fourth episode guesses."""
     said = tokenizer().decode(list(prompt)).rpartition("<|im_start|>user")[2]
-    if turn == 0 and not trajectory_id.endswith("-3"):
+    # The engine has seen no turn of an episode whose first ones were recalled: what is shown says how far it is.
+    if "<tool_response>" not in said and not trajectory_id.endswith("-3"):
         a, b = re.findall(r"\\d+", said)[:2]
         call = f'{{"name": "code_interpreter", "arguments": {{"code": "print({a} + {b})"}}}}'
         reply = f"<tool_call>\\n{call}\\n</tool_call>"
