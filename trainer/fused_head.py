@@ -9,13 +9,13 @@ are computed twice, but for its last chunk's. Where ranks divide trajectories, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentloop.trainer.head_chunks import HeadGradient, groups
+from agentloop.trainer.head_chunks import HeadGradient, Units, groups
 from agentloop.trainer.kernels import softmax
 from agentloop.trainer.kernels.softmax import Statistics, Vocabulary
 
@@ -31,7 +31,7 @@ def head_loss(
     *,
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
-    units: Sequence[int] | None = None,
+    units: Units | None = None,
     vocabulary: Vocabulary = softmax,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, float32 scalar, and detached the log-probabilities and entropies, float32 [num_tokens].

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Units = Sequence[int] | NDArray[np.int64]
+"""How many tokens in a row belong together, in order."""
 
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 832 * 2**20}
 """Logits of one chunk: near the caches of a CPU; on a GPU few chunks, since each reads and writes the whole gradient
@@ -30,7 +35,7 @@ def _most_tokens(weight: Tensor) -> int:
 
 
 def groups(
-    num_tokens: int, weight: Tensor, chunk_tokens: int | None = None, units: Sequence[int] | None = None
+    num_tokens: int, weight: Tensor, chunk_tokens: int | None = None, units: Units | None = None
 ) -> list[list[slice]]:
     """Chunks that must be known together before the gradient of any of them is: one each, or with `units`, how many
     tokens in a row belong together, those of as many units as a chunk holds; a unit that is longer has several."""
@@ -39,7 +44,7 @@ def groups(
     most = chunk_tokens or _most_tokens(weight)
     found: list[list[slice]] = []
     start = end = 0
-    for size in [*units, num_tokens + most]:  # the last one is none: it ends the chunk before it
+    for size in [*map(int, units), num_tokens + most]:  # the last one is none: it ends the chunk before it
         if end > start and end - start + size > most:
             parts = chunks(end - start, weight, chunk_tokens)
             found.append([slice(start + part.start, start + part.stop) for part in parts])

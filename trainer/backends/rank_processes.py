@@ -134,7 +134,8 @@ class RankProcesses:
     def say_where(self) -> None:
         """Every rank writes the stacks of its threads to stderr, rank 0 first."""
         _log.warning("A call of the learner's ranks takes long; stacks of all of them follow, rank 0 first.")
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        if sys.__stderr__ is not None:
+            faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
         for process in self._processes.values():
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, rank_process.SAY_WHERE)

@@ -167,7 +167,7 @@ def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_fli
 
 def _kept_features(shape: ModelShape, layout: Layout) -> float:
     """Of a token and layer: what the backward of the layer reads."""
-    stream = 4 * shape.hidden  # before and after the norms of attention and MLP
+    stream: float = 4 * shape.hidden  # before and after the norms of attention and MLP
     attention = 2 * shape.query + 2 * shape.key  # queries, keys, values, output
     if shape.qk_norm:
         attention += shape.query + shape.key  # queries and keys before their norms
@@ -197,7 +197,7 @@ def _selected_features(shape: ModelShape, layout: Layout) -> float:
 
 def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
     """The gradient of the product inside the MLP; with checkpointing also what one layer keeps."""
-    width = shape.experts_per_token * shape.expert_mlp if shape.num_experts else shape.mlp
+    width: float = shape.experts_per_token * shape.expert_mlp if shape.num_experts else shape.mlp
     if layout.checkpointing != "off":
         width += _kept_features(shape, layout)
     return precision.compute * layout.rank_tokens * width / layout.tensor

@@ -3,9 +3,12 @@
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -68,8 +71,32 @@ def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
     metrics = learner.step(TrainBatch(samples()))
     if hf_folder is not None:
         learner.save_hf(hf_folder)
-    weights = {name: value.clone() for name, value in learner.weights()}
-    return {"logprobs": logprobs, "metrics": metrics, "weights": weights}
+    weights: dict[str, torch.Tensor] = {}
+    messages: list[int] = []
+    before: list[int] = []
+    """Messages when each parameter came."""
+    with _counted(messages):
+        for name, value in learner.weights():
+            weights[name] = value.clone()
+            before.append(len(messages))
+    return {"logprobs": logprobs, "metrics": metrics, "weights": weights, "messages": messages, "before": before}
+
+
+@contextmanager
+def _counted(messages: list[int]) -> Iterator[None]:
+    """Numbers in each message by which ranks get the whole of something."""
+    gather, broadcast = dist.all_gather_into_tensor, dist.broadcast
+
+    def gathers(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(output.numel())
+        return gather(output, *args, **kwargs)
+
+    def broadcasts(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(tensor.numel())
+        return broadcast(tensor, *args, **kwargs)
+
+    with patch.object(dist, "all_gather_into_tensor", gathers), patch.object(dist, "broadcast", broadcasts):
+        yield
 
 
 def _resumed(make: Any, learner: Any, folder: Path) -> bool:

@@ -17,6 +17,7 @@ from agentloop.trainer.backends.fsdp import FsdpLearner
 
 _SCRIPT = Path(__file__).parent / "on_ranks.py"
 _CASES = load_object(f"{_SCRIPT}:CASES", "dictionary")
+TP, PP, EP = "tensor_parallel", "pipeline_parallel", "expert_parallel"
 _OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
 _TOLERANCE = 1e-5
 
@@ -87,3 +88,18 @@ def test_transformers_loads_what_is_saved(name: str, results: Path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert torch.equal(model.model.embed_tokens.weight, weights["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.degrees])
+def test_no_rank_ever_has_more_than_a_layer_whole(name: str, results: Path):
+    for rank in range(4):
+        got = torch.load(results / f"{name}-{rank}.pt", weights_only=True)
+        sizes = {key: value.numel() for key, value in got["weights"].items()}
+        layers = [sum(n for key, n in sizes.items() if f".layers.{layer}." in key) for layer in range(4)]
+        largest = max(*layers, sizes["model.embed_tokens.weight"])
+        messages = got["messages"]
+        assert max(messages, default=0) <= largest < 0.5 * sum(sizes.values())
+        # Nothing is fetched ahead: the last messages come with the last parameters.
+        assert sum(messages[: got["before"][0]]) <= 2 * sizes["model.embed_tokens.weight"]
+        divides = {TP, PP, EP} & _CASES[name].degrees.keys()
+        assert bool(messages) == bool(divides)
