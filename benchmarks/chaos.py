@@ -216,9 +216,11 @@ class Chaos:
         """Kill these one after the other, each after some progress, then let the run come to its end."""
         for part in parts:
             self._until_progress()
-            while self.driver.is_alive and not self._done[part]():
+            killed = False
+            while self.driver.is_alive and not killed:
+                killed = self._done[part]()
                 self._wait(0.05)
-            self.kills[part] += 1
+            self.kills[part] += killed
             self._last = part
         while self._keep_running():
             self._wait(0.05)
@@ -300,19 +302,17 @@ def torment(
     mode: str,
     workers: str,
     steps: int,
-    rounds: int,
+    parts: Sequence[str],
     rng: random.Random,
     isolation: str = "slots",
     pause: float = 1.0,
 ) -> dict[str, Any]:
-    """A run in which every part is killed `rounds` times, up to `pause` seconds after a step. Raises `AssertionError`
-    where anything is lost."""
+    """A run of which these parts are killed, each up to `pause` seconds after a step. Raises `AssertionError` where
+    anything is lost."""
     daemon = Daemon(isolation)
     try:
         config = write_recipe(folder, workers=workers, mode=mode, daemon=daemon.url)
         chaos = Chaos(Driver(config, folder / "run", steps), daemon, rng, pause)
-        parts = list(PARTS[workers]) * rounds
-        rng.shuffle(parts)
         started = time.monotonic()
         try:
             chaos.run(parts)
@@ -346,7 +346,9 @@ def main() -> None:
     for workers in args.workers:
         for mode in args.modes:
             with tempfile.TemporaryDirectory() as folder:
-                shape = {"steps": args.steps, "rounds": args.rounds, "isolation": args.isolation}
+                parts = list(PARTS[workers]) * args.rounds
+                rng.shuffle(parts)
+                shape = {"steps": args.steps, "parts": parts, "isolation": args.isolation}
                 found = torment(Path(folder), mode=mode, workers=workers, rng=rng, **shape)
             result["runs"][f"{workers} {mode}"] = found
             print(workers, mode, found, flush=True)

@@ -15,14 +15,16 @@ torment = load_object(f"{Path(__file__).parents[2]}/benchmarks/chaos.py:torment"
 
 @pytest.mark.parametrize("mode", ["stream", "stale", "partial"])
 def test_an_asynchronous_run_whose_parts_are_killed_trains_every_episode_once(tmp_path, mode):
-    found = torment(tmp_path, mode=mode, workers="local", steps=8, rounds=1, rng=random.Random(), pause=0.2)
+    chance = random.Random()
+    parts = chance.sample(["run", "daemon"], 2)
+    found = torment(tmp_path, mode=mode, workers="local", steps=8, parts=parts, rng=chance, pause=0.2)
     assert found["kills"] == {"run": 1, "daemon": 1}
-    assert found["starts"] >= 2
+    assert found["starts"] == 2
     assert found["episodes_failed"] == 0
 
 
-def test_killed_workers_are_replaced_while_the_run_itself_is_killed_and_goes_on(tmp_path):
-    found = torment(tmp_path, mode="partial", workers="ray", steps=8, rounds=1, rng=random.Random(), pause=0.2)
-    assert found["kills"] == {"run": 1, "daemon": 1, "worker": 1, "head": 1}
-    assert found["starts"] >= 2
+def test_a_run_survives_its_workers_and_goes_on_after_the_end_of_rays_head(tmp_path):
+    parts = ["worker", "head"]
+    found = torment(tmp_path, mode="partial", workers="ray", steps=8, parts=parts, rng=random.Random(), pause=0.2)
+    assert found["kills"] == {"worker": 1, "head": 1}
     assert found["episodes_failed"] == 0
