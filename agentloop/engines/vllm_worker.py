@@ -22,6 +22,7 @@ class WeightReceiver:
 
     reload_weights: Any
     get_model: Any
+    model_runner: Any
     device: Any
     _agentloop_mapped: MappedWeights | None
     _agentloop_copies: Callable[[], None] | None
@@ -66,8 +67,16 @@ class WeightReceiver:
 
     def _agentloop_reload(self, mapped: MappedWeights) -> None:
         """vLLM's own reload also redoes what it made of the weights after loading them, such as the packed matrices of
-        the CPU kernels, and keeps the storage that CUDA graphs captured."""
+        the CPU kernels, and keeps the storage that CUDA graphs captured.
+
+        It throws away the features of pictures, which vLLM's scheduler is not told: a turn that has begun, or waits,
+        would end the engine core. They stay, as keys and values do; turns that start later do not look for them.
+        """
+        features = self.model_runner.encoder_cache
+        kept = dict(features) if isinstance(features, dict) else {}
         self.reload_weights(weights_iterator=iter(mapped), is_checkpoint_format=True)
+        if kept:
+            features.update(kept)
         _pack_tied_heads(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:

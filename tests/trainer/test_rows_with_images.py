@@ -6,7 +6,7 @@ import pytest
 
 from agentloop.cli.recipe import load_run_config
 from agentloop.errors import UserError
-from agentloop.trainer.episodes import Episodes
+from agentloop.trainer.episodes import Episodes, make_engine
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -46,3 +46,5 @@ def test_bounds_of_pictures_come_from_the_config():
     )
     episodes = Episodes.load(config, folder)
     assert episodes.renderer.vision.sizes.max_pixels == 3136
+    vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"name": "vllm", "options": {}})})
+    assert make_engine(vllm, folder)._max_pixels == 3136

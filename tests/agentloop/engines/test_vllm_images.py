@@ -108,6 +108,20 @@ async def test_a_picture_is_sent_once(engine, folder, renderer, sent):
     assert_close(trajectory, logprobs_of(model, trajectory))
 
 
+async def test_a_turn_that_waits_over_an_update_finds_its_pictures(engine, folder, renderer):
+    model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
+    shown = picture(112, 112, 51)
+    await play(engine, renderer, opened(renderer, [shown]), [])  # its features are in vLLM's cache
+    await engine.pause()
+    waiting = opened(renderer, [shown], "waiting", text="look again")
+    running = asyncio.create_task(play(engine, renderer, waiting, []))
+    while not any(turn.added for turn in engine._turns):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await engine.update_weights(model.named_parameters(), 0)
+    await engine.resume()
+    assert_close(await running, logprobs_of(model, waiting))
+
+
 async def test_equal_tokens_of_unequal_pictures_share_nothing(engine, folder, renderer):
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     seen = []
