@@ -101,7 +101,8 @@ async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
     handed_over = len(opened.missing)
     assert 0 < handed_over < 4, "some call the tool, some do not"
     sampled = (sums / "log").read_text().splitlines()
-    os.kill(workers_of(workers)[0].pid, signal.SIGKILL)
+    killed = workers_of(workers)[0].pid
+    os.kill(killed, signal.SIGKILL)
     (sums / "gate").unlink()
     group = await playing
     again = (sums / "log").read_text().splitlines()[len(sampled) :]
@@ -109,6 +110,7 @@ async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
     assert not set(again) & set(sampled)
     await until(lambda: workers.metrics().get("workers/recalled_turns") == handed_over)
     assert [t.num_turns for t in group.trajectories].count(2) == handed_over
+    assert [t.metrics["worker_pid"] == killed for t in group.trajectories].count(True) == 4 - handed_over
     await workers.close()
 
 
