@@ -18,7 +18,7 @@ from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeigh
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_images import ImageSender, start_arguments
-from agentloop.engines.vllm_sync import OutputFence, check_names, checkpoint_shapes
+from agentloop.engines.vllm_sync import OutputFence, check_names, checkpoint_shapes, unless_dead
 from agentloop.errors import EngineError, UserError
 from agentloop.vision.processor import FAMILIES
 
@@ -277,7 +277,8 @@ class VllmEngine:
             return
         # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is not cleared: that would make
         # vLLM compute all running turns again.
-        await self._alive().engine_core.pause_scheduler_async("keep", False)
+        llm = self._alive()
+        await unless_dead(llm, llm.engine_core.pause_scheduler_async("keep", False))
         self._paused = True
         if any(turn.added for turn in self._turns):
             await self._fence.wait()
@@ -288,7 +289,8 @@ class VllmEngine:
 
     async def _resume(self) -> None:
         if self._paused:
-            await self._alive().resume_generation()
+            llm = self._alive()
+            await unless_dead(llm, llm.resume_generation())
             self._paused = False
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -307,7 +309,9 @@ class VllmEngine:
             was_paused = self._paused
             await self._pause()
             try:
-                ways = await llm.collective_rpc("agentloop_load")
+                ways = await unless_dead(llm, llm.collective_rpc("agentloop_load"))
+            except EngineDead:
+                raise
             except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
                 if llm.errored:
                     raise EngineDead(_DEAD) from error
@@ -345,7 +349,10 @@ class VllmEngine:
     async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
         """Why they cannot, or nothing."""
         try:
-            problems: list[str] = await llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
+            asked = llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
+            problems: list[str] = await unless_dead(llm, asked)
+        except EngineDead:
+            raise
         except Exception as error:  # the boundary to vLLM
             if llm.errored:
                 raise EngineDead(_DEAD) from error

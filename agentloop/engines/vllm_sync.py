@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentloop.engines.base import EngineDead
 from agentloop.errors import EngineError
@@ -16,7 +16,9 @@ from agentloop.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 _SHARED_MEMORY = Path("/dev/shm")
+_LOOK_SECONDS = 0.2
 
 
 class OutputFence:
@@ -46,6 +48,20 @@ class OutputFence:
             if self._llm.errored:
                 raise EngineDead("vLLM's engine core has ended")
             await asyncio.sleep(0)
+
+
+async def unless_dead(llm: Any, answer: Awaitable[T]) -> T:
+    """What the engine core answers. Raises `EngineDead` once it has ended: vLLM leaves those who wait for an answer
+    waiting then."""
+    task = asyncio.ensure_future(answer)
+    try:
+        while not task.done():
+            if llm.errored:
+                raise EngineDead("vLLM's engine core has ended")
+            await asyncio.wait([task], timeout=_LOOK_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[str, tuple[int, ...]] | None) -> Path:

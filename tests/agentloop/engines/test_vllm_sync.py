@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, write_weights
+from agentloop.engines.base import EngineDead
+from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, unless_dead, write_weights
 from agentloop.errors import EngineError
 
 
@@ -58,6 +59,28 @@ async def test_the_fence_does_not_wait_for_a_dead_engine():
     llm.errored = True
     with pytest.raises(EngineError, match="has ended"):
         await fence.wait()
+
+
+async def test_nobody_waits_for_the_answer_of_a_dead_engine():
+    llm = FakeLlm()
+    never = asyncio.get_running_loop().create_future()
+    asked = asyncio.create_task(unless_dead(llm, never))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    llm.errored = True
+    with pytest.raises(EngineDead, match="has ended"):
+        await asked
+    assert never.cancelled()
+
+
+async def test_answers_and_errors_of_a_living_engine_are_passed_on():
+    async def answer(value):
+        await asyncio.sleep(0)
+        return 1 // value
+
+    assert await unless_dead(FakeLlm(), answer(1)) == 1
+    with pytest.raises(ZeroDivisionError):
+        await unless_dead(FakeLlm(), answer(0))
 
 
 def test_weights_go_through_one_file_with_their_names_and_shapes(tmp_path):
