@@ -47,7 +47,8 @@ def logprobs_of(model, trajectory):
         is_picture[image.start : image.end] = True
     # A sampled image token is a word, for which transformers would look for a picture: an unused id with the same
     # embedding takes its place.
-    model, spare = copy.deepcopy(model), model.config.get_text_config().vocab_size - 1
+    model, used = copy.deepcopy(model), set(row.tolist())
+    spare = next(one for one in range(model.config.get_text_config().vocab_size) if one not in used)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     embeddings = model.get_input_embeddings().weight
     embeddings[spare] = embeddings[model.config.image_token_id]
