@@ -61,9 +61,7 @@ class ImageSender:
         needed = [image for digest, image in seen.items() if not self._has(_name(digest, salt))]
         return await asyncio.to_thread(lambda: {image.digest: _item(image, self._dtype) for image in needed})
 
-    def input(
-        self, ids: list[int], images: Sequence[PlacedImage], items: dict[str, Any], salt: str
-    ) -> dict[str, Any] | None:
+    def input(self, ids: list[int], images: Sequence[PlacedImage], items: dict[str, Any], salt: str) -> Any | None:
         """vLLM's input, to be given to it at once; None where `items` lack a picture that has left the cache since.
 
         `salt` divides the caches of features, keys and values: what was computed under another one is not used.
@@ -81,11 +79,10 @@ class ImageSender:
             # As the engine core will do it, in the same order.
             for name in names:
                 self._cache.touch_sender_cache_item(name)
-            given = [None if item is None else (item, []) for item in sent]
+            given: list[Any] = [None if item is None else (item, []) for item in sent]
             sent = [item for item, _ in self._cache.get_and_update(given, names)]
         data = MultiModalKwargsItems({"image": sent})
-        prompt: dict[str, Any] = mm_input(ids, data, {"image": names}, {"image": places}, cache_salt=salt)
-        return prompt
+        return mm_input(ids, data, {"image": names}, {"image": places}, cache_salt=salt)
 
     def _has(self, name: str) -> bool:
         return self._cache is not None and self._cache.is_cached_item(name)

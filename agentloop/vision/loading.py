@@ -20,7 +20,7 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
     if AutoConfig.from_pretrained(model).model_type not in FAMILIES:
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
     implementations = {"text_config": attention, "vision_config": "sdpa"}
-    loaded = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
     # Not in the call above: it would look for the package of whatever has "flash" in its name.
     loaded.base_model.visual.config._attn_implementation = tower_attention
     return loaded
