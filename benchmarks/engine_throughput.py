@@ -24,7 +24,7 @@ from typing import Any
 
 import results_file
 import torch
-from qwen3_shapes import model_folder
+from qwen3 import empty_model
 
 from agentloop.config_loading import load_config
 from agentloop.engines import FinishReason, SamplingParams
@@ -178,7 +178,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result: dict[str, Any] = vars(args) | {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = model_folder(args.shape, Path(scratch))
+        folder = empty_model(args.shape, Path(scratch))
         result["one_engine"] = asyncio.run(one_engine(folder, args))
         print(result["one_engine"], flush=True)
         results_file.write("engine_throughput", result, gpu=gpu)

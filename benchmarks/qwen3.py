@@ -20,8 +20,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
-_TINY = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1024}
+_TINY = {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1280}
 _REAL = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCAB}
 
 
@@ -31,8 +32,20 @@ def model_config(name: str) -> Qwen3Config:
         **(_TINY if name == "tiny" else _REAL),
         max_position_embeddings=40960,
         rope_theta=1e6,
-        tie_word_embeddings=True,
+        tie_word_embeddings=name != "8B",
+        architectures=["Qwen3ForCausalLM"],
+        dtype="bfloat16",
     )
+
+
+def empty_model(name: str, folder: Path) -> Path:
+    """config.json and a tokenizer, which knows the first ids of the vocabulary only. vLLM makes its own weights
+    (`load_format=dummy`)."""
+    from agentloop.recipes.tiny.tokenizer import build_tokenizer
+
+    model_config(name).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def random_model(name: str, folder: Path) -> Path:

@@ -24,7 +24,7 @@ from typing import Any
 
 import results_file
 import torch
-from qwen3_shapes import model_folder
+from qwen3 import empty_model
 
 from agentloop.engines import SamplingParams
 from agentloop.engines.shared_weights import WeightShelf
@@ -126,7 +126,7 @@ async def updates(
 async def measure(shape: str, args: argparse.Namespace, result: dict[str, Any]) -> None:
     gpus = args.sources if args.sources is not None else range(torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as scratch:
-        folder = model_folder(shape, Path(scratch))
+        folder = empty_model(shape, Path(scratch))
         engine = VllmEngine(
             folder,
             load_format="dummy",
