@@ -387,6 +387,8 @@ class VllmEngine:
         if self._llm is not None:
             if not self._llm.errored:
                 await self._abort_all()
+            if (handler := getattr(self._llm, "output_handler", None)) is not None:
+                handler.cancel()  # it would take the end of the engine core for a crash, and say so on the screen
             await asyncio.to_thread(self._llm.shutdown, 10.0)
 
 
