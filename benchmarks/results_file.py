@@ -48,7 +48,7 @@ def _commit() -> str | None:
 def write(name: str, result: dict[str, Any], *, gpu: str | None = None) -> Path:
     """Write results/NAME.json and return its path."""
     environment = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
