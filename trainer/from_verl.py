@@ -63,7 +63,8 @@ class _Verl:
             except OmegaConfBaseException as error:
                 raise UserError(f"verl's {key} cannot be resolved: {' '.join(str(error).split())}.") from error
             if value is not None:
-                return OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
+                is_node = isinstance(value, DictConfig | ListConfig)
+                return OmegaConf.to_container(value, resolve=True) if is_node else value
         return default
 
     def named(self, names: Mapping[str, str], key: str, default: str) -> str | None:
