@@ -28,7 +28,8 @@ from qwen3 import empty_model
 
 from agentloop.config_loading import load_config
 from agentloop.engines import FinishReason, SamplingParams
-from agentloop.engines.vllm import VllmEngine, _vllm_params
+from agentloop.engines.vllm import VllmEngine
+from agentloop.engines.vllm_requests import vllm_params
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.workers.factory import make_workers
@@ -78,7 +79,7 @@ async def bare(engine: VllmEngine, prompts: list[list[int]], args: argparse.Name
     from vllm.inputs import tokens_input
 
     room = asyncio.Semaphore(args.in_flight)
-    params = _vllm_params(SamplingParams(max_tokens=args.sampled // turns), args.longest)
+    params = vllm_params(SamplingParams(max_tokens=args.sampled // turns), args.longest)
 
     async def one(prompt: list[int]) -> int:
         sampled = 0

@@ -17,7 +17,7 @@ from agentloop.engines.base import EngineDead, FinishReason, Generation, Samplin
 from agentloop.engines.sglang_client import Part, SglangClient
 from agentloop.engines.sglang_server import SglangServer
 from agentloop.engines.stop_strings import StopFinder
-from agentloop.engines.vllm_sync import checkpoint_shapes, write_weights
+from agentloop.engines.weight_files import checkpoint_shapes, write_weights
 from agentloop.errors import EngineError, UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import pickle
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,9 @@ from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeigh
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_images import ImageSender, start_arguments
-from agentloop.engines.vllm_sync import OutputFence, check_names, checkpoint_shapes, unless_dead
+from agentloop.engines.vllm_requests import generation_of, up_to_stop, versions_of, vllm_params
+from agentloop.engines.vllm_sync import DEAD, OutputFence, unless_dead
+from agentloop.engines.weight_files import check_names, checkpoint_shapes
 from agentloop.errors import EngineError, UserError
 from agentloop.vision.processor import FAMILIES
 
@@ -36,8 +37,6 @@ _ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 _CPU_CACHE_GIB = "2"
-_DEAD = "vLLM's engine core has ended"
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 @dataclass(eq=False, slots=True)
@@ -200,7 +199,7 @@ class VllmEngine:
         turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
         self._turns.add(turn)
         try:
-            output = await self._request(llm, turn, ids, images, _vllm_params(params, room))
+            output = await self._request(llm, turn, ids, images, vllm_params(params, room))
         except asyncio.CancelledError:
             await llm.abort(turn.name)
             raise
@@ -208,12 +207,12 @@ class VllmEngine:
             raise
         except Exception as error:  # the boundary to vLLM
             if llm.errored:
-                raise EngineDead(_DEAD, self._sampled(turn)) from error
+                raise EngineDead(DEAD, self._sampled(turn)) from error
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         finally:
             self._turns.discard(turn)
-        generation = _generation(output, turn.marks)
-        return generation if stops is None else _up_to_stop(generation, stops)
+        generation = generation_of(output, turn.marks)
+        return generation if stops is None else up_to_stop(generation, stops)
 
     async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:
         """Turns with stop strings are detokenised by vLLM, which was started without a tokenizer, to end them early."""
@@ -253,7 +252,7 @@ class VllmEngine:
             return None
         logprobs = array("f", state.logprobs_processor.logprobs.logprobs)
         count = min(len(ids), len(logprobs))  # it may have died between the two
-        return Generation(ids[:count], logprobs[:count], _versions(turn.marks, count), FinishReason.ABORT)
+        return Generation(ids[:count], logprobs[:count], versions_of(turn.marks, count), FinishReason.ABORT)
 
     def _states(self) -> dict[str, Any]:
         """vLLM's states of the requests in flight."""
@@ -313,8 +312,6 @@ class VllmEngine:
             except EngineDead:
                 raise
             except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
-                if llm.errored:
-                    raise EngineDead(_DEAD) from error
                 self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
                 await self._abort_all()
                 raise EngineError(self._failure) from error
@@ -354,8 +351,6 @@ class VllmEngine:
         except EngineDead:
             raise
         except Exception as error:  # the boundary to vLLM
-            if llm.errored:
-                raise EngineDead(_DEAD) from error
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         return next(filter(None, problems), "")
 
@@ -377,7 +372,7 @@ class VllmEngine:
         if self._llm is None or self._closed:
             raise EngineError("the vllm engine is closed" if self._closed else "the vllm engine was not started")
         if self._llm.errored:
-            raise EngineDead(_DEAD)
+            raise EngineDead(DEAD)
         return self._llm
 
     async def close(self) -> None:
@@ -398,59 +393,3 @@ def _family(model: str) -> str:
 
     settings, _ = PreTrainedConfig.get_config_dict(model)
     return str(settings.get("model_type"))
-
-
-def _vllm_params(params: SamplingParams, room: int) -> Any:
-    if params.seed is not None:
-        return _build_params(params, min(params.max_tokens, room))
-    return _cached_params(params, min(params.max_tokens, room))
-
-
-def _build_params(params: SamplingParams, max_tokens: int) -> Any:
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as VllmParams
-
-    return VllmParams(
-        max_tokens=max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        stop_token_ids=list(params.stop_token_ids),
-        ignore_eos=True,  # the stop tokens are those of `params`, no others
-        logprobs=0,  # of the sampled token alone
-        flat_logprobs=True,
-        stop=list(params.stop_strings),
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        detokenize=bool(params.stop_strings),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-_cached_params = lru_cache(maxsize=64)(_build_params)
-
-
-def _up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
-    """vLLM looks for stop strings once a step, in which it may have sampled more than one token."""
-    end = stops.end(turn.ids)
-    if end is None:
-        return turn
-    return Generation(turn.ids[:end], turn.logprobs[:end], turn.versions[:end], FinishReason.STOP)
-
-
-def _generation(output: Any, marks: list[tuple[int, int]]) -> Generation:
-    sampled = output.outputs[0]
-    reason = _FINISH.get(sampled.finish_reason)
-    if reason is None:
-        raise EngineError(f"vLLM ended the request with {sampled.finish_reason!r}")
-    ids = array("i", sampled.token_ids)
-    logprobs = array("f", sampled.logprobs.logprobs if ids else ())
-    return Generation(ids, logprobs, _versions(marks, len(ids)), reason)
-
-
-def _versions(marks: list[tuple[int, int]], num_tokens: int) -> array[int]:
-    versions = array("i", [marks[0][1]]) * num_tokens
-    for start, version in marks[1:]:
-        versions[start:] = array("i", [version]) * (num_tokens - start)
-    return versions

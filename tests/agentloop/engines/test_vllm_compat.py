@@ -6,7 +6,7 @@ import pytest
 
 from agentloop.engines import vllm_compat
 from agentloop.engines.vllm import VllmEngine
-from agentloop.engines.vllm_sync import check_names
+from agentloop.engines.weight_files import check_names
 from agentloop.errors import EngineError, UserError
 
 pytestmark = pytest.mark.vllm

@@ -8,11 +8,9 @@ import sys
 import time
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from agentloop.engines.base import EngineDead
-from agentloop.engines.vllm_sync import OutputFence, checkpoint_shapes, unless_dead, write_weights
+from agentloop.engines.vllm_sync import OutputFence, unless_dead
 from agentloop.errors import EngineError
 
 
@@ -83,22 +81,15 @@ async def test_answers_and_errors_of_a_living_engine_are_passed_on():
         await unless_dead(FakeLlm(), answer(0))
 
 
-def test_weights_go_through_one_file_with_their_names_and_shapes(tmp_path):
-    shared = torch.arange(6.0).reshape(2, 3)
-    weights = [("a", shared), ("tied", shared), ("view", shared.T), ("half", torch.ones(4, dtype=torch.bfloat16))]
-    path = write_weights(weights, None)
-    try:
-        loaded = load_file(path)
-        assert loaded.keys() == {"a", "tied", "view", "half"}
-        for name, tensor in weights:
-            assert loaded[name].dtype == tensor.dtype
-            assert torch.equal(loaded[name], tensor)
-        (tmp_path / "model.safetensors").write_bytes(path.read_bytes())
-    finally:
-        path.unlink()
-    assert checkpoint_shapes(tmp_path) == {"a": (2, 3), "tied": (2, 3), "view": (3, 2), "half": (4,)}
-    (tmp_path / "model.safetensors").unlink()
-    assert checkpoint_shapes(tmp_path) is None
+async def test_an_error_of_an_engine_that_has_ended_is_its_end():
+    llm = FakeLlm()
+
+    async def answer():
+        llm.errored = True
+        raise ConnectionError
+
+    with pytest.raises(EngineDead):
+        await unless_dead(llm, answer())
 
 
 def test_worker_and_engine_core_end_with_a_killed_owner():

@@ -1,0 +1,72 @@
+"""A turn as vLLM is asked for it, and what vLLM says of it as a `Generation`."""
+
+from __future__ import annotations
+
+from array import array
+from functools import lru_cache
+from typing import Any
+
+from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.stop_strings import StopStrings
+from agentloop.errors import EngineError
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+def vllm_params(params: SamplingParams, room: int) -> Any:
+    """As vLLM takes them, for at most `room` tokens."""
+    if params.seed is not None:
+        return _build_params(params, min(params.max_tokens, room))
+    return _cached_params(params, min(params.max_tokens, room))
+
+
+def _build_params(params: SamplingParams, max_tokens: int) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmParams
+
+    return VllmParams(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=list(params.stop_token_ids),
+        ignore_eos=True,  # the stop tokens are those of `params`, no others
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        stop=list(params.stop_strings),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        detokenize=bool(params.stop_strings),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+_cached_params = lru_cache(maxsize=64)(_build_params)
+
+
+def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
+    """vLLM looks for stop strings once a step, in which it may have sampled more than one token."""
+    end = stops.end(turn.ids)
+    if end is None:
+        return turn
+    return Generation(turn.ids[:end], turn.logprobs[:end], turn.versions[:end], FinishReason.STOP)
+
+
+def generation_of(output: Any, marks: list[tuple[int, int]]) -> Generation:
+    """A finished request; `marks` as of `versions_of`. Raises `EngineError` where vLLM gave it up."""
+    sampled = output.outputs[0]
+    reason = _FINISH.get(sampled.finish_reason)
+    if reason is None:
+        raise EngineError(f"vLLM ended the request with {sampled.finish_reason!r}")
+    ids = array("i", sampled.token_ids)
+    logprobs = array("f", sampled.logprobs.logprobs if ids else ())
+    return Generation(ids, logprobs, versions_of(marks, len(ids)), reason)
+
+
+def versions_of(marks: list[tuple[int, int]], num_tokens: int) -> array[int]:
+    """Of each token; `marks` are (index of the first token, policy version that samples from there on)."""
+    versions = array("i", [marks[0][1]]) * num_tokens
+    for start, version in marks[1:]:
+        versions[start:] = array("i", [version]) * (num_tokens - start)
+    return versions

@@ -1,0 +1,79 @@
+"""Weights in safetensors files: a checkpoint's names and shapes, and new weights that a server maps."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[str, tuple[int, ...]] | None) -> Path:
+    """Put the weights into a safetensors file in shared memory, where the worker on this host maps it.
+
+    `expected` are the shapes of the checkpoint. Raises `EngineError` naming what is unknown, missing or misshapen.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in weights:
+        tensor = tensor.detach().to("cpu").contiguous()
+        # Tied weights share their storage, which the format does not allow.
+        shared = tensor.untyped_storage().data_ptr() in seen
+        tensors[name] = tensor.clone() if shared else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    if expected is not None:
+        check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
+    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    handle, path = tempfile.mkstemp(prefix="agentloop-weights-", suffix=".safetensors", dir=folder)
+    os.close(handle)
+    save_file(tensors, path)
+    return Path(path)
+
+
+def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+    """A tied head may be in one of the two and not in the other, and vision models have two kinds of names."""
+    given, expected = ({_short(name): shape for name, shape in names.items()} for names in (given, expected))
+    unknown = sorted(given.keys() - expected.keys() - {"lm_head.weight"})
+    missing = sorted(expected.keys() - given.keys() - {"lm_head.weight"})
+    shapes = [
+        f"{name} {shape} instead of {expected[name]}"
+        for name, shape in given.items()
+        if name in expected and shape != expected[name]
+    ]
+    for what, names in (
+        ("new weights have names that the model has not:", unknown),
+        ("new weights lack", missing),
+        ("new weights have other shapes than the model:", shapes),
+    ):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise EngineError(f"{what} {', '.join(names[:5])}{more}")
+
+
+def _short(name: str) -> str:
+    """The name in checkpoints of Qwen2.5-VL; its modules, and later models, say more. vLLM takes both."""
+    if name.startswith("model.visual."):
+        return name.removeprefix("model.")
+    return name.replace("model.language_model.", "model.", 1)
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    """Name -> shape of the safetensors files in `folder`, or None where there are none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+        shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
+    return shapes or None
