@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
-from agentloop.envs.rewards.texts import turn_text
+from agentloop.envs.rewards.texts import assistant_turns, turn_text
 from agentloop.errors import UserError
 from agentloop.loading import load_object
 from agentloop.messages import Message, text_of
@@ -44,7 +44,7 @@ class VerlScore(Reward):
         self._tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        said = trajectory.messages[-_num_said(trajectory) :]
+        said = _said(trajectory)
         extra_info = {
             **(task.get("extra_info") or {}),
             "num_turns": 1 + len(_by_speaker(said)),
@@ -79,11 +79,13 @@ def _load_tokenizer(name: str) -> Tokenizer:
         ) from error
 
 
-def _num_said(trajectory: Trajectory) -> int:
-    """Messages from the model's first turn on; examples in the prompt are not the model's."""
-    turns = [place for place, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
-    sampled = turns[-len(trajectory.turn_rewards) :] if trajectory.turn_rewards else turns
-    return len(trajectory.messages) - sampled[0] if sampled else len(trajectory.messages)
+def _said(trajectory: Trajectory) -> list[Message]:
+    """From the model's first turn on; nothing where it had none."""
+    turns = assistant_turns(trajectory)
+    if not turns:
+        return []
+    first = next(place for place, message in enumerate(trajectory.messages) if message is turns[0])
+    return trajectory.messages[first:]
 
 
 def _by_speaker(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
@@ -94,10 +96,9 @@ def _by_speaker(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
 
 def _transcript(messages: Sequence[Message]) -> str:
     """As ChatML reads without its special tokens: the first turn bare, names of roles before what follows it."""
-    (_, first), *rest = _by_speaker(messages)
-    parts = [*map(_text, first)]
-    for role, run in rest:
-        parts += [role, *map(_text, run)]
+    parts: list[str] = []
+    for role, run in _by_speaker(messages):
+        parts += [*([role] if parts else []), *map(_text, run)]
     return "\n".join(parts)
 
 

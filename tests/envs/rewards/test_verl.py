@@ -64,6 +64,12 @@ async def test_examples_in_the_prompt_are_not_the_models(episode, scores):
     assert _seen(scores)[0][1] == "No."
 
 
+async def test_a_prompt_that_was_never_answered_is_no_solution(scores):
+    asked = Trajectory(messages=[{"role": "user", "content": "42"}])
+    assert await load_reward("verl", {"function": f"{scores}:compute_score"})(asked, _ROW) == 0.0
+    assert _seen(scores)[0][1] == ""
+
+
 async def test_with_a_tokenizer_the_text_is_decoded_token_for_token(scores, tmp_path):
     words = {"<s>": 0, "ask": 1, "42": 2, "then": 3}
     plain = Tokenizer(models.WordLevel(words, unk_token="<s>"))
