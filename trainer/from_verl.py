@@ -156,9 +156,8 @@ def _reward(verl: _Verl) -> Settings:
 
 def _limits(verl: _Verl) -> Settings:
     multi_turn = "actor_rollout_ref.rollout.multi_turn"
-    prompt = verl.get("data.max_prompt_length", default=512)
-    response = verl.get("data.max_response_length", default=512)
-    settings: Settings = {"limits.max_tokens": prompt + response, "limits.max_turn_tokens": response}
+    longest, response = _lengths(verl)
+    settings: Settings = {"limits.max_tokens": longest, "limits.max_turn_tokens": response}
     if not verl.get(f"{multi_turn}.enable", default=False) and not verl.get(f"{multi_turn}.tool_config_path"):
         return settings | {"limits.max_turns": 1}
     characters = verl.get(f"{multi_turn}.max_tool_response_length", default=256)
@@ -171,6 +170,12 @@ def _limits(verl: _Verl) -> Settings:
         "limits.max_parallel_calls": verl.get(f"{multi_turn}.max_parallel_calls"),
         "limits.max_observation_tokens": max(characters // _CHARACTERS_PER_TOKEN, 64),
     }
+
+
+def _lengths(verl: _Verl) -> tuple[int, int]:
+    """Most tokens of an episode, and of what follows its prompt."""
+    response = verl.get("data.max_response_length", default=512)
+    return verl.get("data.max_prompt_length", default=512) + response, response
 
 
 def _sampling(verl: _Verl) -> Settings:
@@ -276,7 +281,7 @@ def _optimizer(verl: _Verl) -> Settings:
 
 
 def _batches(verl: _Verl) -> Settings:
-    actor, longest = "actor_rollout_ref.actor", _limits(_Verl(verl.values))["limits.max_tokens"]
+    actor, (longest, _) = "actor_rollout_ref.actor", _lengths(verl)
     tasks, per_update = verl.get("data.train_batch_size", default=1024), verl.get(f"{actor}.ppo_mini_batch_size")
     if per_update and tasks % per_update:
         verl.note(f"{tasks} tasks a step are no whole number of mini-batches of {per_update}: check mini_batches.")
