@@ -39,7 +39,7 @@ HANGS = 300.0
 """Seconds without a new step after which a run is taken for hung, on a machine with much else to do."""
 PARTS = {"local": ("run", "daemon"), "ray": ("run", "daemon", "worker", "head")}
 """What can be killed, by `workers.kind`."""
-_IMPORTS = [
+SLOW_IMPORTS = [
     "agentloop.cli.train",
     "agentloop.cli.progress",
     "agentloop.trainer.run",
@@ -47,6 +47,7 @@ _IMPORTS = [
     "agentloop.recipes.tiny.tokenizer",
     "transformers.models.qwen3.modeling_qwen3",
 ]
+"""Of a run that trains: a server that has them starts processes at once."""
 _TASK = '''
 import re
 from functools import cache
@@ -148,7 +149,7 @@ class Driver:
         self.folder = RunFolder(folder)
         self._arguments = ["train", str(config), f"run.folder={folder}", f"run.steps={steps}"]
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_IMPORTS)
+        self._context.set_forkserver_preload(SLOW_IMPORTS)
         self.process: BaseProcess | None = None
 
     @property

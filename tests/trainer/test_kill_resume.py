@@ -3,12 +3,15 @@
 import multiprocessing
 import random
 import time
+from pathlib import Path
 
 import pytest
 
 from agentloop.cli import main
+from agentloop.loading import load_object
 from agentloop.trainer.run_folder import RunFolder
 
+SLOW_IMPORTS = load_object(f"{Path(__file__).parents[2]}/benchmarks/chaos.py:SLOW_IMPORTS", "list")
 NUM_KILLS = 10
 STEPS = 12
 SAMPLING = "algorithm.dynamic_sampling={oversampling: 1.25}"
@@ -19,16 +22,7 @@ SAMPLING = "algorithm.dynamic_sampling={oversampling: 1.25}"
 def processes():
     """Starts processes that have the slow imports behind them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "agentloop.cli.train",
-            "agentloop.cli.progress",
-            "agentloop.trainer.run",
-            "agentloop.trainer.backends.fsdp",
-            "agentloop.recipes.tiny.tokenizer",
-            "transformers.models.qwen3.modeling_qwen3",
-        ]
-    )
+    context.set_forkserver_preload(SLOW_IMPORTS)
     server = context.Process(target=time.sleep, args=(0,))
     server.start()
     server.join()
