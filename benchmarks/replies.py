@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentloop import Env, Observation
@@ -13,11 +13,11 @@ _WORDS = ("sum", "of", "two", "numbers", "is", "the", "product", "and", "then", 
 _MORE = "Go on, and then take the sum of that and 12."
 
 
-def questions(num_rows: int, num_words: int) -> Iterator[dict[str, Any]]:
-    """Rows whose prompts share no prefix."""
+def questions(num_rows: int, num_words: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Rows whose prompts share no prefix, of each number of words in turn."""
     rng = random.Random(0)
     for number in range(num_rows):
-        words = " ".join(rng.choices(_WORDS, k=num_words))
+        words = " ".join(rng.choices(_WORDS, k=num_words[number % len(num_words)]))
         yield {"prompt": f"{number} {words}"}
 
 
