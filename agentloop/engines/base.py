@@ -110,9 +110,22 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Leave the GPU to others: stop sampling, give back the memory of caches and weights. Turns in flight, and
+        those that come, wait as in a pause.
+
+        Without `keep_weights` the weights are thrown away, and `update_weights` has to come before `wake`; it may come
+        in any case. Raises `EngineDead` where the engine cannot sleep any more.
+        """
+
+    async def wake(self) -> None:
+        """Take the memory back, and go on where `sleep` or a pause since then left off. Raises `EngineDead` where that
+        fails. An engine that does not sleep stays as it is."""
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Take new weights under Hugging Face names. Requests in flight stay in flight: an engine that runs is paused,
-        updated and resumed; their later tokens carry `version`."""
+        updated and resumed; their later tokens carry `version`. One that sleeps takes memory for its weights only, and
+        sleeps on."""
 
     async def close(self) -> None:
         """Ends the requests in flight with `FinishReason.ABORT`. May be called twice."""

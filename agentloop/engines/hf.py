@@ -153,6 +153,14 @@ class HfEngine:
     async def resume(self) -> None:
         await self._between_steps(lambda worker: setattr(worker, "paused", False))
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`. The weights are kept on the host in any case."""
+        await self._between_steps(lambda worker: worker.sleep())
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        await self._between_steps(lambda worker: worker.wake())
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copies the weights in the worker thread, between two steps: nothing is sampled meanwhile.
 

@@ -61,6 +61,11 @@ class SlotCache:
             kv[:, :, : self._rows, :, : self.length] = self.kv
             self.kv, self._rows, self.length = kv, rows, longest
 
+    def drop(self) -> None:
+        """Give the memory back: no slot has keys and values any more. Tokens stay known."""
+        self.kv, self._rows = self._empty(0, self.length), 0
+        self.kv_len[:] = 0
+
     def common_prefix(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
         """[slots]: how many leading tokens of each slot equal those of `tokens`."""
         width = min(len(tokens), self.length)

@@ -76,6 +76,7 @@ class Worker:
         self._rope_shift = np.zeros(slots, np.int64)
         self.version = 0
         self.paused = False
+        self._asleep = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="agentloop-hf", daemon=True)
 
@@ -122,6 +123,25 @@ class Worker:
             sampled = int(self._cache.tok_len[row] - self._prompt_len[row])
             request.marks.append((sampled, version))
 
+    def sleep(self) -> None:
+        """Weights go to the host, keys and values away; running turns will compute theirs anew."""
+        self._asleep = True
+        self._table.outdate()
+        self._cache.drop()
+        if self._pictures is not None:
+            self._pictures.forget_features()
+        self.model.to("cpu")
+        if self._cache.kv.is_cuda:
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        if not self._asleep:
+            return
+        self.model.to(self._cache.kv.device)
+        for row in np.flatnonzero(self._active):
+            self._cache.reserve(int(row), int(self._cache.tok_len[row]))
+        self._asleep = False
+
     def stop(self) -> None:
         """Abort everything and end the thread."""
         for request in [*(r for r in self._requests if r is not None), *self._waiting]:
@@ -133,9 +153,9 @@ class Worker:
     def _run(self) -> None:
         with torch.inference_mode():
             while not self._stopping:
-                busy = not self.paused and (self._waiting or self._active.any())
+                busy = not (self.paused or self._asleep) and (self._waiting or self._active.any())
                 self._drain(block=not busy)
-                if not busy or self.paused or self._stopping:
+                if not busy or self.paused or self._asleep or self._stopping:
                     continue
                 try:
                     self._step()

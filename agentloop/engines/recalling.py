@@ -107,6 +107,12 @@ class RecallingEngine:
     async def resume(self) -> None:
         await self.engine.resume()
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        await self.engine.sleep(keep_weights=keep_weights)
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         await self.engine.update_weights(weights, version)
         self.policy_version = version

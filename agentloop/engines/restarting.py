@@ -29,6 +29,9 @@ class RestartingEngine:
     The new engine gets the weights of the last update, which are kept in a `WeightShelf` (not `SharedWeights`, and with
     `copy_weights=False` no others: they never change), and is paused where the old one was. A turn goes on behind
     the tokens that are known of it: they keep their logprobs and versions. Once `budget` is spent, all turns fail.
+
+    An engine that dies asleep is replaced when it is to wake: until then others need its GPU. Asleep it keeps no
+    weights that are kept here; `shelf_on_host` keeps them off the GPU.
     """
 
     def __init__(
@@ -38,12 +41,13 @@ class RestartingEngine:
         budget: RestartBudget | None = None,
         stall_seconds: float | None = None,
         copy_weights: bool = True,
+        shelf_on_host: bool = False,
     ) -> None:
         self._make = make
         self._engine = make()
         self._stall_seconds = stall_seconds
         self._copy_weights = copy_weights
-        self._shelf = WeightShelf()
+        self._shelf = WeightShelf(on_host=shelf_on_host)
         self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
         self._coming: tuple[SharedWeights, int] | None = None
         """What the shelf of another process holds now, though an engine that is being started has yet to take it: the
@@ -54,6 +58,12 @@ class RestartingEngine:
         self._lost = asyncio.Event()
         """The present engine is given up: whoever waits for it need not."""
         self._paused = False
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._has_weights = True
+        """Not those that it threw away to sleep."""
+        self._died_asleep = ""
+        """How."""
         self._failure: str | None = None
         self._running = 0
         self._last_progress = 0.0
@@ -123,6 +133,42 @@ class RestartingEngine:
         self._progress()
         await self._change(lambda engine: engine.resume())
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`."""
+        async with self._changing:
+            if self._failure is not None or not self._awake.is_set():
+                return
+            self._awake.clear()
+            self._has_weights = self._weights is None
+            try:
+                await self._engine.sleep(keep_weights=keep_weights and self._has_weights)
+            except EngineDead as death:
+                await self._die_asleep(str(death))
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._changing:
+            if self._failure is not None or self._awake.is_set():
+                return
+            engine = self._engine
+            try:
+                if self._died_asleep:
+                    raise EngineDead(self._died_asleep)
+                if not self._has_weights and self._weights is not None:
+                    await engine.update_weights(self._weights, self.policy_version)
+                await engine.wake()
+            except EngineDead as death:
+                await self._replace_locked(engine, "died", str(death))
+            self._died_asleep, self._has_weights = "", True
+            self._awake.set()
+            self._progress()
+
+    async def _die_asleep(self, cause: str) -> None:
+        """Whatever is left of it must not stay on the GPU."""
+        self._died_asleep = cause
+        self._lost.set()
+        await _close(self._engine)
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         if isinstance(weights, SharedWeights):
             self._coming = weights, version
@@ -131,13 +177,15 @@ class RestartingEngine:
             kept = await asyncio.to_thread(self._keep, weights)
             engine = self._engine
             try:
-                await engine.update_weights(kept, version)
+                if not self._died_asleep:
+                    await engine.update_weights(kept, version)
             except EngineDead as death:
                 self._weights, self.policy_version = kept, version
-                await self._replace_locked(engine, "died", str(death))
+                await self._lose_locked(engine, str(death))
             if self._failure is not None:
                 raise EngineError(self._failure)
             self._weights, self.policy_version = kept, version
+            self._has_weights = True
         self._progress()
 
     def _keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
@@ -149,11 +197,20 @@ class RestartingEngine:
         async with self._changing:
             engine = self._engine
             try:
-                await change(engine)
+                if not self._died_asleep:
+                    await change(engine)
             except EngineDead as death:
-                await self._replace_locked(engine, "died", str(death))  # it gets the state that was asked for
+                await self._lose_locked(engine, str(death))  # the next one gets the state that was asked for
+
+    async def _lose_locked(self, engine: Engine, cause: str) -> None:
+        if self._awake.is_set():
+            await self._replace_locked(engine, "died", cause)
+        else:
+            await self._die_asleep(cause)
 
     async def _alive(self) -> Engine:
+        if self._died_asleep:
+            await self._awake.wait()
         if self._replacing is not None:
             await asyncio.shield(self._replacing)
         if self._failure is not None:
@@ -171,6 +228,7 @@ class RestartingEngine:
 
     async def _replace_alone(self, engine: Engine, kind: str, cause: str) -> None:
         try:
+            await self._awake.wait()
             async with self._changing:
                 await self._replace_locked(engine, kind, cause)
         finally:
@@ -227,7 +285,7 @@ class RestartingEngine:
     async def _find_stalls(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         while self._failure is None:
-            idle = not self._running or self._paused or self._lost.is_set()
+            idle = not self._running or self._paused or self._lost.is_set() or not self._awake.is_set()
             left = seconds if idle else self._last_progress + seconds - loop.time()
             if left > 0:
                 await asyncio.sleep(left)

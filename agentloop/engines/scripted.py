@@ -49,6 +49,8 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self._running = asyncio.Event()
         self._running.set()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._closed = False
         self.max_model_len = max_model_len
         self.policy_version = 0
@@ -65,7 +67,8 @@ class ScriptedEngine:
         self._turns[trajectory_id] = turn + 1
         if self._seconds_per_turn:
             await asyncio.sleep(self._seconds_per_turn)
-        if not self._running.is_set():
+        while not (self._running.is_set() and self._awake.is_set()):
+            await self._awake.wait()
             await self._running.wait()
         ids = array("i", self._script(trajectory_id, turn, prompt, params))
         room = min(params.max_tokens, self.max_model_len - len(prompt))
@@ -91,6 +94,13 @@ class ScriptedEngine:
     async def resume(self) -> None:
         self._running.set()
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Has no memory to give back: turns wait."""
+        self._awake.clear()
+
+    async def wake(self) -> None:
+        self._awake.set()
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Has no weights: only the version changes."""
         self.policy_version = version
@@ -98,6 +108,7 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._closed = True
         self._running.set()
+        self._awake.set()
 
 
 class _Replay:

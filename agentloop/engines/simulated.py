@@ -61,7 +61,7 @@ class SimulatedEngine(ScriptedEngine):
         """A heap of the running requests, by the value of `_served` at which they end."""
         self._waiting: deque[_Request] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._paused = False
+        self._paused = self._asleep = False
         self._number = 0
         self.num_tokens = 0
         """Sampled so far, by turns that ended."""
@@ -97,6 +97,18 @@ class SimulatedEngine(ScriptedEngine):
         self._paused = False
         self._advance()
 
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`."""
+        self._advance()
+        self._asleep = True
+        self._advance()
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        self._advance()
+        self._asleep = False
+        self._advance()
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """See `Engine.update_weights`."""
         was_paused = self._paused
@@ -124,7 +136,8 @@ class SimulatedEngine(ScriptedEngine):
         """Bring everything up to now: give tokens, end what is complete, begin what waits, and set the timer."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._num_running and not self._paused:
+        stands = self._paused or self._asleep
+        if self._num_running and not stands:
             self._served += (now - self._served_at) / self._seconds_per_token()
         self._served_at = now
         before = self._num_running
@@ -134,7 +147,7 @@ class SimulatedEngine(ScriptedEngine):
             request.versions.append((request.num_tokens, self.policy_version))
             if not request.done.done():
                 request.done.set_result(None)
-        while self._waiting and self._num_running < self._max_running and not self._paused:
+        while self._waiting and self._num_running < self._max_running and not stands:
             request = self._waiting.popleft()
             request.start = self._served
             self._number += 1
@@ -145,7 +158,7 @@ class SimulatedEngine(ScriptedEngine):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._finishing and not self._paused:
+        if self._finishing and not stands:
             left = max(self._finishing[0][0] - self._served, 0.0)
             self._timer = loop.call_later(left * self._seconds_per_token(), self._advance)
 

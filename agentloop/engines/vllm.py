@@ -18,6 +18,7 @@ from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_images import ImageSender, start_arguments
 from agentloop.engines.vllm_requests import generation_of, up_to_stop, versions_of, vllm_params
+from agentloop.engines.vllm_sleep import SleepMode
 from agentloop.engines.vllm_sync import DEAD, OutputFence, unless_dead
 from agentloop.engines.weight_files import check_names, checkpoint_shapes
 from agentloop.errors import EngineError, UserError
@@ -52,8 +53,9 @@ class VllmEngine:
     """Token ids in and out; nothing is detokenised, and one output comes back per turn.
 
     On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
-    starts. `max_pixels` is the size of the largest picture, where it is not what the model's processor says: vLLM makes
-    room for it. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+    starts. `sleeps`: the engine will be asked to `sleep`, which vLLM has to know at the start and can on GPUs only.
+    `max_pixels` is the size of the largest picture, where it is not what the model's processor says: vLLM makes room
+    for it. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
     the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
@@ -76,6 +78,7 @@ class VllmEngine:
         enforce_eager: bool | None = None,
         max_num_seqs: int = 256,
         shares_gpu: bool = False,
+        sleeps: bool = False,
         max_pixels: int | None = None,
         **engine_args: Any,
     ) -> None:
@@ -93,6 +96,10 @@ class VllmEngine:
             **engine_args,
         }
         self._shares_gpu = shares_gpu
+        self._sleeps = sleeps
+        self._sleep = SleepMode()
+        self._resumes_awake = True
+        """Nobody paused it before it slept, or meanwhile."""
         self._llm: Any = None
         self._closed = False
         self._count = 0
@@ -139,8 +146,14 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         require_vllm()
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        if self._sleeps and current_platform.is_cpu():
+            raise UserError(
+                "vLLM cannot sleep on CPUs, and is to leave its memory to the learner while that trains. Set "
+                "placement.sleep=false."
+            )
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(AsyncEngineArgs.__dataclass_fields__)))
         except TypeError as error:
@@ -169,6 +182,8 @@ class VllmEngine:
             self._images = ImageSender()
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._args
+        if self._sleeps:
+            args["enable_sleep_mode"] = True
         if current_platform.is_cpu():
             # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
@@ -272,6 +287,8 @@ class VllmEngine:
             await self._pause()
 
     async def _pause(self) -> None:
+        if self._sleep.is_on:
+            self._resumes_awake = False
         if self._paused:
             return
         # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is not cleared: that would make
@@ -287,10 +304,33 @@ class VllmEngine:
             await self._resume()
 
     async def _resume(self) -> None:
-        if self._paused:
+        if self._sleep.is_on:
+            self._resumes_awake = True
+        elif self._paused:
             llm = self._alive()
             await unless_dead(llm, llm.resume_generation())
             self._paused = False
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`: the engine was made with `sleeps`."""
+        assert self._sleeps, "vLLM must be told at the start"
+        async with self._lock:
+            llm = self._alive()
+            if not self._sleep.is_on:
+                self._resumes_awake = not self._paused
+                await self._pause()
+                await self._sleep.begin(llm, keep_weights=keep_weights)
+                self._updates += 1  # what was in its caches is gone
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._lock:
+            llm = self._alive()
+            if self._sleep.is_on:
+                await self._sleep.end(llm)
+                self._paused = False
+                if not self._resumes_awake:
+                    await self._pause()
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
@@ -306,7 +346,10 @@ class VllmEngine:
         await self._open(llm, shared)
         async with self._lock:
             was_paused = self._paused
-            await self._pause()
+            if self._sleep.is_on:
+                await self._sleep.bring_weights(llm)
+            else:
+                await self._pause()
             try:
                 ways = await unless_dead(llm, llm.collective_rpc("agentloop_load"))
             except EngineDead:

@@ -17,7 +17,8 @@ TESTED = ("0.24", "0.32")
 _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
-    "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb"
+    "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb "
+    "enable_sleep_mode"
 )
 
 NAMES: dict[str, str] = {
@@ -28,6 +29,8 @@ NAMES: dict[str, str] = {
     "vllm.v1.engine.async_llm:AsyncLLM.abort": "request_id",
     "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": "method timeout args kwargs",
     "vllm.v1.engine.async_llm:AsyncLLM.resume_generation": "",
+    "vllm.v1.engine.async_llm:AsyncLLM.sleep": "level mode",
+    "vllm.v1.engine.async_llm:AsyncLLM.wake_up": "tags",
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "timeout",
     "vllm.v1.engine.async_llm:AsyncLLM.errored": "",
     "vllm.v1.engine.core_client:AsyncMPClient.pause_scheduler_async": "mode clear_cache",

@@ -278,6 +278,34 @@ async def test_pause_stops_sampling_until_resume(make):
     assert set(got.versions) == {0, 1}
 
 
+async def test_asleep_it_has_no_cache_and_running_turns_are_computed_again_with_what_came_meanwhile(make):
+    old, new = model_of(seed=0), model_of(seed=9)
+    engine = await make(old, max_slots=4)
+    prompts = prompts_of(6)  # two of them wait for a slot
+    running = asyncio.create_task(turns(engine, prompts, SamplingParams(max_tokens=100, temperature=0.0)))
+    sampled = count_tokens(engine)
+    await first_token(sampled)
+    await engine.sleep()
+    assert engine._worker._cache.kv.numel() == 0
+    await engine.update_weights(list(new.named_parameters()), 7)
+    await engine.pause()
+    sampled()
+    await engine.wake()
+    await engine.sleep()
+    await engine.wake()
+    await asyncio.sleep(0.02)
+    assert sampled() == 0, "it was paused meanwhile"
+    await engine.resume()
+    for prompt, got in zip(prompts, await running, strict=True):
+        boundary = list(got.versions).index(7)
+        assert list(got.versions) == [0] * boundary + [7] * (100 - boundary)
+        expected = torch.cat([
+            logprobs_of(old, prompt, got.ids)[:boundary], logprobs_of(new, prompt, got.ids)[boundary:]
+        ])  # fmt: skip
+        np.testing.assert_allclose(got.logprobs, expected[range(100), list(got.ids)], atol=2e-3)
+    assert boundary == 0, "the last one began after it slept"
+
+
 async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make):
     model = model_of()
     engine = await make(model)

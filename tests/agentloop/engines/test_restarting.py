@@ -259,3 +259,115 @@ async def test_other_errors_are_passed_on():
     with pytest.raises(EngineError, match="0 tokens"):
         await engine.generate([], PARAMS, trajectory_id="a")
     assert engine.budget.counts == {}
+
+
+class Sleeper(Mortal):
+    """Notes what it is asked to do; `fate` is the call that it dies of."""
+
+    def __init__(self, fate=None):
+        super().__init__(fate)
+        self.fate, self.dies_at = None, fate
+        self.heard = []
+
+    async def _hear(self, what):
+        self.heard.append(what)
+        if what[0] == self.dies_at:
+            raise EngineDead(f"could not {self.dies_at}")
+
+    async def sleep(self, *, keep_weights=True):
+        await self._hear(("sleep", keep_weights))
+
+    async def wake(self):
+        await self._hear(("wake",))
+
+    async def pause(self):
+        await self._hear(("pause",))
+
+    async def update_weights(self, weights, version):
+        await self._hear(("update", version))
+        await super().update_weights(weights, version)
+
+
+def sleepers(*fates):
+    made = []
+
+    def make():
+        made.append(Sleeper(fates[len(made)]))
+        return made[-1]
+
+    return make, made
+
+
+def weights_of_value(value):
+    return [("w", torch.full((2,), float(value)))]
+
+
+async def test_weights_are_thrown_away_asleep_once_they_are_kept_here_and_come_back_at_the_latest_to_wake():
+    make, made = sleepers(None)
+    engine = await started(make)
+    for version in (1, 2):
+        await engine.sleep()
+        await engine.update_weights(weights_of_value(version), version)
+        await engine.wake()
+    await engine.sleep()
+    await engine.sleep()
+    await engine.wake()  # nobody had new ones
+    await engine.wake()
+    assert made[0].heard == [
+        *(("sleep", True), ("update", 1), ("wake",)),
+        *(("sleep", False), ("update", 2), ("wake",)),
+        *(("sleep", False), ("update", 2), ("wake",)),
+    ]
+    assert made[0].weights["w"].tolist() == [2, 2]
+    await engine.close()
+
+
+@pytest.mark.parametrize("dies_at", ["sleep", "update", "wake", "pause"])
+async def test_an_engine_that_dies_asleep_is_replaced_when_it_is_to_wake_and_gets_the_last_weights(dies_at):
+    make, made = sleepers(dies_at, None)
+    engine = await started(make)
+    await engine.sleep()
+    await engine.update_weights(weights_of_value(5), 5)
+    await engine.pause()
+    turn = asyncio.create_task(engine.generate([10], PARAMS, trajectory_id="a"))
+    await asyncio.sleep(0)
+    assert len(made) == 1, "the GPU is not its own"
+    await engine.resume()
+    await engine.wake()
+    assert made[0].closed
+    assert set((await turn).versions) == {5}
+    assert made[1].weights["w"].tolist() == [5, 5]
+    assert made[1].heard == [("update", 5)]
+    assert engine.budget.counts == {"died": 1}
+    await engine.sleep()
+    assert made[1].heard[-1] == ("sleep", False)
+    await engine.close()
+
+
+async def test_a_turn_that_sees_its_engine_die_asleep_waits_for_the_next_one():
+    make, made = sleepers(None, None)
+    engine = await started(make)
+    await engine.sleep()
+    made[0].dead = True
+    turn = asyncio.create_task(engine.generate([10], PARAMS, trajectory_id="a"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(made) == 1
+    made[0].dies_at = "wake"
+    await engine.wake()
+    assert (await turn).finish_reason is FinishReason.STOP
+    assert len(made) == 2
+    await engine.close()
+
+
+async def test_a_sleeping_engine_that_cannot_be_started_again_fails_its_turns():
+    make, made = sleepers("wake")
+    engine = await started(make, budget=RestartBudget(0))
+    await engine.sleep()
+    await engine.wake()
+    with pytest.raises(EngineError, match=r"restarted too often.*could not wake"):
+        await engine.generate([10], PARAMS, trajectory_id="a")
+    await engine.sleep()
+    await engine.wake()
+    await engine.close()
+    assert made[0].closed

@@ -80,7 +80,7 @@ async def engine(model, tmp_path_factory):
     model.save_pretrained(folder)
     engine = VllmEngine(
         folder, dtype=str(DTYPE).removeprefix("torch."), max_model_len=LONGEST, max_num_seqs=64,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.3, sleeps=CUDA,
     )  # fmt: skip
     await engine.start()
     yield engine
@@ -194,6 +194,35 @@ async def test_later_turns_find_their_prefix_in_the_cache(engine, model):
         assert max(hits) == 0  # what older weights computed is not used
     finally:
         del engine._llm.output_processor.process_outputs
+
+
+async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_that_came_meanwhile(
+    engine, model, monkeypatch
+):
+    """On CPUs vLLM keeps its memory, and does everything else of its sleep: tests/gpu has the memory."""
+    monkeypatch.setattr(engine, "_sleeps", True)
+    await engine.update_weights(parrot(model, 4), 4)
+    running = asyncio.create_task(
+        engine.generate([1, 2], SamplingParams(max_tokens=200, temperature=0.0), trajectory_id="a")
+    )
+    while not any(state.detokenizer.num_output_tokens() for state in engine._states().values()):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await engine.sleep(keep_weights=False)
+    sampled = [state.detokenizer.num_output_tokens() for state in engine._states().values()]
+    waiting = asyncio.create_task(engine.generate([1, 2], GREEDY, trajectory_id="b"))
+    await engine.update_weights(parrot(model, 5), 5)
+    await engine.pause()
+    assert await engine._llm.is_sleeping()
+    await engine.wake()
+    assert not running.done()  # it was paused meanwhile
+    await engine.sleep()
+    await engine.resume()
+    await engine.wake()
+    got, later = await running, await waiting
+    assert list(got.ids) == list(got.versions) == [4] * got.versions.count(4) + [5] * got.versions.count(5)
+    assert 0 < sampled[0] <= got.versions.count(4) < 200
+    assert list(later.ids) == list(later.versions) == [5] * 12
+    await engine.update_weights(list(model.named_parameters()), 0)
 
 
 async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
