@@ -43,8 +43,11 @@ scaled_dot_product_attention over padded batches, any device and precision."""
 
 BackendName = Literal["fsdp", "megatron"]
 
-CheckpointingName = Literal["off", "selective", "full"]
-"""selective: all but attention and the narrow matrix products; full: all but the input of each layer."""
+CheckpointingName = Literal["off", "selective", "full", "sparse"]
+"""selective: all but attention and the narrow matrix products; full: all but the input of each layer; sparse: all but
+the input of every fourth one (`SPARSE`), where parameters are gathered once."""
+SPARSE = 4
+"""Layers that are computed from one kept input with sparse checkpointing."""
 
 
 OffloadName = Literal["off", "optimizer", "all"]
@@ -167,6 +170,8 @@ class LearnerConfig(Config):
         foreign = [name for name in _SETTINGS_OF[other] if getattr(self, name) != fields[name].default]
         if foreign:
             raise ValueError(f"backend is {self.backend}, but only {other} has {', '.join(foreign)}")
+        if self.backend == "megatron" and self.checkpointing == "sparse":
+            raise ValueError("backend is megatron, but only fsdp has checkpointing=sparse")
         return self
 
     @property

@@ -132,7 +132,7 @@ def test_one_compilation_serves_all_rows_and_layers(model_folder: Path):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", ["off", "selective", "full", "sparse"])
 def test_compiled_layers_learn_what_plain_ones_do(model_folder: Path, checkpointing: str):
     plain = _learner(model_folder, compute_dtype="bfloat16", compile_layers=False)
     compiled = _learner(model_folder, compute_dtype="bfloat16", checkpointing=checkpointing)

@@ -117,7 +117,9 @@ def test_one_step_equals_plain_transformers(model_folder: Path, aggregation: Agg
         {"token_budget": 40},
         {"token_budget": 40, "gather_once": True},
         {"checkpointing": "full"},
+        {"checkpointing": "full", "gather_once": False},
         {"checkpointing": "selective"},
+        {"checkpointing": "sparse", "token_budget": 40},
     ],
 )
 def test_the_update_does_not_depend_on_how_it_was_planned(model_folder: Path, options: dict[str, object]):

@@ -62,6 +62,11 @@ class FsdpLearner(PlannedLearner):
         self._share = self._share and not policy.has_sliding_window
         self._offload = config.offload if self._device.type == "cuda" else "off"
         self._once = self._gathers_once(policy)
+        if config.checkpointing == "sparse" and not self._once:
+            raise UserError(
+                "learner.checkpointing=sparse computes layers again while others have their turn, so parameters must "
+                "be gathered once (learner.gather_once). Set learner.checkpointing=full."
+            )
         self._policy = policy.to(self._device)
         self._placement = self._place(self._policy)
         self._reference: Policy | None = None

@@ -6,7 +6,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from agentloop.errors import UserError
 from agentloop.trainer import attention_ops  # noqa: F401  registers the op that the policy names
-from agentloop.trainer.learner import CheckpointingName
+from agentloop.trainer.backends import recomputed
+from agentloop.trainer.learner import SPARSE, CheckpointingName
 
 
-def prepare(layers: Iterable[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
+def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
     """Replace the forward of each layer, in place. Hooks of the module (such as FSDP's) stay outside of it.
 
-    Raises where a layer that is to be compiled cannot be, at its first call (`torch._dynamo.exc`).
+    Raises `UserError` where sparse checkpointing does not know layers of the kind; a layer that is to be compiled and
+    cannot be raises at its first call (`torch._dynamo.exc`).
     """
+    if checkpointing in ("full", "sparse") and recomputed.can_recompute(layers):
+        recomputed.prepare(layers, SPARSE if checkpointing == "sparse" else 1, compiled=compiled)
+        return
+    if checkpointing == "sparse":
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        raise UserError(f"learner.checkpointing=sparse does not know layers of the kind {kinds}. Set it to full.")
     run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
     if compiled:
         run = torch.compile(run, dynamic=True, fullgraph=True)

@@ -110,6 +110,10 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
         yield f"expert_parallel={layout.expert} does not divide the {layout.gpus // layout.pipeline} ranks of a stage."
     if shape.has_tower and (layout.backend == "megatron" or layout.context > 1):
         yield "A model with a vision tower needs backend=fsdp without sequence_parallel."
+    if layout.checkpointing == "sparse" and shape.num_experts:
+        yield "checkpointing=sparse does not know layers with experts."
+    if layout.checkpointing == "sparse" and layout.offload == "all":
+        yield "checkpointing=sparse needs parameters gathered once, which offload=all does not do."
     if layout.backend == "fsdp" and (layout.tensor, layout.pipeline, layout.expert) != (1, 1, 1):
         yield "backend=fsdp shards parameters over all ranks: tensor, pipeline and expert parallelism need megatron."
 
@@ -161,4 +165,5 @@ def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has
     if backend == "megatron":
         tensors = [n for n in powers if n <= gpus_per_node]
         return ["off", "selective", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
-    return ["off", "selective", "full"], ["off", "optimizer", "all"], [1], [1], powers, [1]
+    kept = ["off", "selective", "full"] + (["sparse"] if len(powers) == 1 else [])  # several may not gather once
+    return kept, ["off", "optimizer", "all"], [1], [1], powers, [1]

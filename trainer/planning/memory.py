@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from agentloop.trainer.learner import SPARSE
 from agentloop.trainer.planning.layouts import Layout
 from agentloop.trainer.planning.model_shape import ModelShape
 
 _LOGITS_CHUNK = 832 * 2**20
 """As in `head_chunks`."""
+_TILE = 16384
+"""As in `backends.recomputed`."""
 OUTSIDE = 1.5 * 2**30
 """What a GPU holds beside tensors: CUDA's context, buffers of collectives, the allocator's gaps; assumed."""
 _HALF, _SINGLE = 2, 4
@@ -156,8 +159,9 @@ def _megatron(shape: ModelShape, layout: Layout, parameters: float, precision: P
 def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_flight: float) -> float:
     layers = shape.layers / layout.pipeline
     tokens = layout.rank_tokens * in_flight
-    if layout.checkpointing == "full":
-        return precision.compute * tokens * layers * shape.hidden / layout.tensor
+    if layout.checkpointing in ("full", "sparse"):
+        inputs = layers / SPARSE + SPARSE - 1 if layout.checkpointing == "sparse" else layers
+        return precision.compute * tokens * inputs * shape.hidden / layout.tensor
     features = (
         _selected_features(shape, layout) if layout.checkpointing == "selective" else _kept_features(shape, layout)
     )
@@ -197,7 +201,21 @@ def _selected_features(shape: ModelShape, layout: Layout) -> float:
 
 def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
     """The gradient of the product inside the MLP; with checkpointing also what one layer keeps."""
+    if layout.backend == "fsdp" and layout.checkpointing in ("full", "sparse") and not shape.num_experts:
+        return precision.compute * _working_in_halves(shape, layout.rank_tokens)
     width: float = shape.experts_per_token * shape.expert_mlp if shape.num_experts else shape.mlp
     if layout.checkpointing != "off":
         width += _kept_features(shape, layout)
     return precision.compute * layout.rank_tokens * width / layout.tensor
+
+
+def _working_in_halves(shape: ModelShape, tokens: int) -> float:
+    """Numbers of one layer that `backends.recomputed` differentiates: its attention, or its MLP for a tile."""
+    kept = 3 * shape.hidden  # the input after its norm, the gradient of the output, what is between the halves
+    kept += 2 * shape.query + 2 * shape.key
+    if shape.qk_norm:
+        kept += shape.query + shape.key
+    attention = 2 * shape.query + 2 * shape.key  # gradients
+    attention += 2 * shape.query  # the kernel sums those of queries in float32
+    mlp = 2 * shape.hidden + 4 * shape.mlp
+    return tokens * kept + max(tokens * attention, min(tokens, _TILE) * mlp)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentloop.trainer.learner import SPARSE
 from agentloop.trainer.planning.flops import ModelFlops, causal_pairs
 from agentloop.trainer.planning.gpus import Gpu
 from agentloop.trainer.planning.layouts import Layout
@@ -61,7 +62,7 @@ def training_seconds(
 ) -> float:
     """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU."""
     needed = step_flops(flops, work)
-    recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3}[layout.checkpointing]
+    recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
     efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
     compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
     micro_batches = work.micro_batches(layout)
