@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+import agentloop.recipes.tiny
 from agentloop.engines.base import SamplingParams
 from agentloop.engines.hf import HfEngine
+from agentloop.recipes.tiny.task import held_out_rows
+from agentloop.recipes.tiny.warmup import tool_schemas
+from agentloop.rendering import renderer_for
+from agentloop.trainer.batch import Sample
+from agentloop.trainer.learner import LearnerConfig, create
 
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_hf.py"
 _spec = importlib.util.spec_from_file_location("agentloop_hf_tests", _FILE)
@@ -18,6 +24,34 @@ _tests = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_tests)
 
 pytestmark = pytest.mark.gpu
+TRAINED = Path(agentloop.recipes.tiny.__file__).parent / "checkpoint"
+
+
+def sample_of(prompt, got):
+    ids = np.array([*prompt, *got.ids], np.int32)
+    mask = np.arange(len(ids)) >= len(prompt)
+    logprobs = np.zeros(len(ids), np.float32)
+    logprobs[mask] = got.logprobs
+    return Sample(ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32), 1.0)
+
+
+@pytest.mark.parametrize(("dtype", "on_average", "at_most"), [("float32", 1e-4, 2e-3), ("bfloat16", 2e-3, 0.2)])
+async def test_the_learner_computes_what_the_engine_sampled(dtype, on_average, at_most):
+    """A trained model: with random weights all logprobs are about the same, and rounding hardly shows."""
+    renderer = renderer_for(TRAINED)
+    prompts = [renderer.render_prompt(row["prompt"], tool_schemas()) for row in held_out_rows(num_rows=100)]
+    engine = HfEngine(TRAINED, device="cuda", dtype=dtype, seed=0, max_model_len=512)
+    await engine.start()
+    stop = renderer.stop_token_ids
+    got = await _tests.turns(engine, prompts, SamplingParams(max_tokens=64, stop_token_ids=stop))
+    await engine.close()
+    learner = create(LearnerConfig(model=str(TRAINED), device="cuda", compute_dtype=dtype))
+    samples = [sample_of(prompt, turn) for prompt, turn in zip(prompts, got, strict=True)]
+    found = np.concatenate(learner.logprobs(samples))
+    error = np.abs(found - np.concatenate([turn.logprobs for turn in got]))
+    assert len(error) > 2000
+    assert error.mean() < on_average
+    assert error.max() < at_most
 
 
 @pytest.mark.parametrize("kind", _tests.MODELS)

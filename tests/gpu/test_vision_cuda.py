@@ -79,7 +79,7 @@ def test_what_is_on_the_host_changes_nothing(folder, samples, offload):
 @pytest.mark.vllm
 async def test_vllm_and_the_learner_agree_before_and_after_an_update(folder):
     learner, renderer = learner_of(folder, lr=1e-3), renderer_for(folder)
-    engine = VllmEngine(folder, max_model_len=640, gpu_memory_utilization=0.3)
+    engine = VllmEngine(folder, max_model_len=640, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 30)
     await engine.start()
     try:
         for version in range(2):
