@@ -23,6 +23,8 @@ from agentloop.trainer.recording import RecordingConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentloop.engines.shared_weights import SharedWeights
+
 
 class CorrectionConfig(Config):
     """One weight of the losses of tokens that another policy sampled."""
@@ -246,6 +248,11 @@ class RankLearner(Learner, Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters one at a time under their Hugging Face names; every rank must take all of them."""
+        ...
+
+    def share(self) -> SharedWeights | None:
+        """Put the weights into memory that engines map, each into that of one rank: no rank has all of them. They hold
+        until the next time. None on other ranks than the first."""
         ...
 
 

@@ -1,9 +1,10 @@
 """Weights that the processes of a host share: written once, mapped by every engine, updated in place.
 
-The learner's process has a `WeightShelf`. What it hands out, `SharedWeights`, is small and travels to the engines,
-which read the memory of the shelf itself: on a GPU through CUDA IPC, from this GPU or another one of the host, else as
-anonymous memory of the host. The mapping stays valid from update to update, so that an update is one copy on either
-side and nothing passes through the host where learner and engine are on GPUs.
+The learner has a `WeightShelf`, and where it is spread over several processes each of them has one with a part of the
+weights. What they hand out, `SharedWeights`, is small and travels to the engines, which read the memory of the shelves
+itself: on a GPU through CUDA IPC, from this GPU or another one of the host, else as anonymous memory of the host. The
+mapping stays valid from update to update, so that an update is one copy on either side and nothing passes through the
+host where learner and engine are on GPUs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agentloop.engines.weight_buckets import map_bucket, new_bucket
 from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 256 << 20
 _ALIGNMENT = 256
-_STAMP_BYTES = _ALIGNMENT
-"""At the start of the first bucket: how often the shelf was filled, or -1 while it is being filled."""
+STAMP_BYTES = _ALIGNMENT
+"""At the start of the first bucket of a shelf: how often it was filled, or -1 while it is being filled."""
 _shelves: weakref.WeakValueDictionary[str, WeightShelf] = weakref.WeakValueDictionary()
 """Of this process: memory of a GPU cannot be mapped by the process that has it already."""
 _numbers = itertools.count()
@@ -35,7 +37,7 @@ class CannotMap(EngineError):
 
 
 class Overwritten(EngineError):
-    """The shelf was filled again while it was read: what was read is of no version."""
+    """A shelf was filled again while it was read: what was read is of no version."""
 
 
 class Place(NamedTuple):
@@ -45,23 +47,47 @@ class Place(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     bucket: int
+    """Counted through all parts."""
     start: int
     """In bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        import torch
+
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+class Part(NamedTuple):
+    """One shelf, filled once."""
+
+    shelf: str
+    stamp: int
+    buckets: tuple[Any, ...]
+    """Handles."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Iterates over (Hugging Face name, tensor); the tensors are the shelf's memory, for reading.
+    """Iterates over (Hugging Face name, tensor); the tensors are the memory of shelves, for reading.
 
-    They hold until the shelf is filled again. Who takes all of them in one go meets `Overwritten` at the end where that
+    They hold until a shelf is filled again. Who takes all of them in one go meets `Overwritten` at the end where that
     happened meanwhile.
     """
 
-    shelf: str
-    stamp: int
+    parts: tuple[Part, ...]
     places: tuple[Place, ...]
-    buckets: tuple[Any, ...]
-    """Handles."""
+
+    @classmethod
+    def joined(cls, shared: Sequence[SharedWeights], names: Iterable[str]) -> SharedWeights:
+        """What several processes share of one set of weights, each weight being with one of them, in the order of
+        `names`."""
+        places: dict[str, Place] = {}
+        first = 0
+        for each in shared:
+            places |= {place.name: place._replace(bucket=first + place.bucket) for place in each.places}
+            first += sum(len(part.buckets) for part in each.parts)
+        return cls(tuple(part for each in shared for part in each.parts), tuple(places[name] for name in names))
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         mapped = self.open()
@@ -70,7 +96,8 @@ class SharedWeights:
 
     @property
     def is_of_this_process(self) -> bool:
-        return self.shelf in _shelves
+        """This process filled a part of them."""
+        return any(part.shelf in _shelves for part in self.parts)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -78,48 +105,60 @@ class SharedWeights:
 
     @property
     def num_bytes(self) -> int:
-        return sum(_num_bytes(place.dtype, place.shape) for place in self.places)
+        return sum(place.num_bytes for place in self.places)
 
     def open(self, device: torch.device | None = None) -> MappedWeights:
-        """Map the memory; GPU memory appears as that of `device` (None: the present one) of this process, whichever GPU
-        it is of. Raises `CannotMap`."""
-        shelf = _shelves.get(self.shelf)
-        if shelf is not None:
-            return MappedWeights(self, shelf.buckets)
+        """Map the memory; GPU memory appears as that of `device` of this process, whichever GPU it is of (None: of the
+        GPU that has it, where this process sees it). Raises `CannotMap`."""
         try:
-            return MappedWeights(self, [_map(handle, device) for handle in self.buckets])
+            return MappedWeights(self, [_opened(part, device) for part in self.parts])
         except (OSError, RuntimeError) as error:
             raise CannotMap(f"shared weights cannot be mapped: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadWeights:
+    """The weights of a learner of several processes, which put them on their shelves when they are asked."""
+
+    share: Callable[[], SharedWeights]
+    """Blocks until all have; what was shared before is overwritten."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.share()
 
 
 class MappedWeights:
     """`SharedWeights` in the address space of this process."""
 
-    def __init__(self, shared: SharedWeights, buckets: list[torch.Tensor]) -> None:
-        self._buckets = buckets
+    def __init__(self, shared: SharedWeights, parts: list[list[torch.Tensor]]) -> None:
+        self.buckets = [bucket for part in parts for bucket in part]
+        """uint8, [num_bytes] each."""
+        self.stamped = [sum(map(len, parts[:number])) for number in range(len(parts))]
+        """Indices of the buckets that begin with a stamp."""
         self._shared = shared
-        self._tensors = [_view(buckets[place.bucket], place) for place in shared.places]
+        self._tensors = [_view(self.buckets[place.bucket], place) for place in shared.places]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return zip((place.name for place in self._shared.places), self._tensors, strict=True)
 
     def again(self, shared: SharedWeights) -> bool:
-        """These are `shared` as well, filled at another time: takes over their stamp, and says whether it could."""
-        fits = (shared.shelf, shared.places) == (self._shared.shelf, self._shared.places)
+        """These are `shared` as well, filled at another time: takes over their stamps, and says whether it could."""
+        fits = (_shelves_of(shared), shared.places) == (_shelves_of(self._shared), self._shared.places)
         if fits:
             self._shared = shared
         return fits
 
     def check(self) -> None:
-        """Raises `Overwritten` where the shelf was filled again since."""
-        if int(_stamp(self._buckets[0]).item()) != self._shared.stamp:
-            raise Overwritten("the shared weights were overwritten while they were read")
+        """Raises `Overwritten` where a shelf was filled again since."""
+        for index, part in zip(self.stamped, self._shared.parts, strict=True):
+            if int(_stamp(self.buckets[index]).item()) != part.stamp:
+                raise Overwritten("the shared weights were overwritten while they were read")
 
 
 class WeightShelf:
     """Memory for one set of weights. `on_host` keeps it off GPUs; else it is where the weights are.
 
-    Not thread-safe: one `put` at a time.
+    Filled at once by `put`, or weight by weight: `begin`, then `room_for` each, then `end`. Not thread-safe.
     """
 
     def __init__(self, *, on_host: bool = False, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -129,6 +168,8 @@ class WeightShelf:
         self._bucket_bytes = bucket_bytes
         self._handles: list[Any] = []
         self._places: list[Place] = []
+        self._number = 0
+        """Weights since `begin`."""
         self._end = 0
         """Of what the last bucket holds."""
         self._count = 0
@@ -141,38 +182,53 @@ class WeightShelf:
         _shelves[self.name] = self
 
     def put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
-        """Copy weights, one at a time as they come. Those of the last `put` are overwritten."""
+        """Copy weights, one at a time as they come. Those of the last time are overwritten. `SpreadWeights` are put
+        where they are spread to, not here."""
+        if isinstance(weights, SpreadWeights):
+            return weights.share()
+        self.begin()
+        for name, tensor in weights:
+            self.room_for(name, tensor.dtype, tensor.shape, tensor.device).copy_(tensor.detach())
+        return self.end()
+
+    def begin(self) -> None:
+        """Whoever reads what is here hears that it is overwritten."""
+        self._number = 0
         if self.buckets:
             _stamp(self.buckets[0]).fill_(-1)
-        number = -1
-        for number, (name, tensor) in enumerate(weights):
-            place = self._place(number, name, tensor.detach())
-            _view(self.buckets[place.bucket], place).copy_(tensor.detach())
-        if number + 1 < len(self._places):
-            self._cut(number + 1)
+
+    def room_for(self, name: str, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Memory for the next weight, which is on `device`: where it was the last time, if the weights are the same."""
+        place = self._place(name, str(dtype).removeprefix("torch."), tuple(shape), device)
+        self._number += 1
+        return _view(self.buckets[place.bucket], place)
+
+    def end(self) -> SharedWeights:
+        """All weights are there."""
+        if self._number < len(self._places):
+            self._cut(self._number)
         if not self.buckets:
-            self._add_bucket(_STAMP_BYTES, None)
+            self._add_bucket(STAMP_BYTES, None)
         self._count += 1
         # Other processes see nothing of the order of a stream: the stamp follows what it vouches for.
         _synchronize(self.buckets)
         _stamp(self.buckets[0]).fill_(self._count)
         _synchronize(self.buckets)
-        return SharedWeights(self.name, self._count, tuple(self._places), tuple(self._handles))
+        return SharedWeights((Part(self.name, self._count, tuple(self._handles)),), tuple(self._places))
 
-    def _place(self, number: int, name: str, tensor: torch.Tensor) -> Place:
+    def _place(self, name: str, dtype: str, shape: tuple[int, ...], device: torch.device) -> Place:
         """Where it was the last time, or a new place if the weights are others than then."""
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        if number < len(self._places):
-            if self._places[number][:3] == (name, dtype, shape):
-                return self._places[number]
-            self._cut(number)
-        size = tensor.numel() * tensor.element_size()
-        device = None if self._on_host or tensor.device.type == "cpu" else tensor.device
-        if not self._fits(size, device):
-            self._add_bucket(size, device)
-        place = Place(name, dtype, shape, len(self.buckets) - 1, self._end)
+        if self._number < len(self._places):
+            if self._places[self._number][:3] == (name, dtype, shape):
+                return self._places[self._number]
+            self._cut(self._number)
+        place = Place(name, dtype, shape, 0, 0)
+        where = None if self._on_host or device.type == "cpu" else device
+        if not self._fits(place.num_bytes, where):
+            self._add_bucket(place.num_bytes, where)
+        place = place._replace(bucket=len(self.buckets) - 1, start=self._end)
         self._places.append(place)
-        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._end = _end_of(place)
         return place
 
     def _fits(self, size: int, device: torch.device | None) -> bool:
@@ -181,14 +237,13 @@ class WeightShelf:
         return self.buckets[-1].device.type == "cpu" if device is None else self.buckets[-1].device == device
 
     def _add_bucket(self, size: int, device: torch.device | None) -> None:
-        size = max(size + _STAMP_BYTES, self._bucket_bytes)
-        bucket, handle = _host_bucket(size) if device is None else _device_bucket(size, device)
+        bucket, handle = new_bucket(max(size + STAMP_BYTES, self._bucket_bytes), device)
         self.buckets.append(bucket)
         self._handles.append(handle)
         self._end = 0
         if len(self.buckets) == 1:
             _stamp(bucket).fill_(-1)
-            self._end = _STAMP_BYTES
+            self._end = STAMP_BYTES
 
     def _cut(self, number: int) -> None:
         """Forget the places from `number` on; their memory is used anew."""
@@ -197,71 +252,28 @@ class WeightShelf:
         last = self._places[-1] if self._places else None
         keep = last.bucket + 1 if last else min(len(self.buckets), 1)
         del self.buckets[keep:], self._handles[keep:]
-        self._end = _STAMP_BYTES
-        if last is not None:
-            size = _num_bytes(last.dtype, last.shape)
-            self._end = last.start + -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._end = _end_of(last) if last else STAMP_BYTES
 
 
-class _HostHandle(NamedTuple):
-    pid: int
-    descriptor: int
-    size: int
+def _opened(part: Part, device: torch.device | None) -> list[torch.Tensor]:
+    shelf = _shelves.get(part.shelf)
+    if shelf is not None:
+        return list(shelf.buckets)
+    return [map_bucket(handle, device) for handle in part.buckets]
 
 
-class _DeviceHandle(NamedTuple):
-    arguments: tuple[Any, ...]
-    """Of torch's `rebuild_cuda_tensor`."""
+def _shelves_of(shared: SharedWeights) -> list[str]:
+    return [part.shelf for part in shared.parts]
 
 
-_DEVICE_ARGUMENT = 6
-
-
-def _host_bucket(size: int) -> tuple[torch.Tensor, _HostHandle]:
-    """Memory without a name in any folder: it is gone when the last process that maps it is, however they end."""
-    descriptor = os.memfd_create("agentloop-weights")
-    os.ftruncate(descriptor, size)
-    handle = _HostHandle(os.getpid(), descriptor, size)
-    bucket = _map(handle, None)
-    weakref.finalize(bucket, os.close, descriptor)
-    return bucket, handle
-
-
-def _device_bucket(size: int, device: torch.device) -> tuple[torch.Tensor, _DeviceHandle]:
-    import torch
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    bucket = torch.empty(size, dtype=torch.uint8, device=device)
-    return bucket, _DeviceHandle(reduce_tensor(bucket)[1])
-
-
-def _map(handle: _HostHandle | _DeviceHandle, device: torch.device | None) -> torch.Tensor:
-    import torch
-
-    if isinstance(handle, _HostHandle):
-        path = f"/proc/{handle.pid}/fd/{handle.descriptor}"
-        return torch.from_file(path, shared=True, size=handle.size, dtype=torch.uint8)
-    from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
-    # The driver maps memory of any GPU that this one reaches, also where this process does not see it.
-    index = torch.cuda.current_device() if device is None or device.index is None else device.index
-    arguments = list(handle.arguments)
-    arguments[_DEVICE_ARGUMENT] = index
-    bucket: torch.Tensor = rebuild_cuda_tensor(*arguments)
-    return bucket
+def _end_of(place: Place) -> int:
+    return place.start + -(-place.num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _view(bucket: torch.Tensor, place: Place) -> torch.Tensor:
     import torch
 
-    size = _num_bytes(place.dtype, place.shape)
-    return bucket[place.start : place.start + size].view(getattr(torch, place.dtype)).view(place.shape)
-
-
-def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    import torch
-
-    return math.prod(shape) * int(getattr(torch, dtype).itemsize)
+    return bucket[place.start : place.start + place.num_bytes].view(getattr(torch, place.dtype)).view(place.shape)
 
 
 def _stamp(bucket: torch.Tensor) -> torch.Tensor:

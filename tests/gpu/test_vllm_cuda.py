@@ -40,7 +40,7 @@ async def test_weights_go_from_gpu_to_engine_without_the_host(engine, model, dev
 
 async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host(engine, model, monkeypatch):
     async def refuse(llm, shared, *, open=engine._try_open):
-        return "no way" if shared.shelf == engine._shelf.name else await open(llm, shared)
+        return "no way" if shared.parts[0].shelf == engine._shelf.name else await open(llm, shared)
 
     monkeypatch.setattr(engine, "_try_open", refuse)
     monkeypatch.setattr(engine, "_maps_devices", True)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from agentloop.config_loading import load_config
 from agentloop.errors import UserError
 from agentloop.trainer.backends import ranked
-from agentloop.trainer.backends.shared_arrays import parcel
+from agentloop.trainer.backends.shared_arrays import pack
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import Learner, LearnerConfig, create, create_critic
 from agentloop.trainer.run import train
@@ -97,6 +97,7 @@ async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(lea
     await learner.publish(second, 1)  # type: ignore[arg-type]
     learner.save_hf(tmp_path / "hf")
     saved = load_file(tmp_path / "hf" / "model.safetensors")
+    assert len(second.parts) == 2
     assert second.weights.keys() == saved.keys() - {"lm_head.weight"}  # tied: it is the embedding
     for name, tensor in second.weights.items():
         assert torch.equal(saved[name], tensor), name
@@ -124,9 +125,11 @@ class _Taker:
 
     def __init__(self, most: int | None = None) -> None:
         self.weights: dict[str, torch.Tensor] = {}
+        self.parts: tuple[object, ...] = ()
         self._most = most
 
     async def update_weights(self, weights, version: int) -> None:
+        self.parts = weights.share().parts
         for name, tensor in weights:
             if len(self.weights) == self._most:
                 raise ValueError("full")
@@ -165,7 +168,7 @@ def _is_running(pid: int) -> bool:
 
 def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():
     batch = _batch()
-    sent = parcel((batch, "and a word"))
+    sent = pack((batch, "and a word")).share()
     assert sent.path is not None
     assert len(sent.pickled) < sum(len(sample) for sample in batch.samples) * 13
     got, word = sent.open()
@@ -176,7 +179,7 @@ def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
         np.testing.assert_array_equal(mine.loss_mask, theirs.loss_mask)
         theirs.token_ids[0] = 5  # not an array that refuses to be written to
-    assert parcel(("no arrays",)).path is None
+    assert pack(("no arrays",)).share().path is None
 
 
 _SLOW_DRIVER = """

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentloop.engines.shared_weights import SharedWeights
 from agentloop.errors import UserError
 from agentloop.trainer.attention_choice import choose
 from agentloop.trainer.backends import fsdp_state, skipped
@@ -25,6 +26,7 @@ from agentloop.trainer.backends.policy import Policy, load_policy
 from agentloop.trainer.backends.process_group import data_parallel_mesh, sequence_group
 from agentloop.trainer.backends.row_layout import Unit
 from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
+from agentloop.trainer.backends.spread_shelf import SpreadShelf
 from agentloop.trainer.backends.step_metrics import StepMetrics
 from agentloop.trainer.backends.stopwatch import Stopwatch
 from agentloop.trainer.backends.whole import WholeModel
@@ -85,6 +87,7 @@ class FsdpLearner(PlannedLearner):
             fused=True,
         )
         self._set_costs()
+        self._shelf = SpreadShelf()
 
     def _load(self, kernel: str) -> Policy:
         config = self.config
@@ -315,6 +318,14 @@ class FsdpLearner(PlannedLearner):
     def load(self, folder: Path) -> None:
         """See `Learner.load`."""
         self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def share(self) -> SharedWeights | None:
+        """See `RankLearner.share`. No parameter is whole anywhere but at its place."""
+        parameters = dict(self._policy.model.named_parameters())
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        return self._shelf.fill(parameters.items(), self._compute_dtype, sizes)
 
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agentloop.engines.base import TakesWeights
+from agentloop.engines.shared_weights import SpreadWeights
 from agentloop.errors import UserError
 from agentloop.trainer.backends.process_group import pick_device
 from agentloop.trainer.backends.rank_process import Objects
@@ -56,13 +54,8 @@ class RankedLearner:
         return result
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
-        """See `Learner.publish`. One parameter at a time is whole, for as long as the engine takes it."""
-        weights = self._local.weights()
-        with self._ranks.calling(_gather, self._name):
-            [outcome] = await asyncio.gather(engine.update_weights(weights, version), return_exceptions=True)
-            await asyncio.to_thread(_exhaust, weights)  # an engine that refuses them stops half way
-        if outcome is not None:
-            raise outcome
+        """See `Learner.publish`. Each rank has a part of what is published; an engine that wants none costs nothing."""
+        await engine.update_weights(SpreadWeights(partial(self._everywhere, "share")), version)
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
@@ -133,17 +126,9 @@ def _call(objects: Objects, name: str, method: str, *args: Any) -> None:
     getattr(objects[name], method)(*args)
 
 
-def _gather(objects: Objects, name: str) -> None:
-    _exhaust(objects[name].weights())
-
-
 def _capture(objects: Objects, name: str, captured: str) -> None:
     objects[captured] = objects[name].capture()
 
 
 def _write(objects: Objects, captured: str, folder: Path) -> None:
     objects.pop(captured).write(folder)
-
-
-def _exhaust(weights: Iterator[tuple[str, Tensor]]) -> None:
-    deque(weights, maxlen=0)

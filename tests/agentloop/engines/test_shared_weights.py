@@ -148,7 +148,7 @@ print(pickle.dumps(shelf.put([("w", torch.ones(3))])).hex())
 
 def test_memory_is_given_back_with_the_shelf():
     shelf = WeightShelf()
-    handle = shelf.put(weights_of()).buckets[0]
+    handle = shelf.put(weights_of()).parts[0].buckets[0]
     path = f"/proc/self/fd/{handle.descriptor}"
     assert "agentloop-weights" in os.readlink(path)
     gone = weakref.ref(shelf)

@@ -110,6 +110,17 @@ def _resumed(make: Any, learner: Any, folder: Path) -> bool:
     return all(torch.equal(value, expected[name]) for name, value in other.weights())
 
 
+def _parts(learner: Any) -> int:
+    """Of what is published, which must be what each rank gathers; 0 on other ranks than the first."""
+    shared = learner.share()
+    expected = [(name, value.clone()) for name, value in learner.weights()]
+    if shared is not None:
+        assert [name for name, _ in shared] == [name for name, _ in expected]
+        assert all(torch.equal(found, value) for (_, found), (_, value) in zip(shared, expected, strict=True))
+    dist.barrier()  # the memory goes with its process
+    return 0 if shared is None else len(shared.parts)
+
+
 def main() -> None:
     from agentloop.trainer.backends.megatron.learner import MegatronLearner
 
@@ -124,6 +135,7 @@ def main() -> None:
         found = step(learner, out / f"{name}-hf" if case.resumes else None)
         if case.resumes:
             found["resumed"] = _resumed(make, learner, out / f"{name}-state")
+            found["parts"] = _parts(learner)
         torch.save(found, out / f"{name}-{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

@@ -78,6 +78,11 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(name: str, results: Pa
 
 
 @pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
+def test_what_is_published_is_spread_over_the_ranks(name: str, results: Path):
+    assert [torch.load(results / f"{name}-{rank}.pt", weights_only=True)["parts"] for rank in range(4)] == [4, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
 def test_transformers_loads_what_is_saved(name: str, results: Path):
     saved = results / f"{name}-hf"
     weights = torch.load(results / f"{name}-0.pt", weights_only=True)["weights"]

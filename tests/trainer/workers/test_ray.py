@@ -208,7 +208,9 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     assert {int(v) for group in again for t in group.trajectories for v in t.versions[t.loss_mask]} == {7}
     # What cannot be mapped comes through the object store, now and from then on.
     shared = workers._weights.shared
-    nowhere = replace(shared, shelf="elsewhere", buckets=[bucket._replace(pid=0) for bucket in shared.buckets])
+    (part,) = shared.parts
+    gone = part._replace(shelf="elsewhere", buckets=[bucket._replace(pid=0) for bucket in part.buckets])
+    nowhere = replace(shared, parts=(gone,))
     unmapped = Published(shared, 8)
     unmapped.shared, references = nowhere, await unmapped.references()
     await second.update_weights(unmapped)

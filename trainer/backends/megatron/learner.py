@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from agentloop.engines.shared_weights import SharedWeights
 from agentloop.errors import UserError
 from agentloop.trainer.attention_choice import choose
 from agentloop.trainer.backends import skipped
@@ -29,6 +31,7 @@ from agentloop.trainer.backends.megatron.weights import Weights
 from agentloop.trainer.backends.planned import IDLE, PlannedLearner
 from agentloop.trainer.backends.process_group import data_parallel_mesh
 from agentloop.trainer.backends.row_layout import Unit
+from agentloop.trainer.backends.spread_shelf import SpreadShelf
 from agentloop.trainer.backends.step_metrics import StepMetrics
 from agentloop.trainer.batch import Sample
 from agentloop.trainer.learner import LearnerConfig, learning_rate
@@ -73,6 +76,7 @@ class MegatronLearner(PlannedLearner):
                 folder = Path(config.reference or config.model).expanduser()
                 self._reference, _ = self._load(_hf_config(folder), layout, folder)
                 self._reference.requires_grad_(False)
+        self._shelf = SpreadShelf()
         self._cost = CostModel.from_config(hf_config)
         self._flops = ModelFlops.from_config(hf_config)
 
@@ -230,6 +234,13 @@ class MegatronLearner(PlannedLearner):
     def load(self, folder: Path) -> None:
         """See `Learner.load`. The ranks must be divided as they were when it was saved."""
         self._progress = state.load(folder, self._model, self._training, self._ranks)
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def share(self) -> SharedWeights | None:
+        """See `RankLearner.share`. A layer at a time is whole on every rank."""
+        sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        return self._shelf.fill(self.weights(), self._compute_dtype, sizes)
+
 
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `compute_dtype`."""

@@ -1,0 +1,72 @@
+"""Memory that other processes of the host map: on a GPU through CUDA IPC, else anonymous memory of the host."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class HostHandle(NamedTuple):
+    """Of memory of the host, through the process that made it."""
+
+    pid: int
+    descriptor: int
+    size: int
+
+
+class DeviceHandle(NamedTuple):
+    """Of memory of a GPU."""
+
+    arguments: tuple[Any, ...]
+    """Of torch's `rebuild_cuda_tensor`."""
+
+
+Handle = HostHandle | DeviceHandle
+_DEVICE_ARGUMENT = 6
+
+
+def new_bucket(size: int, device: torch.device | None) -> tuple[torch.Tensor, Handle]:
+    """uint8 [size] on a GPU, or on the host (None), and what another process maps it by."""
+    return _host_bucket(size) if device is None else _device_bucket(size, device)
+
+
+def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
+    """The memory behind a handle of another process. That of a GPU appears as memory of `device`, whichever GPU it is
+    of; None: of the GPU that has it, where this process sees that. Raises `OSError` or `RuntimeError`."""
+    import torch
+
+    if isinstance(handle, HostHandle):
+        path = f"/proc/{handle.pid}/fd/{handle.descriptor}"
+        return torch.from_file(path, shared=True, size=handle.size, dtype=torch.uint8)
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    # The driver maps memory of any GPU that this one reaches, also where this process does not see it.
+    arguments = list(handle.arguments)
+    if device is not None and device.index is not None:
+        arguments[_DEVICE_ARGUMENT] = device.index
+    elif device is not None or arguments[_DEVICE_ARGUMENT] >= torch.cuda.device_count():
+        arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
+    bucket: torch.Tensor = rebuild_cuda_tensor(*arguments)
+    return bucket
+
+
+def _host_bucket(size: int) -> tuple[torch.Tensor, HostHandle]:
+    """Memory without a name in any folder: it is gone when the last process that maps it is, however they end."""
+    descriptor = os.memfd_create("agentloop-weights")
+    os.ftruncate(descriptor, size)
+    handle = HostHandle(os.getpid(), descriptor, size)
+    bucket = map_bucket(handle, None)
+    weakref.finalize(bucket, os.close, descriptor)
+    return bucket, handle
+
+
+def _device_bucket(size: int, device: torch.device) -> tuple[torch.Tensor, DeviceHandle]:
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    bucket = torch.empty(size, dtype=torch.uint8, device=device)
+    return bucket, DeviceHandle(reduce_tensor(bucket)[1])
