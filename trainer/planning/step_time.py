@@ -115,7 +115,7 @@ def _optimizer_seconds(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
     shard = shape.parameters / layout.gpus
     if layout.offload == "optimizer":
-        return 16 * shard / _PCIE
+        return 8 * shard / _PCIE  # both ways at once
     if layout.offload == "all":
         return 28 * shard / _HOST_MEMORY
     return 28 * shard / gpu.bandwidth
