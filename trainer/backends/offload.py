@@ -56,7 +56,7 @@ class OffloadedAdamW(torch.optim.AdamW):
     @cached_property
     def _lanes(self) -> _Lanes:
         """The same for all steps, as are then the pieces of memory that the moments come to."""
-        return _Lanes(_local(self.param_groups[0]["params"][0]).device)
+        return _Lanes(local_part(self.param_groups[0]["params"][0]).device)
 
     def _fetch(self, part: list[nn.Parameter]) -> list[_Moment]:
         """Begin to bring the moments of some parameters to the device; returns where they were."""
@@ -71,11 +71,11 @@ class OffloadedAdamW(torch.optim.AdamW):
         """Begin to copy them to where they were, and to new memory the first time."""
         with self._lanes.sending():
             for state, name, host in fetched:
-                _local(host).copy_(_local(state[name]), non_blocking=True)
+                local_part(host).copy_(local_part(state[name]), non_blocking=True)
                 state[name] = host
             states = [self.state[parameter] for parameter in part if parameter in self.state]
             new = [_Moment(state, name, state[name]) for state in states for name in _MOMENTS if name in state]
-            new = [moment for moment in new if _local(moment.host).device.type != "cpu"]
+            new = [moment for moment in new if local_part(moment.host).device.type != "cpu"]
             for state, name, made in new:
                 state[name] = _copy(made, torch.device("cpu"))
         if new:  # the stream that computes made them, and may use their memory again only when they are copied
@@ -92,8 +92,8 @@ class _Moment(NamedTuple):
 class _Lanes:
     """Two streams beside the one that computes: for what comes to the device and for what goes. A CPU has none.
 
-    What comes is put into memory of its own stream, which waits for what goes before it uses that again: never more than
-    two parts are on the device, however far the host is ahead of it.
+    What comes is put into memory of its own stream, which waits for what goes before it uses that again: no more than
+    two parts are ever on the device, however far the host is ahead of it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -138,7 +138,7 @@ def _in_parts(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        local = _local(parameter)
+        local = local_part(parameter)
         state = 2 * local.numel() * local.element_size()
         if part and size + state > _BYTES:
             yield part
@@ -149,13 +149,14 @@ def _in_parts(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         yield part
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank has of it."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _copy(tensor: Tensor, device: torch.device) -> Tensor:
     """There, once the stream has come to it; on the host in pinned memory."""
-    local = _local(tensor)
+    local = local_part(tensor)
     if local.device == device:
         return tensor
     copy = torch.empty_like(local, device=device, pin_memory=device.type == "cpu").copy_(local, non_blocking=True)
