@@ -100,6 +100,14 @@ class WithCompanion:
     async def publish(self, engine: TakesWeights, version: int) -> None:
         await self._policy.publish(engine, version)
 
+    def sleep(self) -> None:
+        self._policy.sleep()
+        self._companion.sleep()
+
+    def wake(self) -> None:
+        self._policy.wake()
+        self._companion.wake()
+
     def save(self, folder: Path) -> None:
         self.capture().write(folder)
 

@@ -226,6 +226,13 @@ class Learner(Protocol):
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """Give the engine, or all workers, the current weights under their Hugging Face names, as `version`."""
 
+    def sleep(self) -> None:
+        """Leave the device to others: what is there goes to the memory of the host. Until `wake` nothing may be asked
+        of it but `close`."""
+
+    def wake(self) -> None:
+        """Take the device back; everything is as it was, bit for bit. Without `sleep` before, nothing happens."""
+
     def save(self, folder: Path) -> None:
         """Everything that an exact resume needs, into a folder that appears whole or not at all."""
 

@@ -298,6 +298,14 @@ class FsdpLearner(PlannedLearner):
             _sum_over_ranks(result, self._device)
         return result
 
+    def _resident(self) -> Iterator[Tensor]:
+        for policy in (self._policy, self._reference):
+            if policy is not None:
+                yield from policy.parameters()
+                yield from policy.buffers()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters under their Hugging Face names, one at a time, tied ones once, in `compute_dtype`.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
+from agentloop.trainer.backends.parked import Parked
 from agentloop.trainer.backends.process_group import pick_device
 from agentloop.trainer.backends.rank_state import Progress
 from agentloop.trainer.backends.row_layout import Unit, unit_patches, units
@@ -58,6 +59,7 @@ class PlannedLearner(ABC):
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
         self._progress = Progress()
+        self._parked = Parked()
         self._recorder: Recorder | None = None
         self.largest_row = 0
         """Tokens of the largest micro-batch that this rank has had."""
@@ -90,6 +92,7 @@ class PlannedLearner(ABC):
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. An empty batch changes nothing but the number of steps."""
+        assert not self._parked.num_bytes, "awake"
         metrics = StepMetrics(self._device)
         if self._recorder is None:
             self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
@@ -169,6 +172,19 @@ class PlannedLearner(ABC):
         rows = [[found[place] for place in row] for row in planned.ranks[self._rank]]
         self.largest_row = max([self.largest_row, *(sum(unit.num_tokens for unit in row) for row in rows)])
         return rows or ([[]] if self._once and samples else [])
+
+    @abstractmethod
+    def _resident(self) -> Iterator[Tensor]:
+        """All tensors that outlive a step."""
+
+    def sleep(self) -> None:
+        """See `Learner.sleep`."""
+        if not self._parked.num_bytes:
+            self._parked.park(self._resident(), self._device)
+
+    def wake(self) -> None:
+        """See `Learner.wake`."""
+        self._parked.bring_back()
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """See `Learner.publish`."""

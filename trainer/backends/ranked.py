@@ -57,6 +57,14 @@ class RankedLearner:
         """See `Learner.publish`. Each rank has a part of what is published; an engine that wants none costs nothing."""
         await engine.update_weights(SpreadWeights(partial(self._everywhere, "share")), version)
 
+    def sleep(self) -> None:
+        """See `Learner.sleep`."""
+        self._everywhere("sleep")
+
+    def wake(self) -> None:
+        """See `Learner.wake`."""
+        self._everywhere("wake")
+
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
         self.capture().write(folder)

@@ -47,6 +47,12 @@ class SimulatedLearner:
         """Nothing but the version."""
         await engine.update_weights([], version)
 
+    def sleep(self) -> None:
+        """There is no memory."""
+
+    def wake(self) -> None:
+        """There is no memory."""
+
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
         self.capture().write(folder)

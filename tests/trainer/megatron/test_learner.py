@@ -134,3 +134,21 @@ def test_a_state_of_another_model_or_none(models: Path, tmp_path: Path):
     learner.save(tmp_path / "state")
     with pytest.raises(UserError, match="does not fit the model"):
         MegatronLearner(_config(models, "qwen2")).load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_with_sleep_in_between_are_those_without(models: Path, dtype: str):
+    results = []
+    for sleeps in (False, True):
+        learner = MegatronLearner(_config(models, compute_dtype=dtype, kl_coef=0.1))
+        losses = []
+        for _ in range(2):
+            if sleeps:
+                learner.sleep()
+                assert not any(parameter.untyped_storage().nbytes() for parameter in learner._model.parameters())
+                learner.wake()
+            losses.append(learner.step(TrainBatch(samples()))["loss"])
+        results.append((losses, _weights(learner)))
+    (losses, weights), (losses_asleep, weights_asleep) = results
+    assert losses == losses_asleep
+    assert all(torch.equal(weights[name], weights_asleep[name]) for name in weights)

@@ -223,6 +223,13 @@ class MegatronLearner(PlannedLearner):
         dist.all_reduce(flat)
         return [part.astype(np.float32) for part in np.split(flat.cpu().numpy(), ends[:-1])]
 
+    def _resident(self) -> Iterator[Tensor]:
+        yield from self._training.tensors()
+        for model in (self._model, self._reference):
+            if model is not None:
+                yield from model.parameters()
+                yield from model.buffers()
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters under their Hugging Face names, a layer at a time, tied ones once, in `compute_dtype`."""
         return self._weights.gathered(self._model, self._shapes)

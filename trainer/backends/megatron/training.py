@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from torch import nn
+from torch import Tensor, nn
 
 from agentloop.trainer.backends.megatron.model import Stage
 from agentloop.trainer.learner import LearnerConfig
@@ -57,6 +58,17 @@ class Training:
         for piece in self.wrapped:
             piece.zero_grad_buffer()
         self._optimizer.zero_grad()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Buffers of parameters and gradients, what the optimizer changes, and its state."""
+        for piece in self.wrapped:
+            for buffer in (*piece.buffers, *piece.expert_parallel_buffers):
+                yield from (data for data in (buffer.param_data, buffer.grad_data) if data is not None)
+        for optimizer in self.inner:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
     @property
     def inner(self) -> list[torch.optim.Optimizer]:
