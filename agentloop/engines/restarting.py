@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.shared_weights import Overwritten, SharedWeights, WeightShelf
+from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
 
@@ -49,9 +49,9 @@ class RestartingEngine:
         self._copy_weights = copy_weights
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
-        self._coming: tuple[SharedWeights, int] | None = None
-        """What the shelf of another process holds now, though an engine that is being started has yet to take it: the
-        weights of before are gone."""
+        self._coming: tuple[SharedWeights | list[tuple[str, torch.Tensor]], int] | None = None
+        """What an engine that is being started has yet to take, where the weights of before are gone: another process
+        fills its shelf anew, whoever still reads it."""
         self._come = asyncio.Event()
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
@@ -170,7 +170,7 @@ class RestartingEngine:
         await _close(self._engine)
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        if isinstance(weights, SharedWeights):
+        if isinstance(weights, SharedWeights | list):
             self._coming = weights, version
             self._come.set()
         async with self._changing:  # also while they are kept: a new engine takes those of before
@@ -182,9 +182,12 @@ class RestartingEngine:
             except EngineDead as death:
                 self._weights, self.policy_version = kept, version
                 await self._lose_locked(engine, str(death))
+            except CannotMap:  # they come again by another way
+                self._coming = None
+                raise
             if self._failure is not None:
                 raise EngineError(self._failure)
-            self._weights, self.policy_version = kept, version
+            self._weights, self.policy_version, self._coming = kept, version, None
             self._has_weights = True
         self._progress()
 

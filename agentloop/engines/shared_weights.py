@@ -203,6 +203,20 @@ class WeightShelf:
         self._number += 1
         return _view(self.buckets[place.bucket], place)
 
+    def laid_out(self, places: tuple[Place, ...], device: torch.device) -> list[torch.Tensor]:
+        """Memory as another shelf has it, in place of room for each weight: its buckets, up to what is used of them."""
+        self.begin()
+        if tuple(self._places) != places:
+            self._rename()
+            where = None if self._on_host or device.type == "cpu" else device
+            made = [new_bucket(max(end, STAMP_BYTES), where) for _, end in spans(places)]
+            self.buckets, self._handles = [bucket for bucket, _ in made], [handle for _, handle in made]
+            self._places = list(places)
+            self._end = _end_of(places[-1]) if places else 0
+            self.begin()
+        self._number = len(places)
+        return self.buckets
+
     def end(self) -> SharedWeights:
         """All weights are there."""
         if self._number < len(self._places):
@@ -260,6 +274,16 @@ def _opened(part: Part, device: torch.device | None) -> list[torch.Tensor]:
     if shelf is not None:
         return list(shelf.buckets)
     return [map_bucket(handle, device) for handle in part.buckets]
+
+
+def spans(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """What is used of each bucket, in bytes: (start, end)."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for place in places:
+        starts[place.bucket] = min(place.start, starts.get(place.bucket, place.start))
+        ends[place.bucket] = max(place.start + place.num_bytes, ends.get(place.bucket, 0))
+    return [(starts.get(bucket, 0), ends.get(bucket, 0)) for bucket in range(max(ends, default=-1) + 1)]
 
 
 def _shelves_of(shared: SharedWeights) -> list[str]:
