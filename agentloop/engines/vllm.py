@@ -36,6 +36,8 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # flashinfer's sampler compiles at first use; vLLM's own does not.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # A fork cannot use CUDA once this process has as much as asked whether there is any, which vLLM does not notice.
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
 }
 _CPU_CACHE_GIB = "2"
 

@@ -39,6 +39,7 @@ def samples(folder):
 
 def learner_of(folder, **options):
     settings = {"device": "cuda", "compute_dtype": "bfloat16", "attention": "fa2", "token_budget": 400, **options}
+    settings["compile_layers"] = False  # so that what is on the host rounds the same, and nothing takes a minute
     return FsdpLearner(LearnerConfig(model=str(folder), **settings))
 
 
