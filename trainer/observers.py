@@ -21,6 +21,10 @@ class Stage(StrEnum):
     TRAIN = "train"
     PUBLISH = "publish"
     """The new weights go to the engine."""
+    SLEEP = "sleep"
+    """Engines leave shared GPUs to the learner."""
+    WAKE = "wake"
+    """The learner leaves them to the engines."""
     EVAL = "eval"
     SAVE = "save"
 

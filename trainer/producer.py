@@ -65,9 +65,16 @@ class Producer:
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
+    @property
+    def may_admit(self) -> bool:
+        """Something may begin now."""
+        return self._num_to_admit() > 0
+
     def admit(self) -> None:
         """Begin what may begin now."""
-        for _ in range(self._num_to_admit()):
+        count = self._num_to_admit()
+        self._num_rounds += count > 0 and self.queue.policy.admits_in_rounds
+        for _ in range(count):
             self._last_admission = asyncio.get_running_loop().time()
             self._start(self.queue.admit(self._next_order(), self._workers.policy_version))
 
@@ -114,7 +121,6 @@ class Producer:
         if policy.admits_in_rounds:
             if queue.num_running:
                 return 0
-            self._num_rounds += 1
             return policy.round_size(free, self._oversampling)
         return min(free, -(-self._room() // self._num_episodes))
 

@@ -30,6 +30,7 @@ from agentloop.trainer.loggers import Logger, make_loggers
 from agentloop.trainer.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.model_folder import local_model
 from agentloop.trainer.observers import Observer, Stage
+from agentloop.trainer.placement.turns import Turns
 from agentloop.trainer.producer import Producer, Selection
 from agentloop.trainer.resume import open_run
 from agentloop.trainer.run_checks import check_trainable
@@ -64,6 +65,8 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     workers = make_workers(config, model, episodes)
     try:
         await workers.start()
+        if config.placement.sleeps:
+            await workers.sleep()  # the learner is loaded in its turn
         with closing(_make_learner(config, str(model), folder)) as learner:
             run = Run(episodes, workers, learner, run_folder, observer)
             if checkpoint:
@@ -120,6 +123,7 @@ class Run:
         self._step_seconds = 0.0
         """Of the last training step."""
         self._seconds: dict[str, float] = {}
+        self.turns = Turns(workers, learner, alternate=self.config.placement.sleeps, stage=self._stage)
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
         """Be where a checkpoint was written; groups that ran then begin anew."""
@@ -144,14 +148,16 @@ class Run:
             except UserError:
                 # The learner still is as the last step left it; groups that failed are played again.
                 self._state = replace(self._state, queue=self._state.queue.without_failures())
-                self._save()
+                await self._save()
                 raise
             metrics = await self._learn(played)
             if self._is_evaluated():
                 metrics |= await self._evaluate()
+            metrics |= self.turns.take_metrics()
             self._log(metrics | self._take_seconds() | {"time/step": _now() - started}, loggers)
             if self.step % settings.save_every == 0 or self.step == settings.steps:
-                self._save()
+                await self._save()
+        await self.turns.to_learner()
         with self._stage(Stage.SAVE):
             self.learner.save_hf(self.folder.model)
             self.checkpoints.wait()
@@ -165,6 +171,7 @@ class Run:
         """The groups of the next step, written down; not too many episodes failed."""
         step = self.step + 1
         seed_everything(self.config.run.seed, step)
+        await self._let_engines_play()
         with self._stage(Stage.ROLLOUT, step):
             try:
                 selection = await self._select()
@@ -183,13 +190,21 @@ class Run:
         """Wait for the groups of the next step, and keep the workers busy meanwhile."""
         while True:
             await self._publish()
+            await self._let_engines_play()
             self.producer.admit()
             if not self.queue.num_running:
                 self._check_failures([])
-            if (selection := self.producer.select()) is not None:
+            # Where engines sleep for a step, all that runs ends before.
+            waits = self.turns.alternate and self.queue.num_running > 0
+            if not waits and (selection := self.producer.select()) is not None:
                 self._check_failures(selection.departed)
                 return selection
             await self.producer.changed()
+
+    async def _let_engines_play(self) -> None:
+        """Where something is to be played: the next step may have all its groups already."""
+        if self.queue.num_running or self.producer.may_admit:
+            await self.turns.to_engines()
 
     def _check_failures(self, departed: Sequence[Admitted]) -> None:
         played = _groups([*departed, *self.queue.departed, *self.queue.admitted])
@@ -201,12 +216,14 @@ class Run:
             return None
         rows = [each.order.row for each in selected]
         orders = make_orders(f"{self.step + 1}-g", rows, n=1, seed=0, temperature=0.0)
+        await self.turns.to_engines()
         groups = await play_all(self.workers, orders)
         return [group.trajectories[0].reward for group in groups]
 
     async def _learn(self, played: _Played) -> dict[str, float]:
         """Train on the groups of the next step: then it is done, and its weights are published as the policy says."""
         step = self.step + 1
+        await self.turns.to_learner()
         with self._stage(Stage.TRAIN, step):
             batch = await asyncio.to_thread(self._make_batch, played)
             stale = token_staleness(batch, version=self.policy_version)
@@ -220,7 +237,8 @@ class Run:
         self._state = self._state_now()
         metrics = {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch} | played.metrics
         if self.policy.overlaps:
-            self.producer.admit()
+            if not self.turns.alternate:
+                self.producer.admit()
             metrics |= stale | queue_metrics(self.queue) | self.producer.bias.metrics(self.queue, _now())
         return (
             metrics
@@ -235,6 +253,7 @@ class Run:
             return
         seconds = {"tail_seconds": self.producer.tail_seconds, "step_seconds": self._step_seconds}
         if self.policy.may_swap(self.queue.admitted, **seconds):
+            await self.turns.to_learner()
             with self._stage(Stage.PUBLISH):
                 await self.learner.publish(self.workers, self.policy_version)
 
@@ -257,6 +276,7 @@ class Run:
         return bool(every) and (self.step % every == 0 or self.step == self.config.run.steps)
 
     async def _evaluate(self) -> dict[str, float]:
+        await self.turns.to_engines()
         with self._stage(Stage.EVAL):
             metrics, groups = await evaluate(self.episodes, self.workers, on_trajectory=self._watch(self.step))
             await self._write(f"eval_{self.step:06d}", groups)
@@ -272,10 +292,11 @@ class Run:
             logger.log(self.step, metrics)
         self.observer.on_step(self.step, metrics)
 
-    def _save(self) -> None:
+    async def _save(self) -> None:
         """A checkpoint, where there is something new to save; it is written while the run goes on."""
         if self.step == self._saved_step:
             return
+        await self.turns.to_learner()
         with self._stage(Stage.SAVE):
             self.checkpoints.save(self.learner, self._state)
         self._saved_step = self.step

@@ -24,6 +24,7 @@ def check_trainable(config: RunConfig) -> None:
         *_data_problems(config),
         *_learner_problems(config),
         *_staleness_problems(config),
+        *_sleep_problems(config),
         *BatchSizes.of(config).problems(),
     ]:
         raise UserError(f"This run cannot work. {' '.join(problems)}")
@@ -75,6 +76,21 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.warmup_updates is {learner.warmup_updates} of {learner.total_updates} updates in all. Lower it, "
             "or raise run.steps."
+        )
+
+
+def _sleep_problems(config: RunConfig) -> Iterator[str]:
+    if not config.placement.sleeps:
+        return
+    if config.staleness.mode == "partial":
+        yield (
+            "placement.sleep is true and staleness.mode partial: engines that sample while the learner trains cannot "
+            "sleep. Set placement.sleep=false, or another mode (docs/async.md)."
+        )
+    if config.placement.layout == "separate":
+        yield (
+            "placement.sleep is true and placement.layout separate: engines on GPUs of their own have nobody to leave "
+            "them to. Set placement.sleep=false, or layout=colocated or mixed."
         )
 
 

@@ -22,5 +22,14 @@ class PlacementConfig(Config):
     estimated to be fastest."""
     learner_gpus: int | None = Field(default=None, ge=1)
     """Of a separate or mixed layout; None: what is estimated to be fastest."""
+    sleep: Literal["auto"] | bool = "auto"
+    """true: engines give back their GPU's memory while the learner trains, and the learner while they sample
+    (docs/distributed.md). auto: where both are on the same GPUs and do not fit beside each other, or steps are
+    estimated to be shorter; without `n_gpus` false."""
     gpu: str | None = None
     """Kind of GPU, as `agentloop plan --gpu`; None: the one that is here."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Of a config in which everything is settled."""
+        return self.sleep is True

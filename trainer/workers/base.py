@@ -62,6 +62,13 @@ class Workers(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def sleep(self) -> None:
+        """Give back the memory of GPUs until `wake`; see `Engine.sleep`. A worker that dies meanwhile, or is lost, is
+        started anew when it is to wake."""
+
+    async def wake(self) -> None:
+        """With the weights of before, or those that came meanwhile."""
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Take new weights under Hugging Face names. Requests in flight stay in flight; their later tokens carry
         `version`."""

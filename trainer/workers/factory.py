@@ -53,11 +53,16 @@ def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool) -> 
     """The engine of the config, started anew where it can die without this process."""
     if config.engine.name not in _GPU_ENGINES:
         return make_engine(config, model)
+    sleeps = config.placement.sleeps
+    if sleeps:
+        options = {"sleeps": True} | config.engine.options
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"options": options})})
     return RestartingEngine(
         partial(make_engine, config, model),
         budget=RestartBudget(config.workers.max_restarts),
         stall_seconds=stall_seconds(config),
         copy_weights=copy_weights,
+        shelf_on_host=sleeps,  # on the GPU it would stay there in everybody's turn
     )
 
 

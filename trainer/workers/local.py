@@ -56,6 +56,14 @@ class LocalWorkers:
         """See `Workers.resume`."""
         await self.engine.resume()
 
+    async def sleep(self) -> None:
+        """See `Workers.sleep`."""
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        """See `Workers.wake`."""
+        await self.engine.wake()
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """See `Workers.update_weights`."""
         await self.engine.update_weights(weights, version)
