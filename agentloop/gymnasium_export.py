@@ -22,7 +22,7 @@ from agentloop.envs.base import Env
 from agentloop.errors import EnvError
 from agentloop.limits import StopReason
 from agentloop.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
-from agentloop.rendering.hermes import HERMES
+from agentloop.rendering.formats.json_calls import HERMES
 from agentloop.rendering.parsing import TurnParser
 from agentloop.tools.base import ToolResult
 from agentloop.trajectory import Trajectory

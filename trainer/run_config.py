@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator, with_config
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator, with_config
 
 from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
 from agentloop.envs.rewards import RewardSpec
 from agentloop.limits import Limits
+from agentloop.rendering.formats import call_format
 from agentloop.rendering.inline import InlineFormat
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trainer.companions import CriticConfig, ProcessRewardConfig
@@ -81,11 +82,15 @@ class InlineConfig(InlineFormat):
     """`InlineFormat`, strict about its keys."""
 
 
+def _known_format(name: str) -> str:
+    return call_format(name).name
+
+
 class RenderingConfig(Config):
     """How messages become tokens, where the model's own files do not say it."""
 
-    tool_format: Literal["hermes", "qwen3_coder"] | None = None
-    """How the model writes calls; by default what its chat template shows."""
+    tool_format: Annotated[str, AfterValidator(_known_format)] | None = None
+    """How the model writes calls, a name of `agentloop.rendering.formats`; by default what its chat template shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Handed to the chat template, such as {enable_thinking: false}."""
     chat_template: ConfigPath | None = None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
+from agentloop.rendering.formats import call_format, detect_format
 from agentloop.rendering.inline import InlineFormat, InlineRenderer
-from agentloop.rendering.parsing import call_format, detect_format
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.vision.processor import ImageProcessor, image_processor_for
 
@@ -29,7 +29,8 @@ def renderer_for(
     """The renderer of a model.
 
     `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model.
-    `tool_format`: how the model writes calls, `hermes` or `qwen3_coder`; by default what its chat template shows.
+    `tool_format`: how the model writes calls, one of `agentloop.rendering.formats`; by default what its chat template
+    shows.
     `chat_template_kwargs`: handed to the template, such as `{"enable_thinking": False}`.
     `trusted_roles`: whose messages may hold control tokens; in the text of all others they are plain characters.
     `chat_template`: a file that replaces the model's own template.

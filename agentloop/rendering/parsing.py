@@ -10,12 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentloop.errors import UserError, nearest
 from agentloop.messages import InvalidCall, ParsedTurn, ToolCall
 from agentloop.rendering.base import ToolSchemas
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 
 @dataclass(slots=True)
@@ -26,29 +22,54 @@ class CallReader:
     tools: ToolSchemas = ()
     call_id_prefix: str = "call_"
     calls: list[ToolCall | InvalidCall] = field(default_factory=list)
+    make_id: Callable[[str], str] | None = None
+    """Of a format whose ids are of a certain form: from what is unique in the episode."""
 
-    def add(self, name: str, arguments: dict[str, object]) -> None:
-        self.calls.append(ToolCall(name, arguments, f"{self.call_id_prefix}{len(self.calls)}"))
+    def add(self, name: str, arguments: dict[str, object], call_id: str | None = None) -> None:
+        """A call; its id is `call_id` where the model gave one."""
+        self.calls.append(ToolCall(name, arguments, call_id or self._next_id()))
 
     def refuse(self, error: str, raw: str) -> None:
         """Count something that cannot be read as a call; `error` is shown to the model."""
-        self.calls.append(InvalidCall(error, raw, f"{self.call_id_prefix}{len(self.calls)}"))
+        self.calls.append(InvalidCall(error, raw, self._next_id()))
+
+    def _next_id(self) -> str:
+        call_id = f"{self.call_id_prefix}{len(self.calls)}"
+        return self.make_id(call_id) if self.make_id else call_id
 
 
 @dataclass(slots=True, frozen=True)
 class CallFormat:
-    """How a model family writes calls."""
+    """How a model family writes its turns: calls, thinking, and what ends them. Those known are in
+    `agentloop.rendering.formats`."""
 
     name: str
-    opening: str
+    signs: tuple[str, ...]
+    """All of them are in a chat template of this family."""
+    opening: str = ""
     """Regular expression of what begins a call."""
-    read: Callable[[CallReader, int], int]
+    read: Callable[[CallReader, int], int] | None = None
     """Reads the call that begins at an index of the text; returns the index behind it."""
+    read_turn: Callable[[CallReader, bool], ParsedTurn] | None = None
+    """Reads a whole turn, complete or not, where it is more than text with calls and thinking in it."""
+    thinking: tuple[str, str] = ("<think>", "</think>")
+    ends: tuple[str, ...] = ()
+    """Tokens that end a turn beside those that the template shows, where the tokenizer has them."""
+    past_end: str | None = None
+    """What the template writes for the end of an answer once another message follows; what was sampled stays."""
+    result_opening: str | None = None
+    """The token that opens a result, where a turn with calls ends with it."""
+    make_id: Callable[[str], str] | None = None
+    """See `CallReader`."""
+
+
+PLAIN = CallFormat("plain", ())
+"""Of a model of which no way to write calls is known."""
 
 
 def end_of_bad(text: str, position: int, opening: str, closing: str) -> int:
     """Where a call that cannot be read is taken to end: behind its closing tag, else before the next call."""
-    close = text.find(closing, position)
+    close = text.find(closing, position) if closing else -1
     following = text.find(opening, position)
     if close >= 0 and (following < 0 or close < following):
         return close + len(closing)
@@ -59,67 +80,42 @@ class TurnParser:
     """Parses turns of one format. `starts_in_thinking`: the generation prompt has opened the think tag."""
 
     def __init__(self, call_format: CallFormat | None, *, starts_in_thinking: bool = False) -> None:
-        self._format = call_format
+        self._format = call_format or PLAIN
         self._starts_in_thinking = starts_in_thinking
-        tags = [THINK_OPEN, THINK_CLOSE]
+        self._open, self._close = self._format.thinking
+        tags = [re.escape(self._open), re.escape(self._close)]
         self._thoughts = re.compile("|".join(tags))
-        self._marks = re.compile("|".join([*tags, call_format.opening])) if call_format else self._thoughts
+        self._marks = re.compile("|".join([*tags, self._format.opening])) if self._format.opening else self._thoughts
 
     def parse(
         self, text: str, *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
     ) -> ParsedTurn:
         """Read the text of a turn. One that is not complete has no calls: what looks like one is content."""
-        reader = CallReader(text, tools, call_id_prefix)
+        reader = CallReader(text, tools, call_id_prefix, make_id=self._format.make_id)
+        if self._format.read_turn is not None:
+            return self._format.read_turn(reader, complete)
         marks = self._marks if complete else self._thoughts
         content: list[str] = []
         reasoning: list[str] = []
         position = self._think(reader.text, 0, reasoning) if self._starts_in_thinking else 0
         while mark := marks.search(text, position):
             content.append(text[position : mark.start()])
-            if mark[0] == THINK_OPEN:
+            if mark[0] == self._open:
                 position = self._think(text, mark.end(), reasoning)
-            elif mark[0] == THINK_CLOSE:
+            elif mark[0] == self._close:
                 if not reasoning:  # The opening tag is missing: what stands before was thinking, calls included.
                     reasoning.append(text[: mark.start()].strip())
                     content.clear()
                     reader.calls.clear()
                 position = mark.end()
             else:
-                assert self._format is not None
+                assert self._format.read is not None
                 position = self._format.read(reader, mark.start())
         content.append(text[position:])
         return ParsedTurn("".join(content).strip(), "\n".join(reasoning) if reasoning else None, tuple(reader.calls))
 
-    @staticmethod
-    def _think(text: str, start: int, reasoning: list[str]) -> int:
+    def _think(self, text: str, start: int, reasoning: list[str]) -> int:
         """Take the thinking that begins at `start`, all the rest where it is not closed; the index behind it."""
-        end = text.find(THINK_CLOSE, start)
+        end = text.find(self._close, start)
         reasoning.append(text[start : end if end >= 0 else len(text)].strip())
-        return end + len(THINK_CLOSE) if end >= 0 else len(text)
-
-
-def call_format(name: str) -> CallFormat:
-    """The call format of that name. Raises `UserError`."""
-    formats = _formats()
-    if name not in formats:
-        raise UserError(
-            f"There is no tool-call format {name!r}.{nearest(name, formats)} Known: {', '.join(sorted(formats))}."
-        )
-    return formats[name]
-
-
-def detect_format(template: str) -> CallFormat | None:
-    """The format that a chat template shows its model; None where it shows none that is known."""
-    formats = _formats()
-    if "<function=" in template:
-        return formats["qwen3_coder"]
-    if "<tool_call>" in template and "<arg_key>" not in template:  # GLM has the tag but not the JSON
-        return formats["hermes"]
-    return None
-
-
-def _formats() -> dict[str, CallFormat]:
-    from agentloop.rendering.hermes import HERMES
-    from agentloop.rendering.qwen3_coder import QWEN3_CODER
-
-    return {item.name: item for item in (HERMES, QWEN3_CODER)}
+        return end + len(self._close) if end >= 0 else len(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ class ChatTemplate:
         self.trusted_roles = trusted_roles
         self.name = str(getattr(tokenizer, "name_or_path", "") or "the model")
         self.text = _source(tokenizer)
+        self.eos_token: str | None = getattr(tokenizer, "eos_token", None)
+        self._arguments_as_text = False
+        self._arguments_as_text = self._wants_text()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = (), *, generate: bool = False) -> str:
         """The text of `messages`; `generate` adds the generation prompt. Raises `UserError`."""
@@ -50,8 +54,21 @@ class ChatTemplate:
                 f"{type(error).__name__}: {error}. Change the messages, or the template (chat_template.jinja)."
             ) from error
 
+    def _wants_text(self) -> bool:
+        """Some templates put the arguments of a call into the text as they come, and so want them encoded."""
+        function = {"name": "f", "arguments": {"a": "1"}}
+        calls = [{"id": "z00000000", "type": "function", "function": function}]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        try:
+            self.render([{"role": "user", "content": "a"}, turn])
+        except UserError as error:
+            return isinstance(error.__cause__, TypeError)
+        return False
+
     def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
         shown = dict(message)
+        if self._arguments_as_text and shown.get("tool_calls"):
+            shown["tool_calls"] = [_with_encoded_arguments(call) for call in shown["tool_calls"]]
         content = shown.get("content")
         if isinstance(content, list):
             shown["content"] = self._parts(content)
@@ -77,6 +94,12 @@ class ChatTemplate:
                 "model, or leave images out of the dataset and the tool results."
             )
         return [dict(part) if part["type"] == "text" else {"type": "image"} for part in content]
+
+
+def _with_encoded_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function, arguments = call["function"], call["function"]["arguments"]
+    encoded = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": encoded}}
 
 
 def _source(tokenizer: Any) -> str:

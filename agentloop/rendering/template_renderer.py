@@ -10,10 +10,11 @@ from agentloop.errors import UserError
 from agentloop.messages import Message, ParsedTurn, images_of
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
-from agentloop.rendering.parsing import THINK_CLOSE, THINK_OPEN, CallFormat, TurnParser
+from agentloop.rendering.formats import NAMES
+from agentloop.rendering.parsing import PLAIN, CallFormat, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
-from agentloop.rendering.turn_end import call_turn_end, find_turn_end, text_after_turn
+from agentloop.rendering.turn_end import TurnEnds
 from agentloop.vision.processor import ImageProcessor
 
 _MAX_SHAPES = 256
@@ -54,16 +55,18 @@ class TemplateRenderer:
         self._template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
         self._trusted = trusted_roles
         self._format = call_format
-        end = find_turn_end(self._template, self.encoder)
-        tokens = dict.fromkeys([end.token, call_turn_end(self._template, self.encoder) or end.token])
-        self.stop_token_ids: tuple[int, ...] = tuple(self.encoder.encode_rendered(token)[0] for token in tokens)
+        self._ends = TurnEnds(self._template, self.encoder, call_format or PLAIN)
+        end = self._ends.end
+        self.stop_token_ids: tuple[int, ...] = tuple(self.encoder.encode_rendered(token)[0] for token in end.stops)
         self._end_ids = {*self.stop_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
-        self._behind = end.behind
+        self._opening_ids = {self.encoder.encode_rendered(token)[0] for token in end.openings}
         self._closing = self.encoder.encode_rendered(end.behind)
-        self._end_of_cut = self.encoder.encode_rendered(end.before + end.token)
+        self._end_of_cut = self.encoder.encode_rendered(end.before + (end.token or ""))
         self._added_ids = frozenset(self.encoder.added.values())
         self._parser = TurnParser(call_format, starts_in_thinking=self._opens_thinking())
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._shown_tools: dict[int, ToolSchemas] = {}
+        """By their `id()`: a prompt has shown them."""
         self._prompts: dict[tuple[Any, ...], tuple[ToolSchemas, list[int]]] = {}
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
@@ -71,10 +74,13 @@ class TemplateRenderer:
         key = _exact_key(messages, tools)
         if key is not None and key in self._prompts:
             return self._prompts[key][1].copy()
+        if tools and id(tools) not in self._shown_tools:
+            self._check_tools(self._prompt_text(messages, tools), tools)
+            _make_room(self._shown_tools, _MAX_SHAPES)
+            self._shown_tools[id(tools)] = tools
         ids = self._spliced(True, messages, tools)
         if ids is None:
             text = self._prompt_text(messages, tools)
-            self._check_tools(text, tools)
             ids = self._with_images(self.encoder.encode_rendered(text, at_start=True), messages)
         if key is not None:
             _make_room(self._prompts, _MAX_PROMPTS)
@@ -88,12 +94,16 @@ class TemplateRenderer:
         ids = self._spliced(False, messages, tools)
         if ids is None:
             ids = self._with_images(self.encoder.encode_rendered(self._continuation_text(messages, tools)), messages)
+        last = sampled[-1] if len(sampled) else None
+        if ids[:1] and ids[0] in self._opening_ids:
+            # The token that opens what follows ends the turn, too: a model that is done samples it.
+            return Continuation([], ids[1:] if last == ids[0] else ids)
         # The line break of the turn is a segment of its own where an added token divides it from what follows.
         length = len(self._closing)
         if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
             length = 0
         closing = ids[:length]
-        if not len(sampled) or sampled[-1] not in self.stop_token_ids:
+        if last not in self.stop_token_ids:
             closing = self._end_of_cut + closing
         return Continuation(closing, ids[length:])
 
@@ -175,7 +185,7 @@ class TemplateRenderer:
         return self._template.render(messages, tools, generate=True)
 
     def _continuation_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
-        return text_after_turn(self._template, messages, tools, self._behind)
+        return self._ends.text_after(messages, tools)
 
     def _opens_thinking(self) -> bool:
         """Whether the generation prompt opens the think tag and leaves it open."""
@@ -183,7 +193,8 @@ class TemplateRenderer:
         prompt = self._template.render(question, generate=True)
         bare = self._template.render(question)
         prompt = prompt[len(bare) if prompt.startswith(bare) else 0 :]
-        return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
+        opening, closing = (self._format or PLAIN).thinking
+        return prompt.rfind(opening) > prompt.rfind(closing)
 
     def _check_tools(self, prompt: str, tools: ToolSchemas) -> None:
         hidden = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in prompt]
@@ -195,7 +206,7 @@ class TemplateRenderer:
         if tools and self._format is None:
             raise UserError(
                 f"The chat template of {self._template.name} does not say how the model writes tool calls. "
-                "Name the format: renderer_for(..., tool_format='hermes') or 'qwen3_coder'."
+                f"Name the format, `tool_format` (rendering.tool_format of a run): one of {', '.join(NAMES)}."
             )
 
 

@@ -2,26 +2,28 @@
 
 A sampled turn is followed by what the template writes between it and the next turn. That text is the difference of
 two renders of a made-up conversation, [user, assistant] and [user, assistant, new messages], behind the sentinel which
-is the assistant's content. The real history is never rendered again.
+is the last thing that the assistant says: its content, or an argument of its call. The real history is never rendered
+again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.rendering.base import ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
-from agentloop.rendering.parsing import THINK_CLOSE, THINK_OPEN
+from agentloop.rendering.parsing import CallFormat
 from agentloop.rendering.template import ChatTemplate
 
 _ASSISTANT = "zAsstQkx7w"
 _USER = {"role": "user", "content": "zUserQkx7w"}
-# Templates may drop the thinking of past turns; the stream keeps what was sampled, so that is no contradiction.
-_THINKING = re.compile(rf"{re.escape(THINK_OPEN)}.*?{re.escape(THINK_CLOSE)}\s*", re.DOTALL)
+_RESULT_TEXT = "zToolQkx7w"
+_RESULT = {"role": "tool", "name": "f", "tool_call_id": "z00000000", "content": _RESULT_TEXT}
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,72 +32,204 @@ class TurnEnd:
 
     before: str
     """Text between content and end-of-turn token; mostly empty."""
-    token: str
-    """The end-of-turn token."""
+    token: str | None
+    """The end-of-turn token; None where a turn ends with the token that opens the next one (GLM)."""
     behind: str
     """Text behind it that belongs to the turn: the line break of ChatML."""
+    stops: tuple[str, ...]
+    """All tokens that end a turn, with calls or without; `token` first."""
+    openings: tuple[str, ...] = ()
+    """Those of `stops` that belong to what follows: the template writes them there."""
 
 
-def find_turn_end(template: ChatTemplate, encoder: TextEncoder) -> TurnEnd:
-    """The end of a turn without calls. Raises `UserError` where no added token ends it."""
-    text = template.render([_USER, {"role": "assistant", "content": _ASSISTANT}])
-    pieces = encoder.split(_behind_assistant(text, template)[1])
-    if len(pieces) != 3 or pieces[0].strip() or pieces[2].strip():
-        raise UserError(
-            f"The chat template of {template.name} does not end an assistant turn with one end-of-turn token: behind "
-            f"the content it writes {''.join(pieces)!r}. Without one nobody can tell where a turn ends. Use a template "
-            "that writes one (chat_template.jinja), and see that it is in the tokenizer as an added token."
-        )
-    return TurnEnd(*pieces)
+class TurnEnds:
+    """Ends of turns of one template, whose turns are in `call_format`."""
 
+    def __init__(self, template: ChatTemplate, encoder: TextEncoder, call_format: CallFormat) -> None:
+        self._template = template
+        self._encoder = encoder
+        self._format = call_format
+        opening, closing = (re.escape(tag) for tag in call_format.thinking)
+        # Templates may drop the thinking of past turns; the stream keeps what was sampled, so that is no contradiction.
+        self._thinking = re.compile(rf"{opening}.*?{closing}\s*", re.DOTALL)
+        self.end = self._find()
+        self._shows_results: bool | None = None
+        """Not known before there is one."""
 
-def call_turn_end(template: ChatTemplate, encoder: TextEncoder) -> str | None:
-    """The token that ends a turn with calls, which some families keep apart; None where the template takes no calls."""
-    try:
-        text = template.render([_USER, _synthetic_turn([{"role": "tool"}])])
-    except UserError:
+    def _find(self) -> TurnEnd:
+        """Raises `UserError` where no added token ends a turn."""
+        said = {"role": "assistant", "content": _ASSISTANT}
+        alone = self._pieces([_USER, said])
+        try:
+            followed = self._pieces([_USER, said, _USER])
+        except UserError:  # nobody may answer
+            followed = alone
+        tokens = range(1, _num_shared(alone, followed), 2)
+        if tokens:
+            last = tokens[-1]
+            before = "".join(alone[:last])
+            behind = alone[last + 1][: _num_shared(alone[last + 1], followed[last + 1])]
+            token: str | None = alone[last]
+        elif len(alone) == 3 and followed[1:2] == [self._format.past_end]:
+            before, token, behind = alone[0], alone[1], ""
+        elif len(alone) == 1 and len(followed) > 1:
+            return self._opened_by_the_next(alone[0], followed)
+        else:
+            raise self._endless(alone)
+        if "".join(alone[0::2][: len(tokens)]).strip() or behind.strip():
+            raise self._endless(alone)
+        assert token is not None
+        with_calls = self._of_calls(token)
+        stops = tuple(dict.fromkeys([token, *([with_calls] if with_calls else []), *self._others()]))
+        opening = self._format.result_opening
+        return TurnEnd(before, token, behind, stops, (opening,) if opening in stops and opening else ())
+
+    def _opened_by_the_next(self, behind: str, followed: Sequence[str]) -> TurnEnd:
+        """The tokens of the next turn's role are what the model samples when it is done."""
+        if behind.strip() or followed[0].strip():
+            raise self._endless([behind])
+        openings = [followed[1]]
+        for assistant in _turns_with_calls([_RESULT]):
+            try:
+                before = self._behind([_USER, assistant])
+                after = self._behind([_USER, assistant, _RESULT])
+            except UserError:  # it takes no calls, or not so
+                continue
+            pieces = self._encoder.split(after.removeprefix(before))
+            if after.startswith(before) and len(pieces) > 1:
+                openings.append(pieces[1])
+                break
+        eos = self._template.eos_token
+        ends = [eos] if eos is not None and eos in self._encoder.added else []
+        return TurnEnd("", None, "", tuple(dict.fromkeys([*openings, *self._others(), *ends])), tuple(openings))
+
+    def _of_calls(self, token: str) -> str | None:
+        """The token that ends a turn with calls, which some families keep apart from `token`; None where there are no
+        calls."""
+        for assistant in _turns_with_calls([_RESULT]):
+            try:
+                pieces = self._pieces([_USER, assistant])
+            except UserError:
+                continue
+            pieces = self._without_end_of_text(pieces, token)
+            return pieces[-2] if len(pieces) > 1 and not pieces[-1].strip() else None
         return None
-    pieces = encoder.split(_behind_assistant(text, template)[1])
-    return pieces[-2] if len(pieces) > 1 and not pieces[-1].strip() else None
+
+    def _without_end_of_text(self, pieces: list[str], token: str | None) -> list[str]:
+        """The end of a turn without the token that ends the text behind the last turn, where that is another one."""
+        eos = self._template.eos_token
+        ends = len(pieces) > 3 and pieces[-2] == eos != token and not pieces[-1]
+        return pieces[:-2] if ends else pieces
+
+    def _others(self) -> list[str]:
+        return [token for token in self._format.ends if token in self._encoder.added]
+
+    def text_after(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
+        """What the template writes behind the end-of-turn token for `messages`, and the next generation prompt.
+
+        It begins with `behind` (see `TurnEnd`) where the turn ends with that, and with one of `openings` where turns
+        end so. Raises `UserError` where the template changes what stands before them.
+        """
+        if any(message["role"] == "tool" for message in messages):
+            self._check_results()
+        error: UserError | None = None
+        for assistant in _answered_turns(messages):
+            try:
+                before = self._template.render([_USER, assistant], tools)
+                after = self._template.render([_USER, assistant, *messages], tools, generate=True)
+                return self._new_text(before, after, messages)
+            except UserError as refused:  # more than one call in a turn, content beside a call
+                error = error or refused
+        assert error is not None
+        raise error
+
+    def _check_results(self) -> None:
+        """Raises `UserError` where the template passes over results of tools, as those of models without tools do."""
+        if self._shows_results is None:
+            conversations = [[_USER, turn, _RESULT] for turn in _turns_with_calls([_RESULT])]
+            texts = [text for text in map(self._rendered, conversations) if text is not None]
+            self._shows_results = not texts or any(_RESULT_TEXT in text for text in texts)
+        if not self._shows_results:
+            raise UserError(
+                f"The chat template of {self._template.name} does not show results of tools to the model. Use a model "
+                "whose template takes messages of the role 'tool', or another template (chat_template.jinja)."
+            )
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        try:
+            return self._template.render(messages)
+        except UserError:
+            return None
+
+    def _new_text(self, before: str, after: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        head, tail = _cut(before, self._template)
+        # What follows may hold the sentinel, too: it is text of others.
+        parts = after.split(_ASSISTANT, before.count(_ASSISTANT))
+        new_head, new_tail = _ASSISTANT.join(parts[:-1]), parts[-1]
+        if self._thinking.sub("", head) != self._thinking.sub("", new_head):
+            raise _unstable(self._template, messages, head, new_head)
+        behind = self.end.behind
+        for kept in self._kept(tail):
+            if new_tail.startswith(kept):
+                return new_tail[len(kept) - (len(behind) if behind and kept.endswith(behind) else 0) :]
+        raise _unstable(self._template, messages, tail, new_tail)
+
+    def _kept(self, tail: str) -> Iterator[str]:
+        """What may be left of the end of a turn once something follows it."""
+        opening, past_end, token = self._format.result_opening, self._format.past_end, self.end.token
+        if opening and tail.endswith(opening):
+            yield tail.removesuffix(opening)
+        yield tail
+        yield "".join(self._without_end_of_text(self._encoder.split(tail), token))
+        if past_end and token and tail.endswith(token):
+            yield tail.removesuffix(token) + past_end
+
+    def _pieces(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        return self._encoder.split(self._behind(messages))
+
+    def _behind(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return _cut(self._template.render(messages), self._template)[1]
+
+    def _endless(self, behind: Sequence[str]) -> UserError:
+        return UserError(
+            f"The chat template of {self._template.name} does not end an assistant turn with one end-of-turn token: "
+            f"behind the content it writes {''.join(behind)!r}. Without one nobody can tell where a turn ends. Use a "
+            "template that writes one (chat_template.jinja), and see that it is in the tokenizer as an added token."
+        )
 
 
-def text_after_turn(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas, behind: str
-) -> str:
-    """What the template writes behind the end-of-turn token for `messages`, and the next generation prompt.
-
-    It begins with `behind` (see `TurnEnd`) where the turn ends with that. Raises `UserError` where the template changes
-    what stands before them.
-    """
-    assistant = _synthetic_turn(messages)
-    try:
-        before = template.render([_USER, assistant], tools)
-    except UserError:  # more than one call in a turn is refused by some
-        assistant = _synthetic_turn([*messages][:1])
-        before = template.render([_USER, assistant], tools)
-    after = template.render([_USER, assistant, *messages], tools, generate=True)
-    head, tail = _behind_assistant(before, template)
-    new_head, new_tail = _behind_assistant(after, template)
-    if not new_tail.startswith(tail):
-        raise _unstable(template, messages, tail, new_tail)
-    if _THINKING.sub("", head) != _THINKING.sub("", new_head):
-        raise _unstable(template, messages, head, new_head)
-    return new_tail[len(tail) - (len(behind) if tail.endswith(behind) else 0) :]
-
-
-def _synthetic_turn(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The assistant turn that `messages` answer: one call for each tool result that they begin with."""
-    calls = []
+def _answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The assistant turn that `messages` answer, in all ways in which a template may want it."""
+    results = []
     for message in messages:
         if message["role"] != "tool":
             break
-        function = {"name": message.get("name", "f"), "arguments": {}}
-        calls.append({"id": message.get("tool_call_id", "z00000000"), "type": "function", "function": function})
-    turn: dict[str, Any] = {"role": "assistant", "content": _ASSISTANT}
-    return {**turn, "tool_calls": calls} if calls else turn
+        results.append(message)
+    if not results:
+        yield {"role": "assistant", "content": _ASSISTANT}
+        return
+    yield from _turns_with_calls(results)
+    if len(results) > 1:
+        yield from _turns_with_calls(results[:1])
 
 
-def _behind_assistant(text: str, template: ChatTemplate) -> tuple[str, str]:
+def _turns_with_calls(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A turn with one call for each result: some templates leave out what is said beside a call, or write it elsewhere,
+    others leave out the arguments."""
+    for content, argument in (("", _ASSISTANT), (_ASSISTANT, "1")):
+        calls = [
+            {
+                "id": message.get("tool_call_id", "z00000000"),
+                "type": "function",
+                "function": {"name": message.get("name", "f"), "arguments": {"a": argument}},
+            }
+            for message in results
+        ]
+        yield {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _cut(text: str, template: ChatTemplate) -> tuple[str, str]:
+    """What stands before the sentinel, and behind it."""
     head, found, tail = text.rpartition(_ASSISTANT)
     if not found:
         raise UserError(
@@ -103,6 +237,11 @@ def _behind_assistant(text: str, template: ChatTemplate) -> tuple[str, str]:
             "another template (chat_template.jinja)."
         )
     return head, tail
+
+
+def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many items both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _unstable(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], before: str, after: str) -> UserError:

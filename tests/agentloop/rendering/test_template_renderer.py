@@ -189,9 +189,17 @@ def test_a_template_without_end_of_turn_token_is_refused(make_tokenizer):
         renderer_for(make_tokenizer("endless"))
 
 
-def test_a_template_that_hides_tools_is_refused(make_renderer):
-    with pytest.raises(UserError, match="does not show the tools run"):
-        make_renderer("bracket").render_prompt([{"role": "user", "content": "q"}], TOOLS)
+def test_a_template_that_hides_tools_is_refused_every_time(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("bracket"))
+    for _ in range(3):
+        with pytest.raises(UserError, match="does not show the tools run"):
+            renderer.render_prompt([{"role": "user", "content": "q"}], TOOLS)
+
+
+def test_what_a_result_says_does_not_matter_to_where_the_turn_ends(make_renderer):
+    renderer = make_renderer("chatml")
+    following = renderer.render_continuation([1], result("zAsstQkx7w"))
+    assert "zAsstQkx7w" in renderer.decode(following.observation)
 
 
 def test_a_tool_that_the_prompt_describes_is_shown(make_renderer):

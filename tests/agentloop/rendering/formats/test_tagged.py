@@ -3,7 +3,8 @@
 import pytest
 
 from agentloop.messages import InvalidCall, ToolCall
-from agentloop.rendering.parsing import TurnParser, call_format
+from agentloop.rendering.formats import call_format
+from agentloop.rendering.parsing import TurnParser
 
 parse = TurnParser(call_format("qwen3_coder")).parse
 PROPERTIES = {
@@ -113,8 +114,8 @@ def test_a_missing_outer_tag_is_forgiven(text):
         ("<tool_call>\n<function=f>\n<parameter=s>\nabc", "'s' is not closed"),
         ("<tool_call>\n<function=f>\n<parameter=s>\nabc\n</parameter>\n", "'s' is not closed"),
         ("<tool_call>\n<function=f>\n</tool_call>", "'f' is not closed"),
-        ("<tool_call>\nf(1)\n</tool_call>", "no <function=TOOL>"),
-        ('<tool_call>\n{"name": "f"}\n</tool_call>', "no <function=TOOL>"),
+        ("<tool_call>\nf(1)\n</tool_call>", "no function is named"),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>', "no function is named"),
         (write().replace("</tool_call>", "and more"), "</tool_call> is missing"),
         (
             "<tool_call><function=f><parameter=s>1</parameter><parameter=s>2</parameter></function></tool_call>",

@@ -15,11 +15,7 @@ _MISSING = object()
 
 
 def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
-    """The value of `text` for a parameter of a tool; text where the tool or the parameter is unknown.
-
-    One line break behind the opening and one before the closing tag belong to the format.
-    """
-    text = text.removeprefix("\n").removesuffix("\n")
+    """The value of `text` for a parameter of a tool; text where the tool or the parameter is unknown."""
     parameters: Mapping[str, Any] = next(
         (tool["function"].get("parameters", {}) for tool in tools if tool["function"]["name"] == function), {}
     )

@@ -1,0 +1,63 @@
+"""Turns of gpt-oss: messages on channels, of which the last is for the user or for a function.
+
+    <|channel|>analysis<|message|>...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+
+The analysis channel is thinking; commentary and final without a recipient are what is said. See OpenAI's description of
+the format, https://cookbook.openai.com/articles/openai-harmony.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agentloop.messages import ParsedTurn
+from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, near, skip_space
+from agentloop.rendering.parsing import CallFormat, CallReader
+
+_MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|\Z)")
+_HOW = (
+    "Write a call as <|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{...}<|call|>, with one JSON "
+    "object inside."
+)
+
+
+def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
+    text = reader.text
+    said: list[str] = []
+    thought: list[str] = []
+    position = 0
+    while match := _MESSAGE.match(text, position):
+        position = match.end()
+        channel = _CHANNEL.search(match["header"])
+        recipient = _RECIPIENT.search(match["header"])
+        if recipient and recipient[1] != "user":
+            if complete:
+                _call(reader, recipient[1], match["body"])
+            else:
+                said.append(match[0])
+        else:
+            (thought if channel and channel[1] == "analysis" else said).append(match["body"].strip())
+    said.append(text[position:].strip())
+    return ParsedTurn("\n".join(filter(None, said)), "\n".join(thought) if thought else None, tuple(reader.calls))
+
+
+def _call(reader: CallReader, recipient: str, body: str) -> None:
+    try:
+        value, end = json_at(body, skip_space(body, 0)) if body.strip() else ({}, len(body))
+        if skip_space(body, end) != len(body):
+            raise Malformed(f"there is text behind the JSON object: {near(body, end)}")
+        reader.add(recipient.removeprefix("functions."), arguments_of(value))
+    except Malformed as error:
+        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", body)
+
+
+HARMONY = CallFormat(
+    "harmony",
+    ("<|channel|>", "<|message|>", "<|call|>"),
+    read_turn=_read_turn,
+    thinking=("<|channel|>analysis<|message|>", "<|end|>"),
+    past_end="<|end|>",
+)

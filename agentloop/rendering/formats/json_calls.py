@@ -1,0 +1,132 @@
+"""Calls as JSON objects, or lists of them, between two tags: Hermes, Qwen2.5, Qwen3, Nemotron, Phi and many others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
+
+_SPACE = re.compile(r"\s*")
+_decode = json.JSONDecoder().raw_decode
+
+
+class Malformed(Exception):
+    """What is wrong with a call, in words for the model."""
+
+
+def between(opening: str, closing: str) -> Callable[[CallReader, int], int]:
+    """Reads the objects of one tag, which ends behind the last of them: a closing tag inside a JSON string is a
+    string."""
+    how = f'Write each call as {opening}{{"name": "TOOL", "arguments": {{...}}}}{closing}, with valid JSON inside.'
+    return partial(_read, opening=opening, closing=closing, how=how)
+
+
+def _read(reader: CallReader, start: int, *, opening: str, closing: str, how: str) -> int:
+    text = reader.text
+    position = skip_space(text, start + len(opening))
+    found: list[tuple[str, dict[str, Any]]] = []
+    try:
+        while True:
+            if text.startswith(closing, position) or position == len(text):
+                raise Malformed("there is no JSON object in it")
+            value, position = json_at(text, position)
+            found += [named_call(item) for item in (value if isinstance(value, list) else [value])]
+            position = skip_space(text, position)
+            if text.startswith(closing, position):
+                position += len(closing)
+                break
+            # A tag left open is taken as closed where the turn or the next call begins: the JSON is whole.
+            if position == len(text) or text.startswith(opening, position):
+                break
+            if text[position] != "{":
+                raise Malformed(
+                    f"there is text behind the JSON object, or {closing} is missing: {near(text, position)}"
+                )
+        if not found:
+            raise Malformed("its list holds no call")
+    except Malformed as error:
+        end = end_of_bad(text, max(position, start + len(opening)), opening, closing)
+        reader.refuse(f"This tool call cannot be read: {error}. {how}", text[start:end])
+        return end
+    for name, arguments in found:
+        reader.add(name, arguments)
+    return position
+
+
+def json_at(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value that begins at an index, and the index behind it. Raises `Malformed`."""
+    try:
+        value, end = _decode(text, position)
+    except json.JSONDecodeError as error:
+        raise Malformed(f"{error.msg} at {near(text, error.pos)}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested a thousand deep
+        raise Malformed(f"the JSON is too large ({type(error).__name__})") from None
+    if text.find("\\u", position, end) >= 0:
+        _check_surrogates(value)
+    return value, end
+
+
+def named_call(value: Any) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a decoded object. Raises `Malformed`."""
+    if not isinstance(value, dict):
+        raise Malformed(f"the JSON is {_kind(value)}, not an object")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise Malformed('the object has no "name"')
+    return name, arguments_of(value["arguments"] if "arguments" in value else value.get("parameters", {}))
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+    """The arguments of a call, which may be encoded twice, as the APIs do it. Raises `Malformed`."""
+    if isinstance(value, str):
+        value = _decoded(value) if value.strip() else {}
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise Malformed(f'"arguments" is {_kind(value)}, not an object')
+    return value
+
+
+def _check_surrogates(value: Any) -> None:
+    """A \\u escape can name half of a character, which no tool could encode."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Malformed("a \\u escape is half of a surrogate pair") from None
+
+
+def _decoded(text: str) -> Any:
+    value, end = json_at(text, skip_space(text, 0))
+    if skip_space(text, end) != len(text):
+        raise Malformed('"arguments" is a string with text behind its JSON object')
+    return value
+
+
+def skip_space(text: str, position: int) -> int:
+    """The index of the next character that is no white space."""
+    match = _SPACE.match(text, position)
+    assert match is not None
+    return match.end()
+
+
+def near(text: str, position: int) -> str:
+    """What stands around an index, quoted."""
+    return f"{text[max(0, position - 20) : position + 20]!r}"
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "a string", list: "a list", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+    return kinds.get(type(value), "an object")
+
+
+def _format(name: str, opening: str, closing: str) -> CallFormat:
+    return CallFormat(name, (opening,), re.escape(opening), between(opening, closing))
+
+
+HERMES = _format("hermes", "<tool_call>", "</tool_call>")
+NEMOTRON = _format("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+PHI = _format("phi", "<|tool_call|>", "<|/tool_call|>")

@@ -1,0 +1,49 @@
+"""Calls of Mistral: a JSON list behind one token, or since version 11 of its tokenizer name and arguments of each.
+
+[TOOL_CALLS][{"name": "NAME", "arguments": {...}}]
+[TOOL_CALLS]NAME[ARGS]{...}[TOOL_CALLS]NAME[ARGS]{...}
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, named_call, near, skip_space
+from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
+
+_OPEN = "[TOOL_CALLS]"
+_HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]]*)?(?:\[ARGS\])?\s*(?=\{)")
+_HOW = f'Write calls as {_OPEN}[{{"name": "TOOL", "arguments": {{...}}}}], or as {_OPEN}TOOL[ARGS]{{...}}.'
+
+
+def _read(reader: CallReader, start: int) -> int:
+    text = reader.text
+    position = start + len(_OPEN)
+    try:
+        if header := _HEADER.match(text, position):
+            value, position = json_at(text, header.end())
+            calls = [(header["name"], arguments_of(value))]
+        else:
+            value, position = json_at(text, skip_space(text, position))
+            calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
+        if not calls:
+            raise Malformed("its list holds no call")
+        position = skip_space(text, position)
+        if position < len(text) and not text.startswith(_OPEN, position):
+            raise Malformed(f"there is text behind the JSON: {near(text, position)}")
+    except Malformed as error:
+        end = end_of_bad(text, position, _OPEN, "")
+        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
+        return end
+    for name, arguments in calls:
+        reader.add(name, arguments)
+    return position
+
+
+def _make_id(call: str) -> str:
+    """Nine letters and digits: the templates refuse any other id."""
+    return f"{zlib.crc32(call.encode()):09d}"[-9:]
+
+
+MISTRAL = CallFormat("mistral", (_OPEN,), re.escape(_OPEN), _read, thinking=("[THINK]", "[/THINK]"), make_id=_make_id)

@@ -1,0 +1,203 @@
+"""Calls as XML-like tags with raw values: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2 and their relatives.
+
+    <tool_call>                     <tool_call>NAME                     <minimax:tool_call>
+    <function=NAME>                 <arg_key>KEY</arg_key>              <invoke name="NAME">
+    <parameter=KEY>                 <arg_value>value</arg_value>        <parameter name="KEY">value</parameter>
+    value                           </tool_call>                        </invoke>
+    </parameter>                                                        </minimax:tool_call>
+    </function>
+    </tool_call>
+
+Values are text; the tool's JSON Schema says what they are (`schema_values`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.rendering.base import ToolSchemas
+from agentloop.rendering.formats.schema_values import typed_value
+from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
+
+
+class _Malformed(Exception):
+    """What is wrong, in words for the model."""
+
+
+@dataclass(frozen=True)
+class _Tags:
+    """The tags of one family. Regular expressions have the name of the function, the key, as their group."""
+
+    wrapper: str
+    wrapper_end: str
+    function: str
+    function_end: str
+    """Empty where a wrapper holds one function, without a tag of its own."""
+    parameter: str
+    """A group `text`, where there is one, is "true" for values that are text whatever the schema says."""
+    parameter_end: str
+    example: str
+    """Of a call with one parameter, as the model should write it."""
+    takes_bare: bool = False
+    """The wrapper may be missing."""
+    padded: bool = False
+    """One line break behind the opening and one before the closing tag of a value belong to the format."""
+    function_re: re.Pattern[str] = field(init=False)
+    parameter_re: re.Pattern[str] = field(init=False)
+    parameter_end_re: re.Pattern[str] = field(init=False)
+    function_end_re: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        wrapper, wrapper_end = re.escape(self.wrapper), re.escape(self.wrapper_end)
+        function_end, parameter_end = re.escape(self.function_end), re.escape(self.parameter_end)
+        more = f"{self.function}|" if self.function_end else ""
+        # The end of a value is a closing tag behind which the call goes on as a call does: code may contain the tag.
+        patterns = {
+            "function_re": rf"\s*{self.function}\s*",
+            "parameter_re": self.parameter,
+            "parameter_end_re": _unnamed(
+                rf"{parameter_end}\s*(?={self.parameter}|{function_end}\s*(?:{wrapper_end}|{more}{wrapper}|\Z))"
+            ),
+            "function_end_re": rf"\s*{function_end}\s*",
+        }
+        for name, pattern in patterns.items():
+            object.__setattr__(self, name, re.compile(pattern))
+
+    def read(self, reader: CallReader, start: int) -> int:
+        """All functions of one wrapper. See `CallFormat.read`."""
+        text = reader.text
+        wrapped = text.startswith(self.wrapper, start)
+        position = start + len(self.wrapper) if wrapped else start
+        found: list[tuple[str, dict[str, Any]]] = []
+        try:
+            while match := self.function_re.match(text, position):
+                position = self._function(text, match.end(), match["name"].strip(), reader.tools, found)
+                if not self.function_end:
+                    break
+            if not found:
+                raise _Malformed(f"no function is named behind {self.wrapper}")
+            rest = text[position : position + len(self.wrapper_end)]
+            if rest == self.wrapper_end:
+                position += len(self.wrapper_end)
+            elif wrapped and rest and not text.startswith(self.wrapper, position):
+                raise _Malformed(f"{self.wrapper_end} is missing before {text[position : position + 40]!r}")
+        except _Malformed as error:
+            end = end_of_bad(text, position, self.wrapper, self.wrapper_end)
+            reader.refuse(
+                f"This tool call cannot be read: {error}. Write each call as {self.example}.", text[start:end]
+            )
+            return end
+        for name, arguments in found:
+            reader.add(name, arguments)
+        return position
+
+    def _function(
+        self, text: str, position: int, name: str, tools: ToolSchemas, found: list[tuple[str, dict[str, Any]]]
+    ) -> int:
+        """Read the parameters of one function; the index behind it."""
+        arguments: dict[str, Any] = {}
+        while match := self.parameter_re.match(text, position):
+            key = match["key"].strip()
+            end = self.parameter_end_re.search(text, match.end())
+            if end is None:
+                closing = f", or the function not by {self.function_end}" if self.function_end else ""
+                raise _Malformed(f"parameter {key!r} is not closed by {self.parameter_end}{closing}")
+            if key in arguments:
+                raise _Malformed(f"parameter {key!r} is given twice")
+            value = text[match.end() : end.start()]
+            if self.padded:
+                value = value.removeprefix("\n").removesuffix("\n")
+            is_text = match.groupdict().get("text") == "true"
+            arguments[key] = value if is_text else typed_value(value, name, key, tools)
+            position = end.end()
+        close = self.function_end_re.match(text, position)
+        if close is None:
+            raise _Malformed(f"function {name!r} is not closed by {self.function_end}: {text[position:][:40]!r}")
+        found.append((name, arguments))
+        return close.end()
+
+
+def _unnamed(pattern: str) -> str:
+    """The pattern with groups that capture nothing: a name may stand in it once only."""
+    return re.sub(r"\(\?P<\w+>", "(?:", pattern)
+
+
+def _format(name: str, signs: tuple[str, ...], tags: _Tags, *, thinking: str = "think") -> CallFormat:
+    opening = re.escape(tags.wrapper) + (f"|{_unnamed(tags.function)}" if tags.takes_bare else "")
+    return CallFormat(name, signs, opening, tags.read, thinking=(f"<{thinking}>", f"</{thinking}>"))
+
+
+_NAME = r"[^<>\n]+"
+QWEN3_CODER = _format(
+    "qwen3_coder",
+    ("<function=",),
+    _Tags(
+        wrapper="<tool_call>",
+        wrapper_end="</tool_call>",
+        function=rf"<function=(?P<name>{_NAME})>",
+        function_end="</function>",
+        parameter=rf"<parameter=(?P<key>{_NAME})>",
+        parameter_end="</parameter>",
+        example="<tool_call>\n<function=TOOL>\n<parameter=KEY>\nvalue\n</parameter>\n</function>\n</tool_call>",
+        takes_bare=True,
+        padded=True,
+    ),
+)
+GLM = _format(
+    "glm",
+    ("<arg_key>", "<arg_value>"),
+    _Tags(
+        wrapper="<tool_call>",
+        wrapper_end="</tool_call>",
+        function=rf"(?P<name>{_NAME})",
+        function_end="",
+        parameter=rf"<arg_key>(?P<key>{_NAME})</arg_key>\s*<arg_value>",
+        parameter_end="</arg_value>",
+        example="<tool_call>TOOL\n<arg_key>KEY</arg_key>\n<arg_value>value</arg_value>\n</tool_call>",
+    ),
+)
+SEED = _format(
+    "seed",
+    ("<seed:tool_call>", "<function="),
+    _Tags(
+        wrapper="<seed:tool_call>",
+        wrapper_end="</seed:tool_call>",
+        function=rf"<function=(?P<name>{_NAME})>",
+        function_end="</function>",
+        parameter=rf"<parameter=(?P<key>{_NAME})>",
+        parameter_end="</parameter>",
+        example="<seed:tool_call>\n<function=TOOL>\n<parameter=KEY>value</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    thinking="seed:think",
+)
+MINIMAX = _format(
+    "minimax",
+    ("<minimax:tool_call>", "<invoke name="),
+    _Tags(
+        wrapper="<minimax:tool_call>",
+        wrapper_end="</minimax:tool_call>",
+        function=r'<invoke name="(?P<name>[^"<>\n]+)">',
+        function_end="</invoke>",
+        parameter=r'<parameter name="(?P<key>[^"<>\n]+)">',
+        parameter_end="</parameter>",
+        example='<minimax:tool_call>\n<invoke name="TOOL">\n<parameter name="KEY">value</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+    ),
+)
+DEEPSEEK_V3_2 = _format(
+    "deepseek_v3_2",
+    ("｜DSML｜", "function_calls>"),
+    _Tags(
+        wrapper="<｜DSML｜function_calls>",
+        wrapper_end="</｜DSML｜function_calls>",
+        function=r'<｜DSML｜invoke name="(?P<name>[^"<>\n]+)">',
+        function_end="</｜DSML｜invoke>",
+        parameter=r'<｜DSML｜parameter name="(?P<key>[^"<>\n]+)"(?: string="(?P<text>true|false)")?>',
+        parameter_end="</｜DSML｜parameter>",
+        example='<｜DSML｜function_calls>\n<｜DSML｜invoke name="TOOL">\n'
+        '<｜DSML｜parameter name="KEY" string="true">value</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+)

@@ -1,0 +1,273 @@
+"""Model families end to end: published chat templates (those that TRL ships) where there are some, else small ones
+with the family's tokens.
+
+What the template writes for a call is what a model of the family samples. So it must be read as that call, and the
+stream of prompt, sampled turn and continuation must be the template's own text of the whole conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agentloop.errors import UserError
+from agentloop.messages import ToolCall
+from agentloop.rendering import renderer_for
+
+OURS = Path(__file__).parent / "templates"
+CHATML = "<|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
+GLM = "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> <think> </think> <tool_call> </tool_call>"
+LLAMA = "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>"
+HARMONY = "<|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|> <|return|>"
+DEEPSEEK = (
+    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> <think> </think> <｜tool▁calls▁begin｜> "
+    "<｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <｜tool▁outputs▁begin｜> "
+    "<｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>"
+)
+GEMMA = (
+    "<bos> <|turn> <turn|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|channel> "
+    '<channel|> <|think|> <|"|> <|image|>'
+)
+LFM = "<|im_start|> <|im_end|> <|tool_list_start|> <|tool_list_end|> <|tool_call_start|> <|tool_call_end|>"
+KIMI = (
+    "<|im_system|> <|im_user|> <|im_assistant|> <|im_middle|> <|im_end|> <|tool_calls_section_begin|> "
+    "<|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, and what it does as no other."""
+
+    format: str
+    added: str
+    """Tokens of the tokenizer."""
+    stops: tuple[str, ...] = ("<|im_end|>",)
+    thinks: bool = False
+    """The generation prompt opens thinking."""
+    past_end: str = ""
+    """What stands for the first of `stops` once another message follows."""
+    ends_answers: str | None = None
+    """What a model samples when it has answered, if it is not the first of `stops`."""
+    call_id: str = "call_0"
+
+
+FAMILIES = {
+    "qwen2_5": Family("hermes", CHATML),
+    "qwen3": Family("hermes", CHATML),
+    "qwen3_instruct_2507": Family("hermes", CHATML),
+    "qwen3_5_think": Family("qwen3_coder", CHATML, thinks=True),
+    "qwen3_8": Family("qwen3_coder", CHATML, thinks=True),
+    "nemotron_3_nano": Family("qwen3_coder", CHATML, thinks=True),
+    "glm4moe": Family("glm", GLM, ("<|user|>", "<|observation|>", "<eos>")),
+    "gptoss": Family("harmony", HARMONY, ("<|return|>", "<|call|>"), past_end="<|end|>"),
+    "llama3_1": Family("llama3", LLAMA, ("<|eot_id|>", "<|eom_id|>")),
+    "llama3_2": Family("llama3", LLAMA, ("<|eot_id|>", "<|eom_id|>")),
+    "deepseekv3": Family("deepseek_r1", DEEPSEEK, ("<｜end▁of▁sentence｜>",), thinks=True),
+    "gemma4_v5": Family("gemma4", GEMMA, ("<turn|>", "<|tool_response>")),
+    "lfm2_v2": Family("lfm2", LFM),
+    "kimi": Family("kimi", KIMI, call_id="functions.get_weather:0"),
+    "deepseek_v3_1": Family("deepseek_v3_1", DEEPSEEK, ("<｜end▁of▁sentence｜>",)),
+    "minimax": Family("minimax", "]~!b[ ]~b] [e~[ <think> </think>", ("[e~[",), thinks=True),
+    "seed": Family("seed", "<seed:bos> <seed:eos> <seed:tool_call> </seed:tool_call> <seed:think>", ("<seed:eos>",)),
+    "mistral": Family("mistral", "[INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]", ("<eos>",)),
+}
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "exact": {"type": "boolean"},
+    "units": {"type": "array", "items": {"type": "string"}},
+}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Weather of a city.", "parameters": PARAMETERS}
+TOOLS = ({"type": "function", "function": WEATHER},)
+NO_THOUGHT = r"<think>\s*</think>"
+"""Templates differ in how they write it for past turns."""
+QUESTION = {"role": "user", "content": "Rain?"}
+
+
+def template_of(name):
+    if (OURS / f"{name}.jinja").exists():
+        return (OURS / f"{name}.jinja").read_text()
+    spec = find_spec("trl")
+    assert spec is not None, "trl is among the development dependencies"
+    assert spec.submodule_search_locations
+    return (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@cache
+def renderer_of(name):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    added = [*FAMILIES[name].added.split(), "<eos>"]
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in added])
+    eos = "<eos>" if name not in ("deepseekv3", "deepseek_v3_1") else "<｜end▁of▁sentence｜>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token="")
+    tokenizer.chat_template = template_of(name)
+    return renderer_for(tokenizer)
+
+
+def call_of(family, arguments):
+    call_id = "z00000000" if family.format == "mistral" else family.call_id
+    return {"id": call_id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+
+
+def text_of(renderer, messages, *, generate=False):
+    return renderer._template.render(messages, TOOLS, generate=generate)
+
+
+def written_call(name, arguments, content=""):
+    """What a model samples that makes this call: as the template writes it, to the token that ends the turn."""
+    renderer, family = renderer_of(name), FAMILIES[name]
+    turn = {"role": "assistant", "content": content, "tool_calls": [call_of(family, arguments)]}
+    text = text_of(renderer, [QUESTION, turn])
+    start = text.rindex(QUESTION["content"]) + len(QUESTION["content"])
+    prompt = text_of(renderer, [QUESTION], generate=True)
+    opening = prompt[prompt.rindex(QUESTION["content"]) + len(QUESTION["content"]) :]
+    written = text[start:]
+    if written.startswith(opening):
+        sampled = written.removeprefix(opening)
+        sampled = sampled if family.thinks else re.sub(r"^<think>\s*</think>\s*", "", sampled)
+    else:  # it writes the thinking of past turns otherwise than it begins one
+        sampled = "</think>" + written.removeprefix(opening[: opening.index("<think>")]).removeprefix("<think></think>")
+    end = "<|observation|>" if family.format == "glm" else ""
+    return (sampled.rstrip("\n") if end == "" else sampled) + end
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_format_and_the_tokens_that_end_a_turn_are_those_of_the_family(name):
+    renderer, family = renderer_of(name), FAMILIES[name]
+    assert renderer._format.name == family.format
+    assert tuple(renderer.decode([token]) for token in renderer.stop_token_ids) == family.stops
+    assert renderer._opens_thinking() is family.thinks
+
+
+arguments = st.fixed_dictionaries(
+    {"city": st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20)},
+    optional={
+        "days": st.integers(-(10**9), 10**9),
+        "exact": st.booleans(),
+        "units": st.lists(st.sampled_from(["C", "F", "a b", "], ["]), max_size=3),
+    },
+)
+_MARKUP = re.compile(r"<|\[|\]|\||^\s|\s$")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_call_is_read_as_the_template_writes_it(name, data):
+    values = data.draw(arguments.filter(lambda drawn: not _MARKUP.search(drawn["city"])))
+    if name == "seed":  # its templates write lists and truth values as Python does
+        values = {key: value for key, value in values.items() if key != "units"}
+    renderer, family = renderer_of(name), FAMILIES[name]
+    parsed = renderer.parse(renderer.encoder.encode_rendered(written_call(name, values)), tools=TOOLS)
+    assert [type(call) for call in parsed.calls] == [ToolCall], parsed
+    assert (parsed.calls[0].name, parsed.calls[0].arguments) == ("get_weather", values)
+    if family.format == "kimi":
+        assert parsed.calls[0].id == family.call_id
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_cut_by_length_calls_nothing(name):
+    renderer = renderer_of(name)
+    sampled = renderer.encoder.encode_rendered(written_call(name, {"city": "Oslo"}))
+    assert renderer.parse(sampled[:-1], complete=False, tools=TOOLS).calls == ()
+
+
+def stream(name, sampled, answer):
+    renderer = renderer_of(name)
+    prompt = renderer.render_prompt([QUESTION], TOOLS if name != "deepseekv3" else ())  # it shows none
+    following = renderer.render_continuation(sampled, [answer], TOOLS)
+    return renderer.decode([*prompt, *sampled, *following.closing, *following.observation])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("result", ["sunny", "two\nlines", '{"sky": "blue"}'])
+def test_a_call_and_its_result_are_the_text_of_the_template(name, result):
+    renderer, family = renderer_of(name), FAMILIES[name]
+    written = written_call(name, {"city": "Oslo"})
+    call = call_of(family, {"city": "Oslo"})
+    answer = {"role": "tool", "content": result, "name": "get_weather", "tool_call_id": call["id"]}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    whole = text_of(renderer, [QUESTION, turn, answer], generate=True)
+    for _ in range(3):  # by the template, then filled in
+        text = stream(name, renderer.encoder.encode_rendered(written), answer)
+        assert re.sub(NO_THOUGHT, "", text) == re.sub(NO_THOUGHT, "", whole)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mistral"])
+def test_an_answer_and_the_next_question_are_the_text_of_the_template(name):
+    renderer, family = renderer_of(name), FAMILIES[name]
+    said = "<|channel|>final<|message|>Yes." if family.format == "harmony" else "Yes."
+    said = f"\n<think></think>\n{said}" if family.format == "glm" else "</think>" * family.thinks + said
+    sampled = renderer.encoder.encode_rendered(said + family.stops[0])
+    again = {"role": "user", "content": "Sure?"}
+    turn = {"role": "assistant", "content": "Yes."}
+    whole = text_of(renderer, [QUESTION, turn, again], generate=True)
+    text = stream(name, sampled, again)
+    if family.past_end:
+        text = text.replace(said + family.stops[0], said + family.past_end)
+    assert re.sub(NO_THOUGHT + r"\s*", "", text) == re.sub(NO_THOUGHT + r"\s*", "", whole)
+
+
+def test_mistral_shows_the_tools_before_the_last_question_and_so_takes_no_second_one():
+    renderer = renderer_of("mistral")
+    with pytest.raises(UserError, match="not prefix-stable"):
+        renderer.render_continuation([renderer.stop_token_ids[0]], [QUESTION], TOOLS)
+    assert renderer.render_continuation([renderer.stop_token_ids[0]], [QUESTION]).observation
+
+
+def test_glm_ends_a_turn_with_the_token_that_opens_the_next():
+    renderer = renderer_of("glm4moe")
+    user, observation, _ = renderer.stop_token_ids
+    result = [{"role": "tool", "content": "sunny", "name": "get_weather", "tool_call_id": "1"}]
+    shown = "\n<tool_response>\nsunny\n</tool_response><|assistant|>"
+    assert renderer.decode(renderer.render_continuation([observation], result, TOOLS).observation) == shown
+    # Where the model ended otherwise, or was cut, the token is shown to it.
+    for sampled in ([user], [], [1]):
+        following = renderer.render_continuation(sampled, result, TOOLS)
+        assert (following.closing, renderer.decode(following.observation)) == ([], f"<|observation|>{shown}")
+
+
+def test_gemma_ends_a_call_with_the_token_that_opens_its_result():
+    renderer = renderer_of("gemma4_v5")
+    _turn, response = renderer.stop_token_ids
+    result = [{"role": "tool", "content": "sunny", "name": "get_weather", "tool_call_id": "1"}]
+    shown = 'response:get_weather{value:<|"|>sunny<|"|>}<tool_response|>'
+    assert renderer.decode(renderer.render_continuation([response], result, TOOLS).observation) == shown
+    following = renderer.render_continuation([1], result, TOOLS)
+    assert (following.closing, renderer.decode(following.observation)) == ([], f"<|tool_response>{shown}")
+    following = renderer.render_continuation([1], [QUESTION], TOOLS)
+    assert renderer.decode(following.closing) == "<turn|>\n"
+
+
+def test_several_results_of_a_turn():
+    renderer = renderer_of("glm4moe")
+    results = [{"role": "tool", "content": text, "name": "get_weather", "tool_call_id": text} for text in "ab"]
+    following = renderer.render_continuation([renderer.stop_token_ids[1]], results, TOOLS)
+    assert renderer.decode(following.observation) == (
+        "\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response><|assistant|>"
+    )
+
+
+def test_a_template_that_hides_results_is_refused():
+    backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.add_special_tokens(["<|user|>", "<|assistant|>", "<|end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    tokenizer.chat_template = template_of("phi3")
+    renderer = renderer_for(tokenizer)
+    with pytest.raises(UserError, match="does not show results of tools"):
+        renderer.render_continuation([], [{"role": "tool", "content": "a"}])
