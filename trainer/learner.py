@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentloop.engines.shared_weights import SharedWeights
+    from agentloop.trainer.placement.home import Home
 
 
 class CorrectionConfig(Config):
@@ -59,7 +60,15 @@ offload."""
 
 
 _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
-    "fsdp": ("compile_layers", "offload", "sequence_parallel", "refine_costs", "gather_once", "freeze_vision"),
+    "fsdp": (
+        "compile_layers",
+        "offload",
+        "sequence_parallel",
+        "refine_costs",
+        "gather_once",
+        "freeze_vision",
+        "shard",
+    ),
     "megatron": ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel"),
 }
 """That the other backend does not have."""
@@ -86,6 +95,12 @@ class LearnerConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ranks: int = Field(default=1, ge=1)
     """Processes that train together, one a device: rank 0 is the process of the run, the others are started by it."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Nodes of a Ray cluster that the ranks are spread over in equal parts, the one of the run first. None: as few as
+    have devices for all ranks."""
+    shard: Literal["all", "node"] = "all"
+    """Ranks that a copy of the parameters is divided among: all of them, or those of each node, so that only gradients
+    go from node to node (HSDP); each node then holds a whole copy."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the parameters that the optimizer changes, and of its state."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -263,13 +278,14 @@ class RankLearner(Learner, Protocol):
         ...
 
 
-def create(config: LearnerConfig) -> Learner:
-    """The learner of `config.backend`. Raises `UserError` where the configuration or the model cannot be used."""
+def create(config: LearnerConfig, home: Home | None = None) -> Learner:
+    """The learner of `config.backend`, for the run that `home` is of. Raises `UserError` where the configuration or the
+    model cannot be used."""
     if config.backend == "megatron":
-        return _on_ranks(_megatron(), config)
+        return _on_ranks(_megatron(), config, home)
     from agentloop.trainer.backends.fsdp import FsdpLearner
 
-    return _on_ranks(FsdpLearner, config)
+    return _on_ranks(FsdpLearner, config, home)
 
 
 def _megatron() -> Callable[[LearnerConfig], RankLearner]:
@@ -280,16 +296,18 @@ def _megatron() -> Callable[[LearnerConfig], RankLearner]:
     return MegatronLearner
 
 
-def create_critic(config: LearnerConfig) -> Learner:
+def create_critic(config: LearnerConfig, home: Home | None = None) -> Learner:
     """A learner whose log-probabilities are values; its loss is `value`. Raises `UserError` as `create` does."""
     if config.backend == "megatron":
         raise UserError("learner.backend=megatron has no critic, which advantage gae needs. Set learner.backend=fsdp.")
     from agentloop.trainer.backends.critic import FsdpCritic
 
-    return _on_ranks(FsdpCritic, config)
+    return _on_ranks(FsdpCritic, config, home)
 
 
-def _on_ranks(backend: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> Learner:
+def _on_ranks(
+    backend: Callable[[LearnerConfig], RankLearner], config: LearnerConfig, home: Home | None = None
+) -> Learner:
     from agentloop.trainer.backends.ranked import RankedLearner
 
-    return RankedLearner(backend, config) if config.ranks > 1 else backend(config)
+    return RankedLearner(backend, config, home) if config.ranks > 1 else backend(config)

@@ -23,7 +23,7 @@ from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.offload import OffloadedAdamW
 from agentloop.trainer.backends.planned import IDLE, PlannedLearner
 from agentloop.trainer.backends.policy import Policy, load_policy
-from agentloop.trainer.backends.process_group import data_parallel_mesh, sequence_group
+from agentloop.trainer.backends.process_group import data_parallel_mesh, node_mesh, sequence_group
 from agentloop.trainer.backends.row_layout import Unit
 from agentloop.trainer.backends.sharded import ShardedModel, fits_whole
 from agentloop.trainer.backends.spread_shelf import SpreadShelf
@@ -53,6 +53,7 @@ class FsdpLearner(PlannedLearner):
         super().__init__(config)
         self._mesh = data_parallel_mesh(self._device)
         self._world = self._mesh.size()
+        self._shards = node_mesh(self._mesh, config.nodes) if config.shard == "node" else self._mesh
         sharing = config.sequence_parallel
         self._sequence = sequence_group(self._mesh, sharing)
         self._rank, self._num_ranks = self._mesh.get_rank() // sharing, self._world // sharing
@@ -122,7 +123,7 @@ class FsdpLearner(PlannedLearner):
         if self._world == 1 and self._once:
             return WholeModel(policy, self._compute_dtype)
         offload = self._offload == "all"
-        return ShardedModel(policy, self._mesh, self._compute_dtype, gather_once=self._once, offload=offload)
+        return ShardedModel(policy, self._shards, self._compute_dtype, gather_once=self._once, offload=offload)
 
     def _gathers_once(self, policy: Policy) -> bool:
         if self._offload == "all":
@@ -319,14 +320,6 @@ class FsdpLearner(PlannedLearner):
                 weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
             yield name, weight
 
-    def capture(self) -> fsdp_state.LearnerState:
-        """See `Learner.capture`."""
-        return fsdp_state.LearnerState(self._policy, self._optimizer, self._progress)
-
-    def load(self, folder: Path) -> None:
-        """See `Learner.load`."""
-        self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
-
     @torch.inference_mode(False)
     @torch.no_grad()
     def share(self) -> SharedWeights | None:
@@ -334,6 +327,14 @@ class FsdpLearner(PlannedLearner):
         parameters = dict(self._policy.model.named_parameters())
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         return self._shelf.fill(parameters.items(), self._compute_dtype, sizes)
+
+    def capture(self) -> fsdp_state.LearnerState:
+        """See `Learner.capture`."""
+        return fsdp_state.LearnerState(self._policy, self._optimizer, self._progress)
+
+    def load(self, folder: Path) -> None:
+        """See `Learner.load`."""
+        self._progress = fsdp_state.load(folder, self._policy, self._optimizer)
 
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""

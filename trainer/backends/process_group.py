@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from agentloop.errors import UserError
 from agentloop.trainer.sequence_parallel import SequenceGroup
 
-_HOST = "127.0.0.1"
+_THIS_HOST = "127.0.0.1"
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,6 +39,13 @@ def data_parallel_mesh(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
+def node_mesh(mesh: DeviceMesh, nodes: int | None) -> DeviceMesh:
+    """The ranks of `mesh` in two dimensions: nodes, which hold the same, and the ranks of each, which divide it."""
+    if nodes is None:
+        nodes = mesh.size() // int(os.environ.get("LOCAL_WORLD_SIZE", mesh.size()))  # of torchrun
+    return init_device_mesh(mesh.device_type, (nodes, mesh.size() // nodes), mesh_dim_names=("replicate", "shard"))
+
+
 def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
     """The `size` neighbours of this rank that share rows; None where each has its own. Raises `UserError`."""
     if size == 1:
@@ -51,20 +59,37 @@ def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
     return SequenceGroup(grid.get_group("sequence").group_name, grid.get_local_rank("sequence"), size)
 
 
-def listen(ranks: int) -> TCPStore:
-    """The store that the ranks of this host meet at; this process is rank 0. Its port is free."""
-    return TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
+@dataclass(slots=True, frozen=True)
+class Meeting:
+    """Where the ranks of a learner come together: at a store in the process of rank 0."""
+
+    address: str
+    """Of the host of rank 0, as the other hosts know it."""
+    port: int
+    ranks: int
+    per_host: int
+    """Ranks that follow each other on one host, each with a device of its own."""
+
+    def place_on_host(self, rank: int) -> int:
+        """Its device."""
+        return rank % self.per_host
 
 
-def join(device: str, rank: int, ranks: int, where: TCPStore | int) -> None:
-    """Make the process group, with a store of `listen` or its port. Blocks until all ranks are there."""
-    store = where if isinstance(where, TCPStore) else TCPStore(_HOST, where, ranks, is_master=False)
+def listen(ranks: int, address: str = _THIS_HOST) -> TCPStore:
+    """The store that the ranks meet at; this process is rank 0. Its port is free."""
+    return TCPStore(address, 0, ranks, is_master=True, wait_for_workers=False)
+
+
+def join(device: str, rank: int, meeting: Meeting, store: TCPStore | None = None) -> None:
+    """Make the process group, with the store of `listen` or the one at `meeting`. Blocks until all ranks are there."""
+    if store is None:
+        store = TCPStore(meeting.address, meeting.port, meeting.ranks, is_master=False)
     if dist.is_initialized():
         assert dist.get_world_size() == 1, "a process has one group of several ranks"
         dist.destroy_process_group()
     if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(_backend(device), store=store, rank=rank, world_size=ranks)
+        torch.cuda.set_device(meeting.place_on_host(rank))
+    dist.init_process_group(_backend(device), store=store, rank=rank, world_size=meeting.ranks)
 
 
 def leave() -> None:

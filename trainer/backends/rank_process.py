@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from agentloop.errors import UserError
-from agentloop.trainer.backends.process_group import join
+from agentloop.trainer.backends.process_group import Meeting, join
 from agentloop.trainer.backends.shared_arrays import Parcel
 
 Objects = dict[str, Any]
 """What functions keep from one call to the next, by name."""
-
+Function = Callable[..., None]
+"""Of a module: it travels as its name."""
 
 SAY_WHERE = signal.SIGUSR1
 """Makes a rank process write the stacks of its threads to stderr."""
@@ -37,7 +38,7 @@ class Call:
     """`function(objects, *arguments.open())`."""
 
     number: int
-    function: Callable[..., None]
+    function: Function
     arguments: Parcel
     apart: bool
     """In a thread of its own: later calls do not wait for it."""
@@ -54,17 +55,17 @@ class Done:
     """What else it raised; the process ends, so that no other rank waits for this one."""
 
 
-def main(pipe: Connection, rank: int, ranks: int, port: int, device: str) -> None:
-    """Rank `rank` of the process group whose store is at `port` of this host."""
+def main(pipe: Connection, rank: int, meeting: Meeting, device: str) -> None:
+    """Rank `rank` of the process group that comes together at `meeting`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal goes to the driver too, which decides
     faulthandler.register(SAY_WHERE, all_threads=True)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, calls), daemon=True).start()
-    os.environ["LOCAL_RANK"] = str(rank)
+    os.environ["LOCAL_RANK"] = str(meeting.place_on_host(rank))
     if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
+        torch.set_num_threads(max((os.cpu_count() or 1) // meeting.per_host, 1))
     pipe.send(Done(READY))
-    join(device, rank, ranks, port)
+    join(device, rank, meeting)
     sending = threading.Lock()
     objects: Objects = {}
     while True:

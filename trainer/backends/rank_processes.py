@@ -1,39 +1,37 @@
-"""The further ranks of a learner that this process is rank 0 of: processes of this host that do as this one does.
+"""The further ranks of a learner that this process is rank 0 of: processes that do as this one does, on this host and,
+where `learner.nodes` says so, on others.
 
     driver (rank 0)                       rank processes 1 .. n-1
     run(local, function, *args)  -------> function(objects, *args)     all meet in collectives of torch.distributed
           local()                                 |
           <------------- done --------------------+
 
-Arguments are written to shared memory once; a rank reads of a batch what is its share. A rank that dies, or raises what
-is no `UserError`, ends the others: none of them could go on.
+Arguments are written to the shared memory of each host once; a rank reads of a batch what is its share. A rank that
+dies, or raises what is no `UserError`, ends the others: none of them could go on.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import logging
-import multiprocessing
-import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from agentloop.errors import UserError
-from agentloop.trainer.backends import process_group, rank_process
-from agentloop.trainer.backends.rank_process import READY, Call, Done
-from agentloop.trainer.backends.shared_arrays import parcel
+from agentloop.trainer.backends import process_group
+from agentloop.trainer.backends.network import use_interface_of
+from agentloop.trainer.backends.process_group import Meeting
+from agentloop.trainer.backends.rank_host import HostRanks, Ranks
+from agentloop.trainer.backends.shared_arrays import pack
+from agentloop.trainer.placement.home import Seat
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -41,8 +39,6 @@ _log = logging.getLogger(__name__)
 PATIENCE = 900.0
 """Seconds after which a call is suspected to hang; most of them take seconds."""
 
-_GRACE = 5.0
-"""Seconds in which a process ends by itself."""
 _REASON = 30.0
 """Seconds in which the rank that broke a collective is looked for, before rank 0 takes the blame."""
 _SETTLING = 0.5
@@ -50,40 +46,47 @@ _SETTLING = 0.5
 
 
 class RankProcesses:
-    """Ranks 1 to `ranks` - 1. Raises `UserError` where there are fewer devices."""
+    """Ranks 1 to `ranks` - 1, on `nodes` nodes of a Ray cluster in equal parts, this one first. Raises `UserError`
+    where there are fewer nodes or devices."""
 
-    def __init__(self, ranks: int, device: str) -> None:
-        _check(ranks, device)
-        self.ranks, self.device = ranks, device
+    def __init__(self, ranks: int, device: str, nodes: int = 1, seats: Sequence[Seat] = ()) -> None:
+        _check(ranks, device, nodes)
+        self.ranks, self.device, self.nodes = ranks, device, nodes
         self.users = 0
         """Learners that run in these processes."""
-        self._numbers = itertools.count(READY + 1)
-        self._pending: dict[tuple[int, int], Future[str | None]] = {}
         self._failures: dict[int, str] = {}
         self._failed = threading.Event()
         self._closing = False
         self._lock = threading.Lock()
-        store = process_group.listen(ranks)
-        self._pipes: dict[int, Connection] = {}
-        self._processes: dict[int, SpawnProcess] = {}
-        for rank in range(1, ranks):
-            self._start(rank, store.port)
-        self._wait([self._pending[rank, READY] for rank in self._pipes])
-        process_group.join(device, 0, ranks, store)
+        self._hosts: list[Ranks] = []
+        per_host = ranks // nodes
+        if nodes == 1:
+            store = process_group.listen(ranks)
+            meeting = Meeting("127.0.0.1", store.port, ranks, per_host)
+            others: list[Any] = []
+        else:
+            from agentloop.trainer.backends.rank_nodes import choose
 
-    def _start(self, rank: int, port: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes[rank], theirs = context.Pipe()
-        self._processes[rank] = context.Process(
-            target=rank_process.main,
-            args=(theirs, rank, self.ranks, port, self.device),
-            name=f"learner rank {rank}",
-            daemon=True,
-        )
-        self._processes[rank].start()
-        theirs.close()
-        self._pending[rank, READY] = Future()
-        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+            (here, _), *others = choose(nodes, per_host, device, seats)
+            store = process_group.listen(ranks, here.address)
+            meeting = Meeting(here.address, store.port, ranks, per_host)
+            use_interface_of(here.address)
+        self._here = HostRanks(range(1, per_host), meeting, device, self._on_end)
+        self._hosts.append(self._here)
+        ready = [self._here.ready]
+        for number, (node, gpus) in enumerate(others, start=1):
+            from agentloop.trainer.backends.rank_node import NodeRanks
+
+            theirs = range(number * per_host, (number + 1) * per_host)
+            there = NodeRanks(node, gpus, theirs, meeting, device, self._on_end)
+            self._hosts.append(there)
+            ready.append(there.ready)
+        try:
+            self._wait(ready)
+        except BaseException:
+            self._kill()
+            raise
+        process_group.join(device, 0, meeting, store)
 
     @property
     def is_alive(self) -> bool:
@@ -91,8 +94,8 @@ class RankProcesses:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Of the process of each rank but this one."""
-        return {rank: process.pid for rank, process in self._processes.items() if process.pid is not None}
+        """Of the process of each rank of this host but this one."""
+        return self._here.pids
 
     def run(self, local: Callable[[], T], function: Callable[..., None], *args: Any, apart: bool = False) -> T:
         """`local()` here while `function(objects, *args)` runs in every rank process. Returns when all are done.
@@ -106,20 +109,19 @@ class RankProcesses:
     @contextmanager
     def calling(self, function: Callable[..., None], *args: Any, apart: bool = False) -> Iterator[None]:
         """As `run`, with the body of the `with` in place of `local`."""
-        sent = parcel(args)
+        packed = pack(args)
         suspicion = threading.Timer(PATIENCE, self.say_where)
         suspicion.daemon = True
         suspicion.start()
         try:
-            number = next(self._numbers)
-            futures = [self._send(rank, Call(number, function, sent, apart)) for rank in self._pipes]
+            futures = [host.send(function, packed, apart=apart) for host in self._hosts]
             try:
                 yield
             except UserError:
                 self._wait(futures)  # the others refuse it too
                 raise
             except BaseException as error:
-                died = self._failed.wait(_REASON)
+                died = self._has_reason()
                 self._kill()  # they would wait in a collective for ever
                 if died:
                     raise UserError(self._message()) from error
@@ -127,114 +129,87 @@ class RankProcesses:
             refusals = self._wait(futures)
         finally:
             suspicion.cancel()
-            sent.remove()
-        if any(refusals):
-            raise UserError(next(refusal for refusal in refusals if refusal))
+        if refusals:
+            raise UserError(refusals[0])
 
     def say_where(self) -> None:
         """Every rank writes the stacks of its threads to stderr, rank 0 first."""
         _log.warning("A call of the learner's ranks takes long; stacks of all of them follow, rank 0 first.")
         if sys.__stderr__ is not None:
             faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
-        for process in self._processes.values():
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, rank_process.SAY_WHERE)
+        for host in self._hosts:
+            host.say_where()
 
     def close(self) -> None:
         """End the processes, and the process group here. May be called twice."""
         self._closing = True
-        for pipe in self._pipes.values():
-            with suppress(OSError):  # it has ended already
-                pipe.send(None)
-        for process in self._processes.values():
-            process.join(_GRACE)
-        self._kill()
-        for process in self._processes.values():
-            process.join()
-        if self._pipes:
+        for host in self._hosts:
+            host.close()
+        if self._hosts:
             process_group.leave()
-        self._pipes = {}
+        self._hosts = []
 
-    def _send(self, rank: int, call: Call) -> Future[str | None]:
-        future: Future[str | None] = Future()
-        with self._lock:
-            self._pending[rank, call.number] = future
-            try:
-                self._pipes[rank].send(call)
-            except OSError:
-                self._give_up(rank)
-        return future
-
-    def _wait(self, futures: Sequence[Future[str | None]]) -> list[str | None]:
-        """What each rank refuses to do, None where it did it."""
+    def _wait(self, futures: Sequence[Future[list[str]]]) -> list[str]:
+        """What ranks refuse to do."""
         try:
-            return [future.result() for future in futures]
+            return [refusal for future in futures for refusal in future.result()]
         except ConnectionError as error:
-            self._failed.wait(_REASON)
+            self._has_reason()
             raise UserError(self._message()) from error
 
-    def _listen(self, rank: int) -> None:
-        pipe = self._pipes[rank]
-        failure = None
-        while failure is None:
-            try:
-                done: Done = pipe.recv()
-            except (EOFError, OSError):
-                break
-            failure = done.failure
-            if failure is None:
-                with self._lock:
-                    future = self._pending.pop((rank, done.number))
-                future.set_result(done.refusal)
-        if not self._closing:
-            self._processes[rank].join()
-            self._failures[rank] = f"raised {failure}" if failure else _end_of(self._processes[rank].exitcode)
-            self._end_all()
+    def _has_reason(self) -> bool:
+        """Whether it turns out which rank has failed."""
+        for host in self._hosts:
+            if not self._failed.is_set():
+                host.find_lost()
+        return self._failed.wait(_REASON)
+
+    def _on_end(self, rank: int, how: str) -> None:
+        self._failures.setdefault(rank, how)
         with self._lock:
-            self._give_up(rank)
+            is_first, self._closing = not self._closing, True
+        if is_first:
+            threading.Thread(target=self._end_all, daemon=True).start()
 
     def _end_all(self) -> None:
         """A rank has died: nobody may wait for it."""
         time.sleep(_SETTLING)
-        with self._lock:
-            is_first, self._closing = not self._closing, True
-        if is_first:
-            self._failed.set()
-            self._kill()
-            # gloo ends a collective whose other side is gone; NCCL waits until it is told.
-            if self.device == "cuda" and dist.is_initialized():
-                dist.distributed_c10d._abort_process_group()
+        if all(_is_consequence(how) for how in self._failures.values()):
+            for host in self._hosts:
+                host.find_lost()
+        self._failed.set()
+        self._kill()
+        # gloo ends a collective whose other side is gone; NCCL waits until it is told.
+        if self.device == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
 
     def _kill(self) -> None:
         self._closing = True
-        for process in self._processes.values():
-            process.kill()
-
-    def _give_up(self, rank: int) -> None:
-        for key in [key for key in self._pending if key[0] == rank]:
-            self._pending.pop(key).set_exception(ConnectionError(f"learner rank {rank} has ended"))
+        for host in self._hosts:
+            host.kill()
 
     def _message(self) -> str:
-        # A rank that raises has often lost another one.
-        causes = sorted(self._failures, key=lambda rank: (self._failures[rank].startswith("raised"), rank))
+        causes = sorted(self._failures, key=lambda rank: (_is_consequence(self._failures[rank]), rank))
         what = f"Learner rank {causes[0]} of {self.ranks} {self._failures[causes[0]]}." if causes else "A rank ended."
+        is_here = not causes or causes[0] < self.ranks // self.nodes
+        where = "above" if is_here else "in the logs of Ray on that node (/tmp/ray/session_latest/logs)"
         return (
-            f"{what} What it wrote is above. Run again to go on from the last checkpoint. A rank that is killed often "
-            "lacked memory: lower learner.token_budget, or set learner.checkpointing=full."
+            f"{what} What it wrote is {where}. Run again to go on from the last checkpoint. A rank that is killed "
+            "often lacked memory: lower learner.token_budget, or set learner.checkpointing=full."
         )
 
 
-def _check(ranks: int, device: str) -> None:
+def _is_consequence(how: str) -> bool:
+    """A rank that raises has often lost another one."""
+    return "raised " in how
+
+
+def _check(ranks: int, device: str, nodes: int) -> None:
     if dist.is_torchelastic_launched():
         raise UserError("learner.ranks starts processes itself: run without torchrun, or leave learner.ranks out.")
-    if device == "cuda" and ranks > torch.cuda.device_count():
+    here = ranks // nodes
+    if device == "cuda" and here > torch.cuda.device_count():
         raise UserError(
-            f"learner.ranks is {ranks}, but torch sees {torch.cuda.device_count()} CUDA devices. Set learner.ranks="
-            f"{torch.cuda.device_count()} or less, or learner.device=cpu."
+            f"learner.ranks is {ranks} on {nodes} nodes, but torch sees {torch.cuda.device_count()} CUDA devices here. "
+            f"Set learner.ranks={torch.cuda.device_count() * nodes} or less, learner.nodes, or learner.device=cpu."
         )
-
-
-def _end_of(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    return f"ended with exit code {exit_code}"

@@ -1,4 +1,4 @@
-"""A learner over several processes of this host that looks like one of this process: `learner.ranks`."""
+"""A learner over several processes that looks like one of this process: `learner.ranks`, `learner.nodes`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from agentloop.engines.base import TakesWeights
 from agentloop.engines.shared_weights import SpreadWeights
 from agentloop.errors import UserError
+from agentloop.trainer.backends import shared_folder
 from agentloop.trainer.backends.process_group import pick_device
+from agentloop.trainer.backends.rank_nodes import num_nodes
 from agentloop.trainer.backends.rank_process import Objects
 from agentloop.trainer.backends.rank_processes import RankProcesses
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import Captured, LearnerConfig, RankLearner
+from agentloop.trainer.placement.home import Home
 
 _processes: RankProcesses | None = None
 """torch has one default process group, so all learners of this process share their ranks."""
@@ -28,11 +31,17 @@ _names = (f"learner-{number}" for number in itertools.count())
 class RankedLearner:
     """A `Learner`: rank 0 is in this process, each further one in a process that ends with it."""
 
-    def __init__(self, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> None:
+    def __init__(
+        self, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig, home: Home | None = None
+    ) -> None:
         """`make` is what every rank makes, a class of a backend. Raises `UserError` as it does."""
         self._name = next(_names)
-        self._ranks = _join(config.ranks, pick_device(config.device).type)
+        device = pick_device(config.device).type
+        config = config.model_copy(update={"nodes": num_nodes(config, device)})
+        self._ranks = _join(config, device, home)
         try:
+            if self._ranks.nodes > 1:
+                shared_folder.check(self._ranks, Path(config.model), home.folder if home else None)
             self._local = self._ranks.run(partial(make, config), _make, self._name, make, config)
         except BaseException:
             _leave(self._ranks)
@@ -101,14 +110,16 @@ class _Captured:
         self._ranks.run(partial(self._local.write, folder), _write, self._name, folder, apart=True)
 
 
-def _join(ranks: int, device: str) -> RankProcesses:
+def _join(config: LearnerConfig, device: str, home: Home | None) -> RankProcesses:
     global _processes
+    nodes = config.nodes or 1
     if _processes is None or not _processes.is_alive:
-        _processes = RankProcesses(ranks, device)
-    if (_processes.ranks, _processes.device) != (ranks, device):
+        _processes = RankProcesses(config.ranks, device, nodes, home.seats if home else ())
+    if (_processes.ranks, _processes.nodes, _processes.device) != (config.ranks, nodes, device):
         raise UserError(
-            f"A learner of {_processes.ranks} ranks on {_processes.device} is open in this process, and another one "
-            f"asks for {ranks} on {device}: close the first, or give both the same learner.ranks and learner.device."
+            f"A learner of {_processes.ranks} ranks on {_processes.nodes} nodes and {_processes.device} is open in "
+            f"this process, and another one asks for {config.ranks} on {nodes} and {device}: close the first, or give "
+            "both the same learner.ranks, learner.nodes and learner.device."
         )
     _processes.users += 1
     return _processes

@@ -24,7 +24,8 @@ class ShardedModel:
         gather_once: bool = False,
         offload: bool = False,
     ) -> None:
-        """Shards `policy` in place over all ranks of the mesh. `offload` keeps shards and gradients on the host."""
+        """Shards `policy` in place over the last dimension of the mesh; a first one has copies. `offload` keeps shards
+        and gradients on the host."""
         self._root = policy
         self._once = gather_once
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)

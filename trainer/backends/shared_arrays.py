@@ -1,4 +1,4 @@
-"""Objects with large arrays, handed to other processes of this host: the arrays are written once and mapped by all."""
+"""Objects with large arrays, handed to other processes: the arrays are written once on each host and mapped by all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _SHARED_MEMORY = "/dev/shm"
 _ALIGNMENT = 64
@@ -16,7 +20,7 @@ _ALIGNMENT = 64
 
 @dataclass(slots=True, frozen=True)
 class Parcel:
-    """What travels: a pickle without its arrays, and where these are."""
+    """What travels on one host: a pickle without its arrays, and where these are."""
 
     pickled: bytes
     path: str | None
@@ -38,25 +42,39 @@ class Parcel:
             os.unlink(self.path)
 
 
-def parcel(value: Any) -> Parcel:
-    """Pickle a value; NumPy arrays in it go to shared memory, or to a temporary file where that is too small."""
+@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
+class Packed:
+    """An object on its way to other hosts: a pickle without its arrays, and the bytes of these."""
+
+    pickled: bytes
+    arrays: Sequence[NDArray[np.uint8]]
+
+    def share(self) -> Parcel:
+        """Arrays go to the shared memory of this host, or to a temporary file where that is too small."""
+        if not self.arrays:
+            return Parcel(self.pickled, None, ())
+        places = []
+        end = 0
+        for array in self.arrays:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + array.nbytes
+            places.append((start, array.nbytes))
+        with tempfile.NamedTemporaryFile(prefix="agentloop-batch-", dir=_folder(end), delete=False) as file:
+            for array, (start, _) in zip(self.arrays, places, strict=True):
+                file.seek(start)
+                file.write(memoryview(array))
+            file.truncate(max(end, 1))
+        return Parcel(self.pickled, file.name, tuple(places))
+
+
+def pack(value: Any) -> Packed:
+    """Pickle a value; NumPy arrays in it are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    arrays = [buffer.raw() for buffer in buffers]
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     if not any(array.nbytes for array in arrays):
-        return Parcel(pickle.dumps(value, protocol=5), None, ())
-    places = []
-    end = 0
-    for array in arrays:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = start + array.nbytes
-        places.append((start, array.nbytes))
-    with tempfile.NamedTemporaryFile(prefix="agentloop-batch-", dir=_folder(end), delete=False) as file:
-        for array, (start, _) in zip(arrays, places, strict=True):
-            file.seek(start)
-            file.write(array)
-        file.truncate(max(end, 1))
-    return Parcel(pickled, file.name, tuple(places))
+        return Packed(pickle.dumps(value, protocol=5), ())
+    return Packed(pickled, arrays)
 
 
 def _folder(size: int) -> str | None:

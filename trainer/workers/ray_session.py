@@ -33,6 +33,8 @@ class Node:
     name: str
     cpus: float
     gpus: float
+    address: str = ""
+    node_id: str = ""
 
 
 def require_ray() -> Any:
@@ -72,12 +74,32 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0) -> bool:
     return is_ours
 
 
+def join_cluster(why: str) -> None:
+    """Connect this process to the cluster that is running here, where it is not connected. Raises `UserError` that
+    begins with `why`."""
+    ray = require_ray()
+    if ray.is_initialized():
+        return
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        _join(ray, "auto", {"log_to_driver": False, "logging_level": "ERROR"})
+    except UserError as error:
+        raise UserError(f"{why}. {error}") from error
+
+
 def nodes() -> list[Node]:
     """Those that are alive, this one first."""
     ray = require_ray()
     here = ray.get_runtime_context().get_node_id()
     return [
-        Node(node["NodeName"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        Node(
+            node["NodeName"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+            node["NodeManagerAddress"],
+            node["NodeID"],
+        )
         for node in sorted(ray.nodes(), key=lambda node: node["NodeID"] != here)
         if node["Alive"]
     ]
