@@ -4,21 +4,28 @@
 
 `bare` is logits, gradient of hidden states and gradient of the weight, one product each, nothing else. `fused` is
 `fused_head.head_loss`, `recomputing` is `logprobs.token_logprobs`, both forward and backward with a PPO loss. Memory is
-the peak beyond inputs and the gradients of both. Accuracy is of gradients against float64, on fewer tokens.
+the peak beyond inputs and the gradients of both. `gspo` and `gmpo` are `fused` with these losses, as the learner
+computes them, over trajectories of `--lengths` trained tokens. Accuracy is of gradients against float64, on fewer
+tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import results_file
 import torch
 from torch import Tensor
 
 from agentloop.trainer.fused_head import head_loss
+from agentloop.trainer.learner import LearnerConfig
 from agentloop.trainer.logprobs import token_logprobs
+from agentloop.trainer.objective import Objective
+from agentloop.trainer.trained_tokens import TrainedTokens
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = 20) -> float:
@@ -65,6 +72,30 @@ class Case:
         self.clear()
         head_loss(self.hidden, self.weight, self.targets, self.loss)[0].backward()
 
+    def trajectories(self, loss: str, length: int) -> Callable[[], None]:
+        """The same with a loss of whole trajectories, this many tokens each."""
+        objective = Objective(LearnerConfig(model="", loss=loss))
+        counts = [length] * (len(self.targets) // length)
+        counts += [rest] if (rest := len(self.targets) - sum(counts)) else []
+        sizes = torch.tensor(counts, device="cuda")
+        tokens = TrainedTokens(
+            rollout_logprobs=self.old,
+            ages=torch.zeros_like(self.targets, dtype=torch.int32),
+            advantages=self.advantages[: len(counts)].repeat_interleave(sizes),
+            weights=torch.full_like(self.old, 1 / len(self.old)),
+            sequences=torch.arange(len(counts), device="cuda").repeat_interleave(sizes),
+            counts=sizes,
+            sizes=np.array(counts),
+        )
+        assert not objective.is_tokenwise
+
+        def run() -> None:
+            self.clear()
+            of_rows = partial(objective.of_rows, tokens)
+            head_loss(self.hidden, self.weight, self.targets, of_rows, units=tokens.sizes)[0].backward()
+
+        return run
+
     def recomputing(self) -> None:
         self.clear()
         logprobs, entropy = token_logprobs(self.hidden, self.weight, self.targets)
@@ -110,6 +141,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=151936)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="of trajectories")
     args = parser.parse_args()
     accuracy = errors(1024, 512, args.vocab)
     torch.cuda.empty_cache()
@@ -123,6 +155,9 @@ def main() -> None:
         "fused_peak_gib": peak_gib(case, case.fused),
         "recomputing_peak_gib": peak_gib(case, case.recomputing),
     }
+    for loss in ("gspo", "gmpo"):
+        result[f"{loss}_ms"] = {n: milliseconds(case.trajectories(loss, n)) for n in args.lengths}
+        result[f"{loss}_over_bare"] = {n: ms / result["bare_gemms_ms"] for n, ms in result[f"{loss}_ms"].items()}
     result["fused_over_bare"] = result["fused_ms"] / result["bare_gemms_ms"]
     result["recomputing_over_bare"] = result["recomputing_ms"] / result["bare_gemms_ms"]
     for key, value in result.items():

@@ -102,31 +102,41 @@ def measure(learner: PlannedLearner, batch: TrainBatch, steps: int, *, before: i
     }
 
 
-def measure_layout(layout: str, args: argparse.Namespace, lengths: list[int], ranks: int) -> dict[str, Any]:
-    """A line of the result; where memory does not do, the line says so."""
-    config, hf_config = config_of(layout, args), model_config(args.model)
-    batch = batch_of(lengths, args.trained, vocab=hf_config.vocab_size)
+def measure_layout(layout: str, args: argparse.Namespace, lengths: list[int], ranks: int) -> list[dict[str, Any]]:
+    """A line for each part of trained tokens; where memory does not do, the line says so."""
+    config, vocab = config_of(layout, args), model_config(args.model).vocab_size
     gc.collect()
     before = 0
     if args.device == "cuda":
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
-    line: dict[str, Any] = {"layout": layout}
     try:
         learner = make(config)
-        line |= measure(learner, batch, args.steps, before=before)
+        lines = []
+        for trained in args.trained:
+            batch = batch_of(lengths, trained, vocab=vocab)
+            line = measure(learner, batch, args.steps, before=before)
+            if args.profile:
+                line["kernel_seconds"] = profile(learner, batch, args.profile)
+            lines.append({"layout": layout} | line | derived(line, config, batch, lengths, ranks, args.model))
     except torch.cuda.OutOfMemoryError as error:
         assert ranks == 1, "other ranks would wait"
-        return line | {"out_of_memory": str(error)}
+        return [{"layout": layout, "out_of_memory": str(error)}] * len(args.trained)
     except UserError as error:
-        return line | {"refused": str(error)}
-    if args.profile:
-        profile(learner, batch, args.profile)
+        return [{"layout": layout, "refused": str(error)}] * len(args.trained)
+    return lines
+
+
+def derived(
+    line: dict[str, Any], config: LearnerConfig, batch: TrainBatch, lengths: list[int], ranks: int, model: str
+) -> dict[str, float]:
+    """What follows from the seconds of a step, and the estimate of its memory."""
+    hf_config = model_config(model)
     of = replace(Layout.of(config, ranks), token_budget=line["largest_row"])
     once = ranks > 1 and config.gather_once is not False
     estimate = training_memory(ModelShape.from_config(hf_config), of, gather_once=once)
     speed = 1 / line["step_seconds"] / ranks / PEAK
-    return line | {
+    return {
         "estimated_gib": estimate.total / 2**30,
         "tokens_per_second": batch.num_tokens / line["step_seconds"],
         "mfu": flops(hf_config, lengths, batch.num_sampled) * speed,
@@ -134,11 +144,33 @@ def measure_layout(layout: str, args: argparse.Namespace, lengths: list[int], ra
     }
 
 
-def profile(learner: PlannedLearner, batch: TrainBatch, path: Path) -> None:
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as found:
+_KINDS = {
+    "attention": ("flash", "fmha"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "splitk", "xmma"),
+    "softmax of the head": ("_statistics", "_gradient"),
+    "optimizer and clipping": ("multi_tensor", "adam", "lpnorm"),
+    "elementwise, compiled": ("triton_",),
+    "copies": ("memcpy", "memset"),
+}
+"""Parts of the names of kernels; the first kind that matches."""
+
+
+def profile(learner: PlannedLearner, batch: TrainBatch, path: Path | None) -> dict[str, float]:
+    """Seconds of one more step by the kind of kernel, and of no kernel; a table of all kernels goes to `path`."""
+    start = time.perf_counter()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         learner.step(batch)
-    path.write_text(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90))
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - start
+    kernels = found.key_averages()
+    if path is not None:
+        path.write_text(kernels.table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=90))
+    seconds = dict.fromkeys([*_KINDS, "other kernels"], 0.0)
+    for kernel in kernels:
+        name = kernel.key.lower()
+        kind = next((kind for kind, parts in _KINDS.items() if any(p in name for p in parts)), "other kernels")
+        seconds[kind] += kernel.self_device_time_total / 1e6
+    return seconds | {"no kernel": whole - sum(seconds.values())}
 
 
 def parse() -> argparse.Namespace:
@@ -146,7 +178,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
     parser.add_argument("--backend", choices=["fsdp", "megatron"], default="fsdp", help="where no layouts are given")
     parser.add_argument("--layouts", nargs="+")
-    parser.add_argument("--trained", type=float, default=0.25, help="part of the tokens that carries loss")
+    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="part with loss; a result each")
     parser.add_argument("--tokens", type=int, default=131072, help="of a step, over all ranks")
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
@@ -155,8 +187,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--name", help="of the result")
-    parser.add_argument("--profile", type=Path, help="write a table of kernels of one more step here")
+    parser.add_argument("--name", help="of the result, before _25")
+    parser.add_argument("--profile", type=Path, help="write a table of the kernels of one more step here")
     return parser.parse_args()
 
 
@@ -168,26 +200,29 @@ def main() -> None:
     if ranks > 1:
         dist.barrier()
     lengths = lengths_of(args.tokens, args.median, args.sigma, args.cap)
-    batch = batch_of(lengths, args.trained)
-    result = {
-        "model": args.model,
-        "gpus": ranks,
-        "options": {key: str(value) for key, value in vars(args).items()},
-        "sequences": len(lengths),
-        "tokens": batch.num_tokens,
-        "trained_tokens": batch.num_sampled,
-        "longest": max(lengths),
-        "layouts": [],
-    }
-    name = args.name or f"train_step_{args.model}_{round(args.trained * 100)}" + (f"_{ranks}gpus" if ranks > 1 else "")
+    results = [
+        {
+            "model": args.model,
+            "gpus": ranks,
+            "options": {key: str(value) for key, value in vars(args).items()},
+            "sequences": len(lengths),
+            "tokens": batch.num_tokens,
+            "trained_tokens": batch.num_sampled,
+            "longest": max(lengths),
+            "layouts": [],
+        }
+        for batch in (batch_of(lengths, trained) for trained in args.trained)
+    ]
+    name = args.name or f"train_step_{args.model}"
     for layout in args.layouts or [args.backend]:
-        result["layouts"].append(measure_layout(layout, args, lengths, ranks))
-        if dist.get_rank() == 0:
-            print(json.dumps(result["layouts"][-1]), flush=True)
-            gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-            path = results_file.write(name, result, gpu=gpu)  # whatever comes after, this is kept
-    if dist.get_rank() == 0:
-        print(path)
+        lines = measure_layout(layout, args, lengths, ranks)
+        for trained, result, line in zip(args.trained, results, lines, strict=True):
+            result["layouts"].append(line)
+            if dist.get_rank() == 0:
+                print(json.dumps(line), flush=True)
+                gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
+                file = f"{name}_{round(trained * 100)}" + (f"_{ranks}gpus" if ranks > 1 else "")
+                print(results_file.write(file, result, gpu=gpu))  # whatever comes after, this is kept
     dist.destroy_process_group()
 
 

@@ -33,7 +33,7 @@ from agentloop.trainer.attention_choice import choose
 from agentloop.trainer.attention_ops import packed_attention
 from agentloop.trainer.batch import TrainBatch
 
-_UNUSED = ("ray", "datasets", "wandb", "torchdata", "pyarrow", "pylatexenc", "cupy", "pandas", "codetiming")
+_UNUSED = ("ray", "orjson", "datasets", "wandb", "torchdata", "pyarrow", "pylatexenc", "cupy", "pandas", "codetiming")
 
 
 class _Anything:
@@ -117,15 +117,19 @@ def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
     from verl.workers.utils.losses import ppo_loss
 
     engine_config = FSDPEngineConfig(
-        strategy="fsdp2", max_token_len_per_gpu=args.token_budget, use_fused_kernels=args.fused, use_dynamic_bsz=True
+        strategy="fsdp2",
+        max_token_len_per_gpu=args.token_budget,
+        use_fused_kernels=bool(args.fused),
+        use_dynamic_bsz=True,
     )
     hf_model = HFModelConfig(
         path=str(model),
         load_tokenizer=False,
         override_config={"attn_implementation": args.attention},
         enable_gradient_checkpointing=args.checkpointing,
-        use_fused_kernels=args.fused,
-        fused_kernel_options={"impl_backend": "triton"},
+        enable_activation_offload=args.activation_offload,
+        use_fused_kernels=bool(args.fused),
+        fused_kernel_options={"impl_backend": args.fused},
     )
     optimizer = FSDPOptimizerConfig(lr=1e-6, total_training_steps=100)
     engine = FSDPEngineWithLMHead(hf_model, engine_config, optimizer, CheckpointConfig())
@@ -164,7 +168,7 @@ def tensors(batch: TrainBatch, args: argparse.Namespace) -> Any:
             "max_token_len_per_gpu": args.token_budget,
             "use_dynamic_bsz": True,
             "use_remove_padding": True,
-            "use_fused_kernels": args.fused,
+            "use_fused_kernels": bool(args.fused),
             "calculate_entropy": False,
         },
     )
@@ -173,7 +177,7 @@ def tensors(batch: TrainBatch, args: argparse.Namespace) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
-    parser.add_argument("--trained", type=float, default=0.25)
+    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="a result each")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
@@ -181,17 +185,22 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=32768)
     parser.add_argument("--attention", default="agentloop_kernel")
     parser.add_argument("--checkpointing", action="store_true", help="verl's default")
-    parser.add_argument("--fused", action="store_true", help="verl's fused LM head (use_fused_kernels, triton)")
+    parser.add_argument("--fused", choices=["triton", "torch"], help="verl's fused LM head: use_fused_kernels")
+    parser.add_argument("--activation-offload", action="store_true", help="verl's enable_activation_offload")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()
     prepare()
-    config = model_config(args.model)
-    model = random_model(args.model, args.folder)
+    engine, loss = build_engine(args, random_model(args.model, args.folder))
+    for trained in args.trained:
+        measure(args, engine, loss, trained)
+
+
+def measure(args: argparse.Namespace, engine: Any, loss: Any, trained: float) -> None:
+    """Time steps with this part of the tokens trained, and write the result."""
     on_cuda = torch.cuda.is_available()
-    engine, loss = build_engine(args, model)
     lengths = lengths_of(args.tokens, args.median, args.sigma, args.cap)
-    batch = batch_of(lengths, args.trained)
+    batch = batch_of(lengths, trained, vocab=model_config(args.model).vocab_size)
     seconds, output = [], {}
     for _ in range(args.steps + 2):
         data = tensors(batch, args)
@@ -203,7 +212,7 @@ def main() -> None:
         if on_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    step = sorted(seconds[2:])[args.steps // 2]
+    step, config = sorted(seconds[2:])[args.steps // 2], model_config(args.model)
     result = {
         "system": "verl 0.9.1 fsdp2",
         "options": {key: str(value) for key, value in vars(args).items()},
@@ -219,7 +228,7 @@ def main() -> None:
     }
     print(json.dumps({key: value for key, value in result.items() if key != "options"}))
     kind = ("checkpointing_" if args.checkpointing else "") + ("fused_" if args.fused else "")
-    name = f"verl_step_{kind}{args.model}_{round(args.trained * 100)}"
+    name = f"verl_step_{kind}{args.model}_{round(trained * 100)}"
     print(results_file.write(name, result, gpu=torch.cuda.get_device_name() if on_cuda else None))
 
 

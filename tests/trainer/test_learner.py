@@ -365,3 +365,20 @@ def test_sharing_the_prompt_of_a_group_changes_nothing_but_the_tokens_computed(
     assert want["computed_tokens"] == batch.num_tokens
     assert got["computed_tokens"] < 0.8 * want["computed_tokens"]
     _assert_close(_weights(shared), _weights(plain))
+
+
+def test_an_update_that_failed_leaves_no_gradients(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    batch = _batch()
+    untroubled, troubled = (create(_plain(model_folder, token_budget=40)) for _ in range(2))
+    backward, calls = troubled._backward, []
+
+    def fails_once(*args: object, **kwargs: object) -> torch.Tensor:
+        calls.append(args)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("as on a GPU")
+        return backward(*args, **kwargs)
+
+    monkeypatch.setattr(troubled, "_backward", fails_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        troubled.step(batch)
+    assert troubled.step(batch)["grad_norm"] == pytest.approx(untroubled.step(batch)["grad_norm"], rel=1e-6)

@@ -155,6 +155,7 @@ class FsdpLearner(PlannedLearner):
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         """One optimizer step on a mini-batch."""
+        self._optimizer.zero_grad(set_to_none=True)  # of an update that failed, for want of memory perhaps
         weights = self._objective.weights([sample.num_sampled for sample in samples])
         loss = torch.zeros((), device=self._device)
         losses: list[Tensor] = []

@@ -146,7 +146,7 @@ class _Function(torch.autograd.Function):
         ctx: Any, hidden: Tensor, segment: _Segment, place: int, differentiate: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         ctx.layer = segment, place, differentiate
-        return segment._runs[place](hidden)
+        return segment._runs[place](hidden.detach())  # as when it is computed again: one compilation does for both
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
