@@ -15,7 +15,8 @@ class PlacementConfig(Config):
     n_gpus: int | None = Field(default=None, ge=1)
     """GPUs of all nodes together."""
     nnodes: int = Field(default=1, ge=1)
-    """Nodes, each with the same number of GPUs. The learner is on the one where the run is started."""
+    """Nodes, each with the same number of GPUs. The learner is on the one where the run is started, and on
+    further ones where it has more GPUs than that."""
     layout: Literal["auto", "colocated", "separate", "mixed"] = "auto"
     """colocated: every GPU has a part of the learner and of an engine. separate: engines have GPUs of their own, and
     sample while the learner trains. mixed: engines are on all GPUs, the learner on some of them. auto: what is

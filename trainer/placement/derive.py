@@ -93,21 +93,28 @@ def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel
         return [wanted.n_gpus]
     if wanted.learner_gpus is not None:
         return [wanted.learner_gpus]
-    most = min(per_node, wanted.n_gpus - 1)
-    return list(range(model_parallel, most + 1, model_parallel)) or [model_parallel]
+    most = wanted.n_gpus - 1
+    of_one = range(model_parallel, min(per_node, most) + 1, model_parallel)
+    of_several = [gpus for gpus in range(2 * per_node, most + 1, per_node) if gpus % model_parallel == 0]
+    return [*of_one, *of_several] or [model_parallel]
 
 
 def _learner_faults(config: RunConfig, placement: Placement, run: Run) -> list[str]:
     if placement.learner_gpus % placement.model_parallel:
         return []  # said by the placement
     tensor = placement.engine_tensor
-    faults = list(problems(Layout.of(config.learner, placement.learner_gpus), run.shape))
+    faults = list(problems(_learner_layout(config, placement), run.shape))
     if run.shape.heads % tensor:
         faults.append(
             f"tensor_parallel_size={tensor} of engine.options does not divide the model's {run.shape.heads} attention "
             "heads."
         )
     return faults
+
+
+def _learner_layout(config: RunConfig, placement: Placement) -> Layout:
+    learner = config.learner.model_copy(update={"nodes": placement.learner_nodes})
+    return Layout.of(learner, placement.learner_gpus)
 
 
 def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Placed:
@@ -119,7 +126,7 @@ def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Pl
         gpus_per_node=placement.gpus_per_node,
         engine_gpus=engine_gpus if is_separate else 0,
     )
-    layout = Layout.of(config.learner, placement.learner_gpus)
+    layout = _learner_layout(config, placement)
     one = estimated(run, cluster, layout, placement.engine_tensor)
     seconds = one.step_seconds
     rollout = one.rollout_seconds

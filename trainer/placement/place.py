@@ -82,11 +82,12 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     """Settings that follow from a placement. Raises `UserError` where one is set to something else."""
     placement = placed.placement
     workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
+    learner = {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
     faults = [
         f"{section}.{name} is {value} and follows from the placement as {derived[name]}: leave it out."
         for section, settings, derived in (
             ("workers", config.workers, workers),
-            ("learner", config.learner, {"ranks": placement.learner_gpus}),
+            ("learner", config.learner, learner),
         )
         for name in derived
         if name in settings.model_fields_set and (value := getattr(settings, name)) not in (derived[name], None)
@@ -100,7 +101,7 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     return config.model_copy(
         update={
             "workers": config.workers.model_copy(update=workers),
-            "learner": config.learner.model_copy(update={"ranks": placement.learner_gpus}),
+            "learner": config.learner.model_copy(update=learner),
             "engine": config.engine.model_copy(update={"options": options}),
             "placement": config.placement.model_copy(
                 update={"layout": placement.layout, "learner_gpus": placement.learner_gpus}

@@ -11,7 +11,8 @@ LayoutName = Literal["colocated", "separate", "mixed"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Placement:
-    """Learner ranks are the first GPUs of the first node; engines follow each other on the GPUs that they have."""
+    """Learner ranks are the first GPUs of the first node, or all GPUs of the first nodes; engines follow each other on
+    the GPUs that they have."""
 
     layout: LayoutName
     nnodes: int
@@ -37,11 +38,21 @@ class Placement:
         return self.learner_gpus // self.model_parallel
 
     @property
+    def learner_nodes(self) -> int:
+        """Nodes that the learner is on: of more than one it has all GPUs."""
+        return -(-self.learner_gpus // self.gpus_per_node)
+
+    @property
+    def learner_gpus_of_nodes(self) -> list[int]:
+        """GPUs of the learner on each node."""
+        of_nodes = [self.learner_gpus // self.learner_nodes] * self.learner_nodes
+        return of_nodes + [0] * (self.nnodes - self.learner_nodes)
+
+    @property
     def engines_of_nodes(self) -> list[int]:
         """Engines on each node: an engine is whole on one."""
-        separate = self.learner_gpus if self.layout == "separate" else 0
-        free = [self.gpus_per_node - separate] + [self.gpus_per_node] * (self.nnodes - 1)
-        return [gpus // self.engine_size for gpus in free]
+        taken = self.learner_gpus_of_nodes if self.layout == "separate" else [0] * self.nnodes
+        return [(self.gpus_per_node - gpus) // self.engine_size for gpus in taken]
 
     @property
     def num_engines(self) -> int:
@@ -50,7 +61,10 @@ class Placement:
     @property
     def shared_engines(self) -> int:
         """Engines on GPUs of the learner: they stand still while it trains."""
-        return 0 if self.layout == "separate" else -(-self.learner_gpus // self.engine_size)
+        if self.layout == "separate":
+            return 0
+        touched = (-(-gpus // self.engine_size) for gpus in self.learner_gpus_of_nodes)
+        return sum(min(pair) for pair in zip(touched, self.engines_of_nodes, strict=True))
 
     @property
     def idle_gpus(self) -> int:
@@ -60,12 +74,19 @@ class Placement:
 
     def problems(self) -> Iterator[str]:
         """Sentences with the numbers and what to change."""
-        if self.learner_gpus > self.gpus_per_node:
+        if self.learner_gpus > self.n_gpus:
             yield (
-                f"The learner would have {self.learner_gpus} GPUs, but a node has {self.gpus_per_node} and the learner "
-                f"is on one node. Set placement.learner_gpus={self.gpus_per_node} or less, or "
-                f"placement.layout=separate or mixed."
+                f"The learner would have {self.learner_gpus} GPUs of {self.n_gpus}. Lower placement.learner_gpus, or "
+                "raise placement.n_gpus."
             )
+            return
+        if self.learner_nodes > 1 and self.learner_gpus % self.gpus_per_node:
+            yield (
+                f"The learner would have {self.learner_gpus} GPUs, and a node has {self.gpus_per_node}: on more than one "
+                f"node it has all of their GPUs. Set placement.learner_gpus to {self.gpus_per_node} or less, or to a "
+                f"multiple of {self.gpus_per_node}."
+            )
+            return
         if self.learner_gpus % self.model_parallel:
             yield (
                 f"The learner's {self.learner_gpus} GPUs are no multiple of tensor_parallel * pipeline_parallel * "
@@ -93,6 +114,10 @@ class Placement:
         engines = " + ".join(str(count) for count in self.engines_of_nodes)
         return {
             "placement": f"{self.layout}: {self.n_gpus} GPUs on {self.nnodes} nodes, {self.idle_gpus} of them unused",
-            "learner": f"{self.learner_gpus} GPUs of the first node: {parts}",
+            "learner": f"{self.learner_gpus} GPUs of the first {_nodes(self.learner_nodes)}: {parts}",
             "engines": f"{self.num_engines} of {self.engine_size} GPUs each on {where} ({engines} by node)",
         }
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else f"{count} nodes"

@@ -27,6 +27,8 @@ class Layout:
     """Ranks that share each sequence."""
     expert: int = 1
     """Ranks of a stage that share its experts; an expert itself is never divided."""
+    copies: int = 1
+    """Of what FSDP shards, each over its part of the GPUs (`learner.shard`)."""
     checkpointing: CheckpointingName = "off"
     offload: OffloadName = "off"
     token_budget: int = 16384
@@ -43,6 +45,7 @@ class Layout:
             virtual=config.virtual_pipeline,
             context=config.context_parallel if config.backend == "megatron" else config.sequence_parallel,
             expert=config.expert_parallel,
+            copies=(config.nodes or 1) if config.shard == "node" else 1,
             checkpointing=config.checkpointing,
             offload=config.offload,
             token_budget=config.token_budget,
@@ -52,6 +55,11 @@ class Layout:
     def data(self) -> int:
         """Ranks that have sequences of their own; 0 where the product does not fit."""
         return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that FSDP divides parameters among."""
+        return self.gpus // self.copies
 
     @property
     def rank_tokens(self) -> int:

@@ -102,7 +102,7 @@ def _stage_memory(
         activations=_activations(shape, layout, precision, in_flight),
         head=precision.compute * shape.embedding_parameters / layout.tensor if is_last else 0.0,
         working=max(logits, working) if is_last else working,
-        reference=precision.compute * parameters / (layout.gpus if is_fsdp else 1) if reference else 0.0,
+        reference=precision.compute * parameters / (layout.shards if is_fsdp else 1) if reference else 0.0,
     )
 
 
@@ -124,8 +124,8 @@ def _rank_parameters(shape: ModelShape, layout: Layout) -> float:
 
 
 def _fsdp(shape: ModelShape, layout: Layout, parameters: float, precision: Precision) -> dict[str, float]:
-    """Everything is sharded over all ranks; two layers at a time are whole."""
-    shard = parameters / layout.gpus
+    """Everything is sharded over the ranks of a copy; two layers at a time are whole."""
+    shard = parameters / layout.shards
     layer = shape.dense_layer_parameters + shape.expert_layer_parameters
     whole = 2 * layer + shape.vocabulary_parameters
     is_away = layout.offload == "all"

@@ -94,9 +94,11 @@ def _transfer_seconds(shape: ModelShape, layout: Layout, micro_batches: int, gpu
     seconds = 0.0
     if layout.backend == "fsdp" and layout.gpus > 1:
         gathered = 2 * _HALF * parameters + _SINGLE * parameters
-        seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.gpus)
+        seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.shards)
+        if layout.copies > 1:  # gradients of the shards are summed over the nodes
+            seconds += (1 - _OVERLAP) * micro_batches * _SINGLE * parameters / layout.shards / gpu.network
     if layout.offload == "all":  # weights come twice a micro-batch, gradients go
-        seconds += micro_batches * 3 * _SINGLE * parameters / layout.gpus / _PCIE
+        seconds += micro_batches * 3 * _SINGLE * parameters / layout.shards / _PCIE
     if layout.backend == "megatron" and layout.gpus > 1:
         copies = layout.data * layout.context
         seconds += (_SINGLE + _HALF) * parameters / rate(layout.gpus) if copies > 1 else 0.0
@@ -113,7 +115,7 @@ def _transfer_seconds(shape: ModelShape, layout: Layout, micro_batches: int, gpu
 
 def _optimizer_seconds(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
-    shard = shape.parameters / layout.gpus
+    shard = shape.parameters / layout.shards
     if layout.offload == "optimizer":
         return 8 * shard / _PCIE  # both ways at once
     if layout.offload == "all":

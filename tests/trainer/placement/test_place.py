@@ -65,6 +65,30 @@ def test_mixed_engines_are_everywhere_and_some_share_with_the_learner(config):
     assert (placement.num_engines, placement.shared_engines, placement.idle_gpus) == (4, 2, 0)
 
 
+def test_a_learner_of_several_nodes_has_all_of_their_gpus(config):
+    separate = config("placement={n_gpus: 32, nnodes: 4, layout: separate, learner_gpus: 16}")
+    placement = derived(separate)
+    assert (placement.learner_nodes, placement.engines_of_nodes) == (2, [0, 0, 8, 8])
+    placed = derive(separate, planned(separate, SHAPE), H200)
+    result = with_placement(separate, placed, H200)
+    assert (result.learner.ranks, result.learner.nodes) == (16, 2)
+    assert "16 GPUs of the first 2 nodes" in " ".join(lines(placed).values())
+    shared = derived(config("placement={n_gpus: 16, nnodes: 2, layout: colocated}"))
+    assert (shared.learner_gpus, shared.learner_nodes, shared.shared_engines) == (16, 2, 16)
+    mixed = derived(config("placement={n_gpus: 32, nnodes: 4, layout: mixed, learner_gpus: 16}"))
+    assert (mixed.num_engines, mixed.shared_engines) == (32, 16)
+
+
+def test_nodes_with_a_copy_each_need_more_memory_and_less_network(config):
+    usual = ["placement={n_gpus: 16, nnodes: 2, layout: colocated}", "engine.options={tensor_parallel_size: 8}"]
+    all_ranks, by_node = (
+        derive(settings, planned(settings, SHAPE), H200)
+        for settings in (config(*usual), config(*usual, "learner.shard=node"))
+    )
+    assert by_node.training_seconds < all_ranks.training_seconds
+    assert by_node.engine_memory < all_ranks.engine_memory
+
+
 def test_auto_takes_the_placement_with_the_shortest_steps(config):
     settings = config("placement={n_gpus: 8}")
     run = planned(settings, SHAPE)
@@ -84,7 +108,8 @@ def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
         used += placement.learner_gpus if placement.layout == "separate" else 0
         assert used + placement.idle_gpus == 16
         assert placement.idle_gpus >= 0
-        assert placement.learner_gpus <= placement.gpus_per_node
+        assert placement.learner_gpus <= placement.gpus_per_node or placement.learner_gpus % 8 == 0
+        assert sum(placement.learner_gpus_of_nodes) == placement.learner_gpus
 
 
 @pytest.mark.parametrize(
@@ -108,9 +133,10 @@ def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
             "tensor_parallel_size 8 .* = 8 GPUs of one node, which has 4",
         ),
         (
-            ["placement={n_gpus: 16, nnodes: 2, layout: colocated}"],
-            "learner would have 16 GPUs, but a node has 8 .*layout=separate or mixed",
+            ["placement={n_gpus: 16, nnodes: 2, layout: separate, learner_gpus: 12}"],
+            "learner would have 12 GPUs, and a node has 8: .* to 8 or less, or to a multiple of 8",
         ),
+        (["placement={n_gpus: 8, layout: mixed, learner_gpus: 9}"], "learner would have 9 GPUs of 8"),
         (
             ["placement={n_gpus: 8, layout: colocated}", "engine.options={tensor_parallel_size: 3}"],
             "tensor_parallel_size=3 of engine.options does not divide the model's 32 attention heads",
