@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from agentloop.errors import UserError
 from agentloop.trainer import attention_ops  # noqa: F401  registers the op that the policy names
 from agentloop.trainer.backends import recomputed
+from agentloop.trainer.backends.compiling import compile_whole
 from agentloop.trainer.learner import SPARSE, CheckpointingName
 
 
@@ -34,7 +35,7 @@ def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, co
         raise UserError(f"learner.checkpointing=sparse does not know layers of the kind {kinds}. Set it to full.")
     run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
     if compiled:
-        run = torch.compile(run, dynamic=True, fullgraph=True)
+        run = compile_whole(run)
     if checkpointing == "full":
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:

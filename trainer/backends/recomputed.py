@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentloop.trainer.backends.compiling import compile_whole
+
 _TILE = 16384
 """Most tokens that go through an MLP at a time: enough for its matrix products to run at full speed."""
 _ROWS = 128
@@ -64,7 +66,7 @@ class _Recomputed:
         self._every = every
         self._attend, self._feed = _attend, _feed
         if compiled:
-            self._attend, self._feed = (torch.compile(half, dynamic=True, fullgraph=True) for half in (_attend, _feed))
+            self._attend, self._feed = compile_whole(_attend), compile_whole(_feed)
         self._open: _Segment | None = None
 
     def __call__(self, layer: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
