@@ -134,9 +134,13 @@ def search(step: Step, mode: str, args: argparse.Namespace, keep: Callable[[dict
     attempt(step, 2048, args)
     attempt(step, min(args.probe), args)
     lines = [tried(tokens) for tokens in args.probe]
-    if mode in args.probe_only or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return
-    tokens = min(round(_SHARE * fitting(*lines)), args.most)
+    should_fit = fitting(*lines)
+    keep({"mode": mode, "should_just_fit": should_fit})
+    if mode in args.probe_only:
+        return
+    tokens = min(round(_SHARE * should_fit), args.most)
     while not tried(tokens // 128 * 128)["fits"]:
         tokens = round(_LESS * tokens)
 
@@ -146,7 +150,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["agentloop", "verl"], default="agentloop")
     parser.add_argument("--model", choices=SHAPES, default="4B")
     parser.add_argument("--probe", type=int, nargs=2, default=[32768, 65536], help="tokens of the two short rows")
-    parser.add_argument("--most", type=int, default=520_000, help="of a row: 32-bit indices run out beyond it")
+    parser.add_argument("--most", type=int, default=480_000, help="beyond it 32-bit indices of attention run out")
     parser.add_argument("--checkpointing", nargs="+", default=["full"])
     parser.add_argument("--probe-only", nargs="*", default=[], help="kinds of which no long row is tried")
     parser.add_argument("--offload", default="off", help="of agentloop; for verl off or activations")
