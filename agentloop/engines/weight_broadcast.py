@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["nccl", "gloo"]
 _LOOK_SECONDS = 0.02
+_CONNECT_SECONDS = 10.0
+_ENDED = "the group has ended"
 _LEFT_FREE = 2 << 30
 """Bytes of a GPU that stay free beside a shelf for engines that are running already."""
 _numbers = itertools.count()
@@ -90,19 +93,16 @@ class Receiver:
         self._shelf = WeightShelf()
         self._group: _Group | None = None
         self._meeting: Meeting | None = None
+        self._left: Meeting | None = None
 
     def receive(self, meeting: Meeting, rank: int, places: tuple[Place, ...]) -> SharedWeights:
         """As member `rank`. Blocks. Raises `BroadcastFailed`."""
-        import torch.distributed as dist
-
         if self._group is None or meeting != self._meeting:
-            self.leave()
-            try:
-                store = dist.TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=meeting.seconds))
-            except RuntimeError as error:
-                raise BroadcastFailed(f"nobody at {meeting.host}:{meeting.port}: {error}") from error
-            self._group, self._meeting = _Group(meeting, rank, store, self._host), meeting
+            self._end_group()
+            self._group, self._meeting = _Group(meeting, rank, _store_of(meeting), self._host), meeting
         group, shelf = self._group, self._shelf
+        if meeting == self._left:  # before it had begun here
+            group.abort()
         try:
             with group.meeting_all():
                 buckets = shelf.laid_out(places, _room_on(group.device, places))
@@ -115,9 +115,14 @@ class Receiver:
             raise
         return shelf.end()
 
-    def leave(self, meeting: Meeting | None = None) -> None:
-        """The group of this meeting, or whichever there is, ends: who waits in `receive` raises."""
-        if self._group is not None and meeting in (None, self._meeting):
+    def leave(self, meeting: Meeting) -> None:
+        """Its group ends: who waits in `receive`, or is about to, raises."""
+        self._left = meeting
+        if meeting == self._meeting:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        if self._group is not None:
             self._group.abort()
             self._group = None
 
@@ -147,11 +152,14 @@ class _Group:
             raise BroadcastFailed(f"weights did not get through: {type(error).__name__}: {error}") from error
 
     def _meet(self) -> None:
-        self._store.set(f"{self._meeting.name}/{self._rank}", "here")
-        there = [f"{self._meeting.name}/{rank}" for rank in range(self._meeting.size)]
-        self._until(lambda: bool(self._store.check(there)))
-        make = _nccl if self._meeting.backend == "nccl" else _gloo
-        self._group = make(self._store, self._meeting, self._rank, self._host)
+        store, meeting = self._store, self._meeting
+        if store is None:
+            raise RuntimeError(_ENDED)
+        store.set(f"{meeting.name}/{self._rank}", "here")
+        there = [f"{meeting.name}/{rank}" for rank in range(meeting.size)]
+        self._until(lambda: bool(store.check(there)))
+        make = _nccl if meeting.backend == "nccl" else _gloo
+        self._group = make(store, meeting, self._rank, self._host)
 
     def broadcast(self, memory: torch.Tensor) -> None:
         """uint8 [num_bytes] of this group's device or another one, from member 0 to all."""
@@ -159,7 +167,7 @@ class _Group:
         from torch._C._distributed_c10d import BroadcastOptions
 
         if self._aborted.is_set():
-            raise RuntimeError("the group has ended")
+            raise RuntimeError(_ENDED)
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         staged = memory
@@ -191,7 +199,7 @@ class _Group:
         pause = 0.0
         while not condition():
             if self._aborted.is_set():
-                raise RuntimeError("the group has ended")
+                raise RuntimeError(_ENDED)
             if time.monotonic() > end:
                 raise RuntimeError(f"nothing got through for {self._meeting.seconds:g} s")
             time.sleep(pause)
@@ -199,9 +207,24 @@ class _Group:
 
     def abort(self) -> None:
         self._aborted.set()
+        self._store = None  # with the sender's, nobody can wait for it any more
         group, self._group = self._group, None
         if group is not None:
             group.abort()
+
+
+def _store_of(meeting: Meeting) -> Any:
+    """Raises `BroadcastFailed` where the sender has given up already."""
+    from torch.distributed import TCPStore
+
+    try:
+        # The store itself asks again and again.
+        socket.create_connection((meeting.host, meeting.port), timeout=_CONNECT_SECONDS).close()
+        store = TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=_CONNECT_SECONDS))
+    except (OSError, RuntimeError) as error:
+        raise BroadcastFailed(f"nobody sends weights at {meeting.host}:{meeting.port}: {error}") from error
+    store.set_timeout(timedelta(seconds=meeting.seconds))
+    return store
 
 
 def _gloo(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
