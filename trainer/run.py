@@ -30,6 +30,7 @@ from agentloop.trainer.loggers import Logger, make_loggers
 from agentloop.trainer.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.model_folder import local_model
 from agentloop.trainer.observers import Observer, Stage
+from agentloop.trainer.placement.home import Home
 from agentloop.trainer.placement.turns import Turns
 from agentloop.trainer.producer import Producer, Selection
 from agentloop.trainer.resume import open_run
@@ -67,7 +68,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
         await workers.start()
         if config.placement.sleeps:
             await workers.sleep()  # the learner is loaded in its turn
-        with closing(_make_learner(config, str(model), folder)) as learner:
+        with closing(_make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
             run = Run(episodes, workers, learner, run_folder, observer)
             if checkpoint:
                 await run.restore(*checkpoint)
@@ -329,17 +330,17 @@ class Run:
         return lambda trajectory: self.observer.on_trajectory(step, trajectory)
 
 
-def _make_learner(config: RunConfig, model: str, folder: Path) -> learners.Learner:
+def _make_learner(config: RunConfig, model: str, home: Home) -> learners.Learner:
     """The learner of the config for a model, with the second model that the advantage needs. It records itself in the
     folder of the run."""
     settings = config.learner.model_copy(update={"model": model})
-    policy = learners.create(settings.model_copy(update={"recording": config.profiler.of_learner(folder)}))
+    policy = learners.create(settings.model_copy(update={"recording": config.profiler.of_learner(home.folder)}), home)
     advantage = advantages.get(config.algorithm.advantage)
     if advantage.value_targets is not None:
-        critic = learners.create_critic(config.critic.as_learner(settings))
+        critic = learners.create_critic(config.critic.as_learner(settings), home)
         return ActorCritic(policy, critic, warmup_steps=config.critic.warmup_steps)
     if advantage.needs_process_rewards:
-        judge = learners.create(config.process_reward.as_learner(settings))
+        judge = learners.create(config.process_reward.as_learner(settings), home)
         return WithProcessReward(policy, judge, beta=config.process_reward.beta)
     return policy
 

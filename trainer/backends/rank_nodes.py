@@ -9,7 +9,7 @@ import torch
 from agentloop.errors import UserError
 from agentloop.trainer.learner import LearnerConfig
 from agentloop.trainer.placement.home import Seat
-from agentloop.trainer.workers.ray_session import Node, join_cluster, nodes
+from agentloop.trainer.workers.ray_session import Node, join_cluster, nodes, of_learner
 
 
 def num_nodes(config: LearnerConfig, device: str) -> int:
@@ -38,14 +38,4 @@ def choose(count: int, ranks: int, device: str, seats: Sequence[Seat]) -> list[t
         if any(seat.node_id not in found for seat in seats):
             raise UserError("A node whose GPUs were kept for the learner is gone. Start the run again.")
         return [(found[seat.node_id], seat.gpus) for seat in seats]
-    here, *others = found.values()
-    fitting = [node for node in others if device == "cpu" or node.gpus >= ranks]
-    chosen = [here, *sorted(fitting, key=lambda node: (node.name, node.node_id))][:count]
-    if len(chosen) < count:
-        have = "; ".join(f"{node.name} has {node.gpus:g} GPUs" for node in found.values())
-        raise UserError(
-            f"The learner needs {count} nodes with {ranks} GPUs each, but there are {len(chosen)}: {have}. Add nodes "
-            f"with `ray start --address=...`, or set learner.ranks={ranks * len(chosen)} "
-            f"and learner.nodes={len(chosen)}."
-        )
-    return [(node, None) for node in chosen]
+    return [(node, None) for node in of_learner([*found.values()], count, ranks if device == "cuda" else 0)]

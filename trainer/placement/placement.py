@@ -82,9 +82,9 @@ class Placement:
             return
         if self.learner_nodes > 1 and self.learner_gpus % self.gpus_per_node:
             yield (
-                f"The learner would have {self.learner_gpus} GPUs, and a node has {self.gpus_per_node}: on more than one "
-                f"node it has all of their GPUs. Set placement.learner_gpus to {self.gpus_per_node} or less, or to a "
-                f"multiple of {self.gpus_per_node}."
+                f"The learner would have {self.learner_gpus} GPUs, and a node has {self.gpus_per_node}: on more than "
+                f"one node it has all of their GPUs. Set placement.learner_gpus to {self.gpus_per_node} or less, or to "
+                f"a multiple of {self.gpus_per_node}."
             )
             return
         if self.learner_gpus % self.model_parallel:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from agentloop.rollout import Group
+    from agentloop.trainer.placement.home import Seat
     from agentloop.trajectory import Trajectory
 
 
@@ -40,6 +41,11 @@ class Workers(Protocol):
     @property
     def policy_version(self) -> int:
         """Of the weights that the next token is sampled with."""
+        ...
+
+    @property
+    def learner_seats(self) -> tuple[Seat, ...]:
+        """GPUs by node that they leave to the learner, once started; empty where they keep none for it."""
         ...
 
     async def start(self) -> None:

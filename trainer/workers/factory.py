@@ -35,6 +35,7 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
         config.workers,
         gpus=gpus_of_worker(config),
         learner_gpus=_learner_gpus(config),
+        learner_nodes=config.learner.nodes or 1,
         most=config.engine.max_concurrency,
         longest=config.limits.max_tokens,
         stall_seconds=stall_seconds(config),
@@ -94,10 +95,10 @@ def on_its_part(config: RunConfig) -> RunConfig:
 
 
 def _learner_gpus(config: RunConfig) -> int:
-    """That no worker may have."""
+    """Of each of the learner's nodes, that no worker may have."""
     wanted = config.placement
     shares = wanted.layout in ("colocated", "mixed") or config.learner.device == "cpu"
-    return 0 if wanted.n_gpus is None or shares else config.learner.ranks
+    return 0 if wanted.n_gpus is None or shares else config.learner.ranks // (config.learner.nodes or 1)
 
 
 def _has_gpus() -> bool:

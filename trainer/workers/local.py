@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from agentloop.engines.base import Engine
     from agentloop.rollout import Group
+    from agentloop.trainer.placement.home import Seat
     from agentloop.trajectory import Trajectory
 
 
@@ -26,6 +27,11 @@ class LocalWorkers:
         self.engine = engine
         self._worker = episodes.worker(engine)
         self._running = AsyncExitStack()
+
+    @property
+    def learner_seats(self) -> tuple[Seat, ...]:
+        """See `Workers.learner_seats`: a worker in this process is not on GPUs of its own."""
+        return ()
 
     @property
     def policy_version(self) -> int:

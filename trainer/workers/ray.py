@@ -20,7 +20,8 @@ from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica
-from agentloop.trainer.workers.ray_session import connect, require_ray, take_seat
+from agentloop.trainer.workers.ray_seats import Seats, take_seats
+from agentloop.trainer.workers.ray_session import connect, require_ray
 from agentloop.trainer.workers.ray_weights import Published
 from agentloop.trainer.workers.ray_worker import RayWorker, WorkerLost
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from agentloop.rollout import Group
+    from agentloop.trainer.placement.home import Seat
     from agentloop.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ class _Slot:
 class RayWorkers:
     """`Workers` of `config.count` actors, each made by `make` in its own process, with `gpus` GPUs or that part of one.
 
-    `learner_gpus` of this node are kept from them, for the learner in this process: CUDA must not have been used in it,
-    and sees only these from `start` on.
+    `learner_gpus` of this node, and of further ones up to `learner_nodes`, are kept from them: CUDA must not have been
+    used in this process, and sees only the former from `start` on.
 
     `most` is the most episodes in flight on one of them, `longest` the most tokens of a trajectory. An order waits here
     until a worker has room; those that are expected to take longest go first, and all of a group to one worker, where
@@ -73,6 +75,7 @@ class RayWorkers:
         *,
         gpus: float = 0,
         learner_gpus: int = 0,
+        learner_nodes: int = 1,
         most: int,
         longest: int,
         stall_seconds: float,
@@ -82,8 +85,8 @@ class RayWorkers:
         """Workers lost so far, by kind."""
         self._make = make
         self._config = config
-        self._gpus, self._learner_gpus = gpus, learner_gpus
-        self._seat: Any = None
+        self._gpus, self._learner_gpus, self._learner_nodes = gpus, learner_gpus, learner_nodes
+        self._seats: Seats | None = None
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
         self._slots = [
@@ -102,12 +105,17 @@ class RayWorkers:
         self._owns_ray = False
         self._failure: Exception | None = None
 
+    @property
+    def learner_seats(self) -> tuple[Seat, ...]:
+        """See `Workers.learner_seats`."""
+        return self._seats.of_nodes if self._seats else ()
+
     async def start(self) -> None:
         """See `Workers.start`; Ray is started where `config.address` names no cluster."""
-        self._owns_ray = connect(self._config, self._gpus, self._learner_gpus)
+        self._owns_ray = connect(self._config, self._gpus, self._learner_gpus, self._learner_nodes)
         if self._learner_gpus:
-            self._seat, gpus = await asyncio.to_thread(take_seat, self._learner_gpus)
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            self._seats = await asyncio.to_thread(take_seats, self._learner_gpus, self._learner_nodes)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.learner_seats[0].gpus)
         ready = [asyncio.get_running_loop().create_future() for _ in self._slots]
         self._lives = [
             asyncio.create_task(self._live(index, slot, future))
@@ -302,9 +310,9 @@ class RayWorkers:
             task.cancel()
         await asyncio.gather(*self._lives, *self._playing, return_exceptions=True)
         self._lives = []
-        if self._seat is not None:
-            require_ray().kill(self._seat)
-            self._seat = None
+        if self._seats is not None:
+            self._seats.give_up()
+            self._seats = None
         if self._owns_ray:
             self._owns_ray = False
             await asyncio.to_thread(require_ray().shutdown)

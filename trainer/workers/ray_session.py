@@ -23,7 +23,6 @@ _OF_OUR_HEAD = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
 }
 _CONNECT_SECONDS = 5.0
-_SEAT_SECONDS = 120.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,9 +47,9 @@ def require_ray() -> Any:
         ) from error
 
 
-def connect(config: WorkersConfig, gpus: float, reserved: int = 0) -> bool:
-    """Connect this process to Ray, for workers of `gpus` GPUs each beside `reserved` GPUs of this node; whether Ray was
-    started for that.
+def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> bool:
+    """Connect this process to Ray, for workers of `gpus` GPUs each beside `reserved` GPUs of this node, and of further
+    ones where the learner is on more; whether Ray was started for that.
 
     Raises `UserError` where the cluster does not answer or cannot hold the workers.
     """
@@ -66,7 +65,7 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0) -> bool:
         else:
             _join(ray, config.address, options)
     try:
-        check_room(_without(nodes(), reserved), config, gpus)
+        check_room(_without(nodes(), reserved, on_nodes), config, gpus)
     except UserError:
         if is_ours:
             ray.shutdown()
@@ -105,21 +104,24 @@ def nodes() -> list[Node]:
     ]
 
 
-class Seat:
-    """An actor that does nothing but hold GPUs for the process of the run, which Ray does not know."""
-
-    def gpus(self) -> list[str]:
-        return [str(gpu) for gpu in require_ray().get_gpu_ids()]
-
-
-def take_seat(num_gpus: int) -> tuple[Any, list[str]]:
-    """GPUs of this node that no worker gets while the actor lives, and the actor."""
-    ray = require_ray()
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    seat = ray.remote(Seat).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=here).remote()
-    return seat, ray.get(seat.gpus.remote(), timeout=_SEAT_SECONDS)
+def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
+    """Of the nodes those that have the learner, `gpus` GPUs on each: this one, and the first others that have so many.
+    Raises `UserError` where there are fewer than `count`."""
+    here, *others = found
+    if here.gpus < gpus:
+        raise UserError(
+            f"The learner needs {gpus} GPUs of this node, but Ray may give away {here.gpus:g} of it. Lower "
+            "placement.learner_gpus, or let Ray have all GPUs of the node (`ray start` without --num-gpus)."
+        )
+    fitting = sorted((node for node in others if node.gpus >= gpus), key=lambda node: (node.name, node.node_id))
+    chosen = [here, *fitting][:count]
+    if len(chosen) < count:
+        have = "; ".join(f"{node.name} has {node.gpus:g} GPUs" for node in found)
+        raise UserError(
+            f"The learner needs {count} nodes with {gpus} GPUs each, but there are {len(chosen)}: {have}. Add nodes "
+            "with `ray start --address=...`, or lower learner.ranks or learner.nodes."
+        )
+    return chosen
 
 
 def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> None:
@@ -137,17 +139,12 @@ def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> Non
     )
 
 
-def _without(nodes: Sequence[Node], reserved: int) -> list[Node]:
-    """What is left for workers when the first node has given `reserved` GPUs to the learner."""
+def _without(found: Sequence[Node], reserved: int, on_nodes: int) -> list[Node]:
+    """What is left for workers when the learner has `reserved` GPUs of each of its nodes."""
     if not reserved:
-        return list(nodes)
-    first = nodes[0]
-    if first.gpus < reserved:
-        raise UserError(
-            f"The learner needs {reserved} GPUs of this node, but Ray may give away {first.gpus:g} of it. Lower "
-            "placement.learner_gpus, or let Ray have all GPUs of the node (`ray start` without --num-gpus)."
-        )
-    return [replace(first, gpus=first.gpus - reserved), *nodes[1:]]
+        return list(found)
+    taken = {node.node_id for node in of_learner(found, on_nodes, reserved)}
+    return [replace(node, gpus=node.gpus - reserved) if node.node_id in taken else node for node in found]
 
 
 def _fit(node: Node, cpus: float, gpus: float) -> int:

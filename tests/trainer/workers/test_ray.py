@@ -19,7 +19,8 @@ from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trainer.workers.ray import RayWorkers
-from agentloop.trainer.workers.ray_session import connect, take_seat
+from agentloop.trainer.workers.ray_seats import take_seats
+from agentloop.trainer.workers.ray_session import connect
 from agentloop.trainer.workers.ray_weights import Published
 
 pytestmark = pytest.mark.usefixtures("ray")
@@ -252,7 +253,8 @@ async def test_the_learners_gpus_are_kept_from_the_workers(ray):
         connect(config, gpus=2, reserved=2)
     with pytest.raises(UserError, match="learner needs 5 GPUs of this node, but Ray may give away 4 of it"):
         connect(config, gpus=0, reserved=5)
-    seat, gpus = take_seat(3)
-    assert len(set(gpus)) == 3
+    seats = take_seats(3)
+    (here,) = seats.of_nodes
+    assert len(set(here.gpus)) == 3
     await until(lambda: ray.available_resources().get("GPU") == 1)
-    ray.kill(seat)
+    seats.give_up()

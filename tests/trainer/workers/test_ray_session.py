@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.trainer.workers.config import WorkersConfig
-from agentloop.trainer.workers.ray_session import Node, check_room, connect
+from agentloop.trainer.workers.ray_session import Node, check_room, connect, of_learner
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
@@ -60,3 +60,11 @@ def test_parts_of_gpus(gpus_of_node, gpus, fit):
 def test_a_worker_is_whole_on_one_node():
     with pytest.raises(UserError, match=r"room for 0: .*\. Lower workers\.cpus"):
         check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)
+
+
+def test_a_learner_of_several_nodes_takes_this_one_and_the_first_others_that_have_its_gpus():
+    found = [Node(name, 16, gpus, node_id=name) for name, gpus in (("here", 8), ("c", 8), ("a", 4), ("b", 8))]
+    assert [node.name for node in of_learner(found, 2, 8)] == ["here", "b"]
+    assert [node.name for node in of_learner(found, 3, 8)] == ["here", "b", "c"]
+    with pytest.raises(UserError, match=r"needs 4 nodes with 8 GPUs each, but there are 3: here has 8 GPUs; .*a has 4"):
+        of_learner(found, 4, 8)
