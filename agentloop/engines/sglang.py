@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import shutil
-import tempfile
 import uuid
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.sglang_client import Part, SglangClient
+from agentloop.engines.sglang_client import MEMORY, Part, SglangClient
 from agentloop.engines.sglang_server import SglangServer
+from agentloop.engines.sglang_weights import HalfLoaded, NotThisWay, ThroughFile, ThroughMemory, Way
+from agentloop.engines.sglang_worker import LOADER
+from agentloop.engines.shared_weights import Overwritten
 from agentloop.engines.stop_strings import StopFinder
-from agentloop.engines.weight_files import checkpoint_shapes, write_weights
+from agentloop.engines.weight_files import checkpoint_shapes
 from agentloop.errors import EngineError, UserError
 
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _AGAIN_SECONDS = 0.05
 """A request may reach the server behind the order to end all of them, which is given again then."""
@@ -41,7 +44,9 @@ class SglangEngine:
     keys and values stay in the server's prefix cache meanwhile, for the turns that were running; turns that start later
     find nothing of older weights there (`extra_key`).
 
-    New weights go through a folder below `weights_folder`, which both processes must see; by default shared memory.
+    A server of its own maps the memory that new weights are in. The one at `url` reads them from a folder below
+    `weights_folder`, which both processes must see. `sleeps`: the engine will be asked to `sleep`, which SGLang has to
+    know at the start.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class SglangEngine:
         server_args: dict[str, Any] | None = None,
         command: Sequence[str] | None = None,
         start_seconds: float = 900.0,
+        sleeps: bool = False,
         weights_folder: str | Path = "/dev/shm",
     ) -> None:
         self._model = os.fspath(model)
@@ -70,20 +76,30 @@ class SglangEngine:
             "tp_size": tensor_parallel_size,
             "random_seed": seed if seed is not None else 0,
             "max_running_requests": max_num_seqs,
+            "custom_weight_loader": LOADER,
+            "enable_memory_saver": sleeps,
+            "enable_weights_cpu_backup": sleeps,
             "log_level": "warning",
             **(server_args or {}),
         }
         self._server = SglangServer(arguments, command) if url is None else None
         self._client = SglangClient(url or "")
         self._start_seconds = start_seconds
+        self._sleeps = sleeps
         self._weights_folder = Path(weights_folder)
+        self._ranks = int(arguments["tp_size"])
+        self._way: Way
+        self.loads_by = ""
+        """How the last weights got into the server: see `Way`."""
         self._stops = StopFinder(self._model)
-        self._shapes: dict[str, tuple[int, ...]] | None = None
         self._running: set[str] = set()
         """Requests that the server works on."""
         self._drained = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
+        self._away: tuple[str, ...] = ()
+        """What of the server's memory is given back."""
+        self._paused = False
         self._lock = asyncio.Lock()
         self._updates = 0
         self._failure: str | None = None
@@ -93,7 +109,9 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Start the server (a minute and more), or look at the one at `url`. Raises `UserError`."""
-        self._shapes = await asyncio.to_thread(self._look_at_model)
+        shapes = await asyncio.to_thread(self._look_at_model)
+        self._file = ThroughFile(shapes, self._model, self._weights_folder)
+        self._way = self._file if self._server is None else ThroughMemory(shapes, self._ranks)
         if self._server is not None:
             await self._launch(self._server)
         context = await self._client.check(self._model)
@@ -206,12 +224,17 @@ class SglangEngine:
 
     async def pause(self) -> None:
         async with self._lock:
-            await self._pause()
+            await self._stop()
+            self._paused = True
 
-    async def _pause(self) -> None:
+    async def _stop(self) -> None:
         self._check_alive()
         self._open.clear()
         await self._end_requests()
+
+    def _go_on(self) -> None:
+        if not (self._paused or self._away):
+            self._open.set()
 
     async def _end_requests(self) -> None:
         while self._running:
@@ -222,45 +245,75 @@ class SglangEngine:
 
     async def resume(self) -> None:
         async with self._lock:
-            self._open.set()
+            self._paused = False
+            self._go_on()
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`: the engine was made with `sleeps`. SGLang keeps a copy of the weights in any case."""
+        assert self._sleeps, "SGLang must be told at the start"
+        async with self._lock:
+            if not self._away:
+                await self._stop()
+                self._away = MEMORY
+                await self._ask(self._client.release_memory(MEMORY), "give up the memory of the GPU")
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._lock:
+            await self._bring(MEMORY)
+            self._go_on()
+
+    async def _bring(self, parts: Sequence[str]) -> None:
+        """Take back memory that is away: that of the weights comes first."""
+        for part in parts:
+            if part in self._away:
+                await self._ask(self._client.resume_memory([part]), f"get memory for its {part}")
+                self._away = tuple(other for other in self._away if other != part)
+
+    async def _ask(self, answer: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            await answer
+        except EngineError as error:
+            raise EngineDead(f"SGLang could not {what}: {error}") from error
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Through a file in shared memory, written before sampling stops.
+        """Through memory that SGLang maps or a file, written before sampling stops.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight; nothing has changed then. If SGLang fails while
-        it loads, the engine refuses turns until an update succeeds.
+        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
+        process that SGLang cannot map; nothing has changed then. If SGLang fails while it loads, or they are
+        `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
         """
         self._check_alive()
-        folder = await asyncio.to_thread(self._write, weights)
+        try:
+            await self._update(weights, version)
+        except NotThisWay as error:
+            _log.warning("New weights go through files from now on: %s.", error)
+            self._way = self._file
+            await self._update(error.weights, version)
+
+    async def _update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        way = self._way
+        await way.prepare(weights)
         try:
             async with self._lock:
-                was_open = self._open.is_set()
                 try:
-                    await self._pause()
-                    await self._load(folder, version)
+                    await self._stop()
+                    await self._bring(["weights"])
+                    await self._load(way, version)
                 finally:
-                    if was_open:
-                        self._open.set()
+                    self._go_on()
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder.parent)
+            await way.forget()
 
-    async def _load(self, folder: Path, version: int) -> None:
+    async def _load(self, way: Way, version: int) -> None:
         try:
-            await self._client.load(folder, version)
-        except EngineError as error:  # nobody knows which of the weights are new
+            self.loads_by = await way.load(self._client, version)
+        except (HalfLoaded, Overwritten) as error:
             self._failure = str(error)
             raise
         self._failure = None
         self.policy_version = version
         self._updates += 1
-
-    def _write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """A folder with one file. It has the name of the model, so that the server still says which one it has."""
-        file = write_weights(weights, self._shapes)
-        folder = Path(tempfile.mkdtemp(prefix="agentloop-weights-", dir=self._weights_folder)) / Path(self._model).name
-        folder.mkdir()
-        shutil.move(file, folder / "model.safetensors")
-        return folder
 
     def _check_alive(self) -> None:
         if self._closed:

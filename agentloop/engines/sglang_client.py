@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ from agentloop.errors import EngineError, UserError
 from agentloop.offloading import off_loop
 
 NEEDED = ("/generate", "/abort_request", "/update_weights_from_disk", "/model_info", "/server_info", "/v1/models")
+KEPT_SECONDS = 2.0
+"""A connection without requests. SGLang closes one after 5 s: a request on its way just then would be lost."""
 TESTED = "0.5.17"
+MEMORY = ("weights", "kv_cache")
+"""SGLang's names of what it can give back."""
 _CHARACTERS_PER_TOKEN = 6
 
 
@@ -41,7 +45,7 @@ class SglangClient:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_SECONDS)
         # A turn takes as long as it takes; whoever waits for it has a limit of its own.
         self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(None, connect=30), limits=limits)
 
@@ -92,10 +96,23 @@ class SglangClient:
         """End a request, or all. Names must not begin alike: the server ends all that begin with `name`."""
         await self._post("/abort_request", _json({"abort_all": True} if name is None else {"rid": name}))
 
-    async def load(self, folder: Path, version: int) -> None:
+    async def load_folder(self, folder: Path, version: int) -> None:
         """Load the weights in a folder. Raises `EngineError` with the server's words."""
         order = {"model_path": str(folder), "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", _json(order))
+
+    async def load_tensors(self, payload: Sequence[str], loader: str, version: int) -> None:
+        """Hand each scheduler its part of `payload`, pickled in base64, for the function named `loader`."""
+        order = {"serialized_named_tensors": payload, "load_format": loader, "weight_version": str(version)}
+        await self._post("/update_weights_from_tensor", _json(order | {"flush_cache": False}))
+
+    async def release_memory(self, parts: Sequence[str]) -> None:
+        """Give memory back. The server has no requests."""
+        await self._post("/release_memory_occupation", _json({"tags": list(parts)}))
+
+    async def resume_memory(self, parts: Sequence[str]) -> None:
+        """Take memory back; weights are what they were."""
+        await self._post("/resume_memory_occupation", _json({"tags": list(parts)}))
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
 VOCABULARY = 128
 LONGEST = 4096
 EOS = 3
-TOLERANCE = 0.1
-"""bfloat16 on both sides, by other kernels."""
+TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
+"""bfloat16 on both sides, by other kernels: of the worst of the tokens, and of all on average."""
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 SERVER_ARGS = {"attention_backend": "triton", "sampling_backend": "pytorch", "disable_cuda_graph": True}
 
@@ -82,13 +82,17 @@ async def test_turns_are_those_of_the_model(engine, model, temperature):
     assert engine.max_model_len == LONGEST
     prompts = prompts_of(24)
     params = SamplingParams(max_tokens=12, temperature=temperature)
+    differences = []
     for prompt, got in zip(prompts, await turns(engine, prompts, params), strict=True):
         expected = reference(model, prompt, got.ids, temperature or 1.0)
         chosen = expected[range(len(got.ids)), list(got.ids)]
         np.testing.assert_allclose(got.logprobs, chosen, atol=TOLERANCE)
+        differences += np.abs(np.asarray(got.logprobs) - chosen.numpy()).tolist()
         if temperature == 0:
             assert torch.all(expected.max(-1).values - chosen < TOLERANCE)
         assert (got.finish_reason, list(got.versions)) == (FinishReason.LENGTH, [0] * 12)
+    print(f"log-probabilities differ by {np.mean(differences):.4f} on average, {max(differences):.4f} at most")
+    assert np.mean(differences) < MEAN_TOLERANCE
 
 
 async def test_stop_tokens_end_a_turn_and_the_models_eos_does_not(engine, model):
@@ -152,7 +156,7 @@ async def test_cancelling_ends_the_request(engine):
 
 
 async def test_close_ends_what_runs_and_leaves_no_process(engine):
-    children = psutil.Process().children(recursive=True)
+    children = {child: child.name() for child in psutil.Process().children(recursive=True)}
     running = [
         asyncio.create_task(engine.generate([7, 8], SamplingParams(max_tokens=4000), trajectory_id=str(i)))
         for i in range(20)
@@ -161,5 +165,5 @@ async def test_close_ends_what_runs_and_leaves_no_process(engine):
     await engine.close()
     for got in await asyncio.gather(*running):
         assert got.finish_reason is FinishReason.ABORT
-    _, alive = psutil.wait_procs([child for child in children if "tracker" not in child.name()], timeout=20)
+    _, alive = psutil.wait_procs([child for child, name in children.items() if "tracker" not in name], timeout=20)
     assert alive == []

@@ -7,8 +7,12 @@ what it has. It computes a token at a time for each request, in turns.
 
 import argparse
 import asyncio
+import base64
+import importlib
 import os
+import pickle
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +34,12 @@ def log_softmax_of(weights, ids, temperature):
 
 
 class Server:
-    def __init__(self, folder, context):
+    quantized = False
+
+    def __init__(self, folder, context, loader):
+        self.loader = loader
+        self.module = None
+        self.away = set()
         self.folder = folder
         self.weights = weights_in(folder)
         self.context = context
@@ -43,6 +52,9 @@ class Server:
             ("/generate", "POST", self.generate),
             ("/abort_request", "POST", self.abort),
             ("/update_weights_from_disk", "POST", self.load),
+            ("/update_weights_from_tensor", "POST", self.load_tensors),
+            ("/release_memory_occupation", "POST", self.release_memory),
+            ("/resume_memory_occupation", "POST", self.resume_memory),
             ("/model_info", "GET", self.model_info),
             ("/server_info", "GET", self.server_info),
             ("/v1/models", "GET", self.models),
@@ -57,6 +69,7 @@ class Server:
     async def generate(self, request):
         body = await request.json()
         self.asked.append({key: value for key, value in body.items() if key != "input_ids"})
+        assert not self.away, "there is memory to sample with"
         name, params, ids = body["rid"], body["sampling_params"], list(body["input_ids"])
         num_prompt = len(ids)
         self.running[name] = False
@@ -110,8 +123,39 @@ class Server:
         except (OSError, LookupError) as error:
             message = f"Failed to get weights iterator: {error}."
             return JSONResponse({"success": False, "message": message, "num_paused_requests": 0}, 400)
+        self.module = None
         self.folder, self.version = body["model_path"], body["weight_version"]
         return JSONResponse({"success": True, "message": "Succeeded.", "num_paused_requests": 0})
+
+    async def load_tensors(self, request):
+        """As SGLang's scheduler, in which what a loader raises ends the server."""
+        body = await request.json()
+        assert not self.running, "weights change when nothing runs"
+        assert "weights" not in self.away, "there is memory for them"
+        assert body["load_format"] == self.loader, "the server was started with it"
+        (payload,) = body["serialized_named_tensors"]
+        module, _, function = self.loader.rpartition(".")
+        if self.module is None:
+            self.module = module_of(self.weights)
+            if self.quantized:
+                self.module.quant_method = self
+        try:
+            getattr(importlib.import_module(module), function)(self.module, pickle.loads(base64.b64decode(payload)))
+        except Exception:
+            traceback.print_exc()
+            os._exit(4)
+        self.weights = {name: tensor.detach().numpy() for name, tensor in self.module.state_dict().items()}
+        self.version = body["weight_version"]
+        return JSONResponse({"success": True, "message": "Success"})
+
+    async def release_memory(self, request):
+        assert not self.running, "release_memory_occupation should be called only when server is idle."
+        self.away |= set((await request.json())["tags"])
+        return Response(status_code=200)
+
+    async def resume_memory(self, request):
+        self.away -= set((await request.json())["tags"])
+        return Response(status_code=200)
 
     async def model_info(self, request):
         return JSONResponse({"model_path": self.folder, "weight_version": self.version})
@@ -126,10 +170,29 @@ class Server:
         return JSONResponse({"paths": {path: {} for path, _, _ in self.paths}})
 
     async def tell(self, request):
-        return JSONResponse({"asked": self.asked, "running": list(self.running)})
+        return JSONResponse({"asked": self.asked, "running": list(self.running), "away": sorted(self.away)})
 
     async def crash(self, request):
         os._exit(3)
+
+
+def module_of(weights):
+    """A torch module with these weights, which loads others as SGLang's models do."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def load_weights(self, new):
+            parameters = dict(self.named_parameters())
+            for name, tensor in new:
+                parameters[name].data.copy_(tensor)
+
+    model = Model()
+    for name, array in weights.items():
+        owner, _, attribute = name.rpartition(".")
+        model.add_module(owner, torch.nn.Module())
+        value = torch.nn.Parameter(torch.tensor(array), requires_grad=False)
+        model.get_submodule(owner).register_parameter(attribute, value)
+    return model
 
 
 def weights_in(folder):
@@ -144,10 +207,13 @@ if __name__ == "__main__":
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int, default=100_000)
+    parser.add_argument("--custom-weight-loader")
+    parser.add_argument("--quantized", action="store_true")
     parser.add_argument("--fail")
     options, _ = parser.parse_known_args()
     if options.fail:
         raise SystemExit(options.fail)
-    server = Server(options.model_path, options.context_length)
+    Server.quantized = options.quantized
+    server = Server(options.model_path, options.context_length, options.custom_weight_loader)
     app = Starlette(routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in server.paths])
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")

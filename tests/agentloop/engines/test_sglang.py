@@ -19,6 +19,8 @@ from agentloop import engines
 from agentloop.engines import sglang_client
 from agentloop.engines.base import EngineDead, FinishReason, SamplingParams
 from agentloop.engines.sglang import SglangEngine
+from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
+from agentloop.engines.weight_buckets import HostHandle
 from agentloop.errors import EngineError, UserError
 from agentloop.loading import load_object
 
@@ -220,21 +222,99 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make, weigh
     assert len((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == 8
 
 
-async def test_weights_that_sglang_cannot_load_stop_the_engine_until_others_come(make, weights, tmp_path, monkeypatch):
+class Elsewhere(SharedWeights):
+    """Weights that only this process can map."""
+
+    def __reduce__(self):
+        parts = [part._replace(shelf="gone", buckets=(HostHandle(0, 0, 8),)) for part in self.parts]
+        return SharedWeights, (tuple(parts), self.places)
+
+
+async def test_weights_travel_through_shared_memory_and_are_copied_from_the_second_time_on(make):
     engine = await make()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "_write", lambda _: _empty(tmp_path / "x" / "tiny"))
-        with pytest.raises(EngineError, match="Cannot find any model weights"):
-            await engine.update_weights([], 1)
-    with pytest.raises(EngineError, match="Cannot find any model weights"):
+    shelf = WeightShelf()
+    ways = []
+    for version in (5, 6, 7):
+        await engine.update_weights(shelf.put(parrot(version)), version)
+        ways.append(engine.loads_by)
+        assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [version] * 8
+    assert ways == ["loader", "copies", "copies"]
+
+
+async def test_weights_that_cannot_be_mapped(make, caplog):
+    engine = await make()
+    shelf = WeightShelf()
+    shared = shelf.put(parrot(5))
+    await engine.update_weights(Elsewhere(shared.parts, shared.places), 5)  # of this process: it copies them
+    assert "through the memory of the host from now on" in caplog.text
+    assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [5] * 8
+    part = shared.parts[0]._replace(shelf="of another process", buckets=(HostHandle(0, 0, 8),))
+    with pytest.raises(CannotMap):
+        await engine.update_weights(SharedWeights((part,), shared.places), 6)
+    got = await engine.generate([7, 8], GREEDY, trajectory_id="a")
+    assert (list(got.ids), set(got.versions)) == ([5] * 8, {5})
+
+
+async def test_weights_that_were_overwritten_stop_the_engine_until_others_come(make, weights):
+    engine = await make()
+    shelf = WeightShelf()
+    old = shelf.put(weights.items())
+    shelf.put(parrot(5))
+    with pytest.raises(Overwritten):
+        await engine.update_weights(old, 1)
+    with pytest.raises(EngineError, match="were overwritten while SGLang loaded them"):
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
     await engine.update_weights(weights.items(), 2)
     assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
 
 
-def _empty(folder):
-    folder.mkdir(parents=True)
-    return folder
+async def test_a_model_that_is_more_than_its_weights_takes_them_from_a_file(make, caplog):
+    engine = await make(server_args={"quantized": True})
+    for version in (5, 6):
+        await engine.update_weights(parrot(version), version)
+        assert engine.loads_by == "file"
+        assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [version] * 8
+    assert caplog.text.count("New weights go through files from now on") == 1
+
+
+async def test_files_that_sglang_cannot_load_stop_the_engine_until_others_come(make, weights, tmp_path):
+    owner = await make()
+    engine = await make(url=owner._client.url, command=None, weights_folder=tmp_path)
+    engine._file._written = tmp_path / "empty" / "tiny"
+    engine._file._written.mkdir(parents=True)
+    with pytest.raises(EngineError, match="Cannot find any model weights"):
+        await engine._load(engine._file, 1)
+    with pytest.raises(EngineError, match="Cannot find any model weights"):
+        await engine.generate([7, 8], GREEDY, trajectory_id="a")
+    await engine.update_weights(weights.items(), 2)
+    assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
+    assert list(tmp_path.glob("agentloop-weights-*")) == []
+
+
+async def test_an_engine_that_sleeps_has_no_memory_and_its_turns_wait(make, weights):
+    engine = await make(sleeps=True)
+    await engine.update_weights(parrot(9), 0)
+    params = SamplingParams(max_tokens=90_000, stop_token_ids=(5,))
+    running = asyncio.create_task(engine.generate([7, 8], params, trajectory_id="a"))
+    await until_running(engine, 1)
+    await engine.sleep()
+    assert await told(engine) | {"asked": []} == {"asked": [], "running": [], "away": ["kv_cache", "weights"]}
+    await engine.update_weights(parrot(5), 5)
+    assert (await told(engine))["away"] == ["kv_cache"]
+    assert not running.done()
+    await engine.wake()
+    got = await running
+    assert list(got.versions) == [0] * (len(got.ids) - 1) + [5]
+    await engine.sleep()
+    await engine.pause()
+    await engine.wake()
+    late = asyncio.create_task(engine.generate([7, 8], GREEDY, trajectory_id="b"))
+    assert (await told(engine)) | {"asked": []} == {"asked": [], "running": [], "away": []}
+    assert not late.done()
+    await engine.wake()  # as it was: paused
+    assert not late.done()
+    await engine.resume()
+    assert set((await late).ids) == {5}
 
 
 async def test_close_ends_what_runs_and_leaves_no_process(make):
