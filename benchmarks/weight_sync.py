@@ -4,10 +4,13 @@
     python benchmarks/weight_sync.py --shapes tiny            # a CPU
 
 The engine runs vLLM with random weights of the shape of a Qwen3 model and has requests in flight all the time. The
-learner's side are the same parameters in float32 on the engine's GPU, and on each other one, cast to bfloat16 one by
-one as `FsdpLearner` gives them. `fill_seconds` is their way onto the shelf, while the engine samples; `pause_seconds`
-the longest time between two outputs of the engine around the update, `step_seconds` the usual one. The first update
-of each kind, which maps the memory and loads with vLLM's loader, is `first`.
+learner's side are the same parameters in float32 (`weight_sources`): on the engine's GPU, on another one, in shards
+over two ranks, or with a process that sends them as to another host. `fill_seconds` is their way onto the shelf that
+the engine maps, while it samples; `pause_seconds` the longest time between two outputs of the engine around the update,
+`step_seconds` the usual one. The first update of each kind, which maps the memory and loads with vLLM's loader, is
+`first`.
+
+Each shape is in a process of its own. All of them start together, and measure one after the other.
 """
 
 from __future__ import annotations
@@ -15,23 +18,40 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import results_file
 import torch
 from qwen3 import empty_model
+from weight_sources import Source, helper, source
 
 from agentloop.engines import SamplingParams
-from agentloop.engines.shared_weights import WeightShelf
 from agentloop.engines.vllm import VllmEngine
 
 LIMITS = {"0.6B": 0.0032, "4B": 0.0217, "8B": 0.044}
 """Seconds at 370 GB/s, what NCCL reaches between two H200."""
+ASKED = {"0.6B": 0.040, "4B": 0.080, "8B": 0.120}
+STARTS: dict[str, dict[str, Any]] = {
+    "compiled": {},
+    "graphs": {
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [1, 8, 16, 32, 48, 64],
+        }
+    },
+    "eager": {"enforce_eager": True},
+}
+"""What vLLM makes of the model when it starts: compiled takes it a minute and more."""
+MEMORY = {"0.6B": 0.12, "4B": 0.18, "8B": 0.25}
+"""Of the engine's GPU, beside the others and the learner's side."""
 
 
 class Outputs:
@@ -57,20 +77,6 @@ class Outputs:
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def parameters(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
-    """Of the learner, float32."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    return {name: torch.zeros(weight.shape, device=device) for name, weight in model.named_parameters()}
-
-
-def published(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, weight in weights.items():
-        yield name, weight.to(torch.bfloat16)
-
-
 async def keep_busy(engine: VllmEngine, count: int, longest: int) -> None:
     """`count` requests in flight at all times."""
 
@@ -85,16 +91,13 @@ async def keep_busy(engine: VllmEngine, count: int, longest: int) -> None:
             tasks.create_task(one(number))
 
 
-async def updates(
-    engine: VllmEngine, outputs: Outputs, weights: dict[str, torch.Tensor], args: argparse.Namespace
-) -> dict[str, Any]:
+async def updates(engine: VllmEngine, outputs: Outputs, weights: Source, args: argparse.Namespace) -> dict[str, Any]:
     """`args.updates` after a first one."""
-    shelf = WeightShelf(on_host=args.through_host)
     found: list[dict[str, float]] = []
     for number in range(args.updates + 1):
         await asyncio.sleep(args.seconds_between)
         started = time.perf_counter()
-        shared = await asyncio.to_thread(shelf.put, published(weights))
+        shared = await asyncio.to_thread(weights.fill)
         filled = time.perf_counter()
         await engine.update_weights(shared, number + 1)
         ended = time.perf_counter()
@@ -110,34 +113,52 @@ async def updates(
             }
         )
     first, *rest = found
-    pauses = sorted(each["pause_seconds"] for each in rest)
     median = {name: statistics.median(each[name] for each in rest) for name in first}
     return {
         "bytes": shared.num_bytes,
+        "bytes_by_process": [sum(place.num_bytes for place in part) for part in _by_part(shared)],
         "loads_by": engine.loads_by,
         "maps_devices": engine._maps_devices,
         "first": first,
         "median": median,
-        "pauses": pauses,
+        "pauses": sorted(each["pause_seconds"] for each in rest),
+        "fills": sorted(each["fill_seconds"] for each in rest),
         "gigabytes_per_second_of_pause": shared.num_bytes / median["pause_seconds"] / 1e9,
     }
 
 
-async def measure(shape: str, args: argparse.Namespace, result: dict[str, Any]) -> None:
-    gpus = args.sources if args.sources is not None else range(torch.cuda.device_count())
+def _by_part(shared: Any) -> list[list[Any]]:
+    ends = list(itertools.accumulate(len(part.buckets) for part in shared.parts))
+    starts = [0, *ends[:-1]]
+    return [
+        [place for place in shared.places if start <= place.bucket < end]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def say(name: str, value: Any) -> None:
+    """To the process that writes results down."""
+    print(json.dumps({name: value}), flush=True)
+
+
+async def measure(shape: str, args: argparse.Namespace) -> None:
+    helpers = {kind: helper(kind) for kind in args.sources if kind in ("ranks", "sent")}
     with tempfile.TemporaryDirectory() as scratch:
         folder = empty_model(shape, Path(scratch))
         engine = VllmEngine(
             folder,
             load_format="dummy",
             max_model_len=args.longest,
-            gpu_memory_utilization=args.memory,
+            gpu_memory_utilization=MEMORY.get(shape, 0.1),
             max_num_seqs=args.requests,
             shares_gpu=True,
+            **STARTS[args.start],
         )
         started = time.perf_counter()
         await engine.start()
-        result["engine_start_seconds"] = time.perf_counter() - started
+        say("engine_start_seconds", time.perf_counter() - started)
+        say("ready", True)
+        await asyncio.to_thread(sys.stdin.readline)
         outputs = Outputs(engine)
         busy = asyncio.create_task(keep_busy(engine, args.requests, args.longest))
         try:
@@ -147,42 +168,71 @@ async def measure(shape: str, args: argparse.Namespace, result: dict[str, Any]) 
                     busy.result()
             await asyncio.sleep(1.0)
             steps = outputs.gaps(outputs.times[10], outputs.times[-1])
-            result["step_seconds"] = {"median": statistics.median(steps), "max": max(steps)}
-            places = {f"from_gpu_{gpu}": torch.device("cuda", gpu) for gpu in gpus}
-            for name, device in (places or {"from_cpu": torch.device("cpu")}).items():
-                weights = parameters(folder, device)
-                result[name] = await updates(engine, outputs, weights, args)
-                print(shape, name, result[name], flush=True)
+            say("step_seconds", {"median": statistics.median(steps), "max": max(steps)})
+            for kind in args.sources:
+                given = kind, helpers.get(kind), folder, args.updates + 1
+                with source(*given, through_host=args.through_host) as weights:
+                    say(f"from_{kind}", await updates(engine, outputs, weights, args))
                 del weights
-                if device.type == "cuda":
+                if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         finally:
             busy.cancel()
             await asyncio.wait([busy])
             await engine.close()
-    if shape in LIMITS:
-        result["limit_between_gpus_seconds"] = LIMITS[shape]
+
+
+def run_all(args: argparse.Namespace) -> None:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    results: dict[str, Any] = {
+        "requests_in_flight": args.requests,
+        "gpus": torch.cuda.device_count(),
+        "vllm_start": args.start,
+    }
+    command = [sys.executable, __file__, *sys.argv[1:], "--one"]
+    running = {
+        shape: subprocess.Popen([*command, shape], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for shape in args.shapes
+    }
+    for shape, process in running.items():
+        result = results.setdefault(shape, {})
+        if shape in LIMITS:
+            result |= {"limit_between_gpus_seconds": LIMITS[shape], "asked_seconds": ASKED[shape]}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):  # vLLM's own words
+                continue
+            said = json.loads(line)
+            print(shape, said, flush=True)
+            if said.pop("ready", False):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            result |= said
+            results_file.write(args.name, results, gpu=gpu)
+        result["exit_code"] = process.wait()
+        results_file.write(args.name, results, gpu=gpu)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6B"])
-    parser.add_argument("--sources", type=int, nargs="+", help="GPUs that the learner is on; the engine is on 0")
+    gpus = [f"gpu{index}" for index in range(min(torch.cuda.device_count(), 2))]
+    several = ["ranks", "sent"] if len(gpus) != 1 else []
+    parser.add_argument("--sources", nargs="+", default=[*(gpus or ["cpu"]), *several], help="the engine is on gpu0")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--longest", type=int, default=1024)
-    parser.add_argument("--memory", type=float, default=0.35)
     parser.add_argument("--seconds-between", type=float, default=0.3)
+    parser.add_argument("--start", choices=STARTS, default="compiled")
     parser.add_argument("--through-host", action="store_true", help="what it costs without CUDA IPC")
     parser.add_argument("--name", default="weight_sync")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    results: dict[str, Any] = {"requests_in_flight": args.requests, "gpus": torch.cuda.device_count()}
-    for shape in args.shapes:
-        try:
-            asyncio.run(measure(shape, args, results.setdefault(shape, {})))
-        finally:
-            results_file.write(args.name, results, gpu=gpu)
+    if args.one:
+        asyncio.run(measure(args.one, args))
+    else:
+        run_all(args)
 
 
 if __name__ == "__main__":
