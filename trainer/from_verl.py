@@ -312,8 +312,7 @@ def _hardware(verl: _Verl) -> Settings:
         "learner.checkpointing": _checkpointing(verl),
         "learner.freeze_vision": verl.get(f"{actor}.freeze_vision_tower") or None,
     }
-    if verl.get("actor_rollout_ref.model.lora_rank", default=0):
-        verl.note("actor_rollout_ref.model.lora_rank: there is no LoRA here; all weights are trained.")
+    settings |= _lora(verl)
     if backend == "fsdp":
         settings["learner.offload"] = "all" if offload[0] else "optimizer" if offload[1] else "off"
         ulysses = f"{actor}.fsdp_config.ulysses_sequence_parallel_size"
@@ -324,6 +323,22 @@ def _hardware(verl: _Verl) -> Settings:
     return settings | {
         f"learner.{ours}_parallel": verl.get(f"{actor}.megatron.{theirs}_parallel_size")
         for ours, theirs in sizes.items()
+    }
+
+
+def _lora(verl: _Verl) -> Settings:
+    model = "actor_rollout_ref.model"
+    rank = verl.get(f"{model}.lora_rank", default=0)
+    alpha, targets = (
+        verl.get(f"{model}.lora_alpha", default=16),
+        verl.get(f"{model}.target_modules", default="all-linear"),
+    )
+    if not rank:
+        return {}
+    return {
+        "learner.lora.rank": rank,
+        "learner.lora.alpha": alpha,
+        "learner.lora.targets": "all" if targets == "all-linear" else targets,
     }
 
 

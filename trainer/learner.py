@@ -40,6 +40,17 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class LoraConfig(Config):
+    """Adapters of low rank in place of all weights (arXiv 2106.09685). Learning rates are some ten times those of full
+    fine-tuning, whatever the rank."""
+
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """What an adapter says is multiplied by alpha / rank."""
+    targets: Literal["all"] | tuple[str, ...] = "all"
+    """Names of the linear layers that have one, such as q_proj: of decoder layers, never of embedding and LM head."""
+
+
 AttentionName = Literal["auto", "fa4", "fa2", "sdpa"]
 """fa4: FlashAttention 4 (package flash-attn-4), Hopper and newer. fa2: FlashAttention 2, part of torch. sdpa: torch's
 scaled_dot_product_attention over padded batches, any device and precision."""
@@ -67,6 +78,7 @@ _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
         "refine_costs",
         "gather_once",
         "freeze_vision",
+        "lora",
         "shard",
     ),
     "megatron": ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel"),
@@ -127,6 +139,8 @@ class LearnerConfig(Config):
     is at most a quarter of the memory of one."""
     freeze_vision: bool = False
     """Train the language model of a vision-language model alone."""
+    lora: LoraConfig | None = None
+    """Train adapters of a frozen model, which is kept in compute_dtype; engines get the sum. None: all weights."""
     share_prefixes: bool | None = None
     """Compute the prompt of a group once for all its trajectories. None: where attention is FlashAttention."""
 

@@ -1,4 +1,4 @@
-"""What each rank of test_learner_ranks.py runs under torchrun: MODEL OUT [gather_once]."""
+"""What each rank of test_learner_ranks.py runs under torchrun: MODEL OUT [gather_once] [lora]."""
 
 import json
 import sys
@@ -15,10 +15,19 @@ from agentloop.trainer.learner import LearnerConfig
 random_batch = load_object(f"{Path(__file__).parent / 'tiny.py'}:random_batch", "function")
 
 
-def train(model: Path, out: Path, gather_once: bool = False) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def train(
+    model: Path, out: Path, gather_once: bool = False, lora: bool = False
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Two steps, a resume in between; the second has fewer samples than ranks. Metrics, and the weights in the end."""
     config = LearnerConfig(
-        model=str(model), device="cpu", lr=0.3, eps=1.0, token_budget=60, grad_clip=0.5, gather_once=gather_once
+        model=str(model),
+        device="cpu",
+        lr=0.3,
+        eps=1.0,
+        token_budget=60,
+        grad_clip=0.5,
+        gather_once=gather_once,
+        lora={"rank": 4} if lora else None,
     )
     learner = FsdpLearner(config)
     metrics = [learner.step(random_batch(9))]
@@ -37,7 +46,7 @@ def train(model: Path, out: Path, gather_once: bool = False) -> tuple[list[dict[
 
 if __name__ == "__main__":
     model, out = map(Path, sys.argv[1:3])
-    metrics, weights = train(model, out, gather_once="gather_once" in sys.argv)
+    metrics, weights = train(model, out, gather_once="gather_once" in sys.argv, lora="lora" in sys.argv)
     torch.save(weights, out / f"weights-{dist.get_rank()}.pt")
     (out / f"metrics-{dist.get_rank()}.json").write_text(json.dumps(metrics))
     dist.destroy_process_group()

@@ -154,10 +154,23 @@ def _succeeds(*arguments: str) -> None:
     assert not ended.value.code
 
 
+@pytest.mark.parametrize(
+    ("options", "lora"),
+    [
+        ("", None),
+        (", lora_rank: 8, target_modules: all-linear", {"rank": 8, "alpha": 16, "targets": "all"}),
+        (", lora_rank: 8, lora_alpha: 32, target_modules: [q_proj]", {"rank": 8, "alpha": 32, "targets": ["q_proj"]}),
+    ],
+)
+def test_adapters(tmp_path: Path, options: str, lora: object):
+    converted = convert(_written(tmp_path, f"actor_rollout_ref: {{model: {{path: m{options}}}}}"))
+    assert converted.config["learner"].get("lora") == lora
+
+
 def test_what_has_no_counterpart_is_said(tmp_path: Path):
     text = """
     actor_rollout_ref:
-      model: {path: m, lora_rank: 8}
+      model: {path: m}
       actor: {policy_loss: {loss_mode: dppo_kl}, ppo_epochs: 2, ppo_mini_batch_size: 48}
       rollout: {name: trtllm}
     data: {train_files: [a.parquet, b.parquet], train_batch_size: 100}
@@ -172,7 +185,6 @@ def test_what_has_no_counterpart_is_said(tmp_path: Path):
         "rollout_is=token_k1 has no counterpart",
         "rollout_rs",
         "no engine 'trtllm'",
-        "lora_rank",
         "ppo_epochs",
         "100 tasks a step are no whole number of mini-batches of 48",
         "data.train_files has 2 files",

@@ -13,7 +13,7 @@ from agentloop.loading import load_object
 _SCRIPT = Path(__file__).parent / "learner_on_ranks.py"
 
 
-@pytest.mark.parametrize("options", [[], ["gather_once"]])
+@pytest.mark.parametrize("options", [[], ["gather_once"], ["lora"]])
 def test_two_ranks_train_as_one(tiny_qwen3, tmp_path: Path, options: list[str]):
     model, two = tiny_qwen3(), tmp_path / "two"
     two.mkdir()
@@ -27,7 +27,7 @@ def test_two_ranks_train_as_one(tiny_qwen3, tmp_path: Path, options: list[str]):
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
-    metrics, weights = load_object(f"{_SCRIPT}:train", "function")(model, tmp_path / "one")
+    metrics, weights = load_object(f"{_SCRIPT}:train", "function")(model, tmp_path / "one", lora="lora" in options)
     for rank in range(2):
         other = torch.load(two / f"weights-{rank}.pt", weights_only=True)
         for name, tensor in weights.items():

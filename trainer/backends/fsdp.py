@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from agentloop.engines.shared_weights import SharedWeights
 from agentloop.errors import UserError
 from agentloop.trainer.attention_choice import choose
-from agentloop.trainer.backends import fsdp_state, skipped
+from agentloop.trainer.backends import fsdp_state, lora, skipped
 from agentloop.trainer.backends.measured_costs import MeasuredCosts
 from agentloop.trainer.backends.micro_batch import MicroBatch
 from agentloop.trainer.backends.offload import OffloadedAdamW
@@ -73,7 +73,7 @@ class FsdpLearner(PlannedLearner):
         self._policy = policy.to(self._device)
         self._placement = self._place(self._policy)
         self._reference: Policy | None = None
-        if config.needs_reference:
+        if config.needs_reference and not self._starts_as_reference:
             folder = Path(config.reference or config.model).expanduser()
             reference = load_policy(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
             self._reference = reference.requires_grad_(False).to(self._device)
@@ -93,17 +93,33 @@ class FsdpLearner(PlannedLearner):
     def _load(self, kernel: str) -> Policy:
         config = self.config
         compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
+        # What is frozen needs no more digits than it is computed with.
+        dtype = config.compute_dtype if config.lora else config.param_dtype
         policy = load_policy(
             Path(config.model).expanduser(),
-            getattr(torch, config.param_dtype),
+            getattr(torch, dtype),
             kernel=kernel,
             checkpointing=config.checkpointing,
             compiled=compiled and not self._padded,
             sequence=self._sequence,
+            adapt=self._adapt if config.lora else None,
         )
         if config.freeze_vision:
             policy.freeze_vision()
         return self._wrap(policy)
+
+    def _adapt(self, policy: Policy) -> None:
+        config = self.config
+        assert config.lora is not None
+        tower = policy.tower_layers()
+        layers = [layer for layer in policy.layers() if layer not in tower]
+        lora.add_adapters(policy.model, layers, config.lora, getattr(torch, config.param_dtype), config.seed)
+
+    @property
+    def _starts_as_reference(self) -> bool:
+        """The reference model is this one without its adapters."""
+        config = self.config
+        return config.lora is not None and config.reference in (None, config.model)
 
     def _set_costs(self) -> None:
         """What plans and rates are made from."""
@@ -149,6 +165,7 @@ class FsdpLearner(PlannedLearner):
                 replace(Layout.of(self.config, self._world), token_budget=self.largest_row),
                 reference=self._reference is not None,
                 gather_once=self._once,
+                lora_rank=self.config.lora.rank if self.config.lora else 0,
             )
             result["memory_expected_gib"] = expected.total / 2**30
         return result
@@ -279,6 +296,9 @@ class FsdpLearner(PlannedLearner):
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """See `Learner.reference_logprobs`."""
+        if self._reference is None and self.config.needs_reference:
+            with self._placement.computing(), lora.switched_off(self._policy):
+                return self._score(self._policy, samples)
         if self._reference is None:
             raise UserError("The learner has no reference model. Set learner.reference, or learner.kl_coef above 0.")
         with self._reference_placement.computing():
@@ -313,7 +333,7 @@ class FsdpLearner(PlannedLearner):
 
         At one rank a tensor may share memory with the learner: copy what must outlive the next `step`.
         """
-        for name, parameter in self._policy.model.named_parameters():
+        for name, parameter in self._published():
             # An engine may ask from within inference mode, in which torch 2.11 gathers no DTensor.
             with torch.inference_mode(False), torch.no_grad():
                 # Cast first: what ranks send each other is then as small as what is published.
@@ -325,9 +345,13 @@ class FsdpLearner(PlannedLearner):
     @torch.no_grad()
     def share(self) -> SharedWeights | None:
         """See `RankLearner.share`. No parameter is whole anywhere but at its place."""
-        parameters = dict(self._policy.model.named_parameters())
-        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        return self._shelf.fill(parameters.items(), self._compute_dtype, sizes)
+        named = self._policy.model.named_parameters()
+        sizes = {name: parameter.numel() for name, parameter in named if not lora.is_adapter(name)}
+        return self._shelf.fill(self._published(), self._compute_dtype, sizes)
+
+    def _published(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters as engines know them; every rank takes all of them."""
+        yield from lora.merged(self._policy.model, self._policy.model.named_parameters())
 
     def capture(self) -> fsdp_state.LearnerState:
         """See `Learner.capture`."""
@@ -339,7 +363,7 @@ class FsdpLearner(PlannedLearner):
 
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `param_dtype`."""
-        fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser())
+        fsdp_state.save_hf(folder, self._policy, Path(self.config.model).expanduser(), self.config.lora)
 
 
 def _measured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
 
 from agentloop.errors import UserError
+from agentloop.trainer.backends import lora
 from agentloop.trainer.backends.folders import copy_model_extras
 from agentloop.trainer.backends.policy import Policy
 from agentloop.trainer.backends.rank_state import (
@@ -27,6 +29,10 @@ from agentloop.trainer.backends.rank_state import (
     random_state,
     set_random_state,
 )
+from agentloop.trainer.learner import LoraConfig
+
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What is frozen is in the folder of the model."""
 
 
 class LearnerState:
@@ -34,7 +40,7 @@ class LearnerState:
 
     def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Copies to the memory of the host: parameters and optimizer of this rank's shards."""
-        model_state, optimizer_state = get_state_dict(policy, optimizer)
+        model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
         # A copy of plain tensors: pinned and shared memory would stay allocated between checkpoints.
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
@@ -61,7 +67,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Prog
         raise UserError(
             f"{folder} does not hold the state of a learner: {error}. Give a folder that save wrote."
         ) from error
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
+    model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     try:
         load_checkpoint(state, checkpoint_id=folder)
@@ -70,22 +76,34 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Prog
             f"The state in {folder} does not fit the model that is being trained: {str(error).strip()} "
             "Resume with the learner.model that the run was started with."
         ) from error
-    set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
+    )
     file = folder / f"random-{dist.get_rank()}.pt"
     if file.is_file():
         set_random_state(torch.load(file, weights_only=True))
     return progress
 
 
-def save_hf(folder: Path, policy: Policy, source: Path) -> None:
-    """Weights, config, and copies of the tokenizer and chat templates of `source`."""
-    full: dict[str, torch.Tensor] = {}
-    for name, value in policy.model.state_dict().items():
-        # Every rank takes part in gathering; only the first keeps what was gathered, off the device.
-        tensor = value.full_tensor() if isinstance(value, DTensor) else value
-        if dist.get_rank() == 0:
-            full[name] = tensor.detach().cpu()
+def save_hf(folder: Path, policy: Policy, source: Path, adapters: LoraConfig | None) -> None:
+    """Weights, config, and copies of the tokenizer and chat templates of `source`; adapters once more, by themselves,
+    in a folder `adapter`."""
+    state = policy.model.state_dict()
+    full = _gathered(lora.merged(policy.model, state.items()))
+    trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
     with Together(folder) as (target, is_first):
         if is_first:
             policy.model.save_pretrained(target, state_dict=full)  # type: ignore[operator]
             copy_model_extras(source, target)
+            if adapters is not None:
+                lora.save_adapters(target / "adapter", trained, adapters, source)
+
+
+def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Every rank takes part in gathering; only the first keeps what was gathered, off the device."""
+    full: dict[str, torch.Tensor] = {}
+    for name, value in weights:
+        tensor = value.full_tensor() if isinstance(value, DTensor) else value
+        if dist.get_rank() == 0:
+            full[name] = tensor.detach().cpu()
+    return full

@@ -136,6 +136,8 @@ class PlannedLearner(ABC):
             lengths = [len(samples[index]) for index in unit.indices]
             num_sampled = sum(samples[index].num_sampled for index in unit.indices)
             work += 3 * self._flops.forward_shared(unit.prefix, lengths, num_sampled)
+            if self.config.lora is not None:  # frozen weights have no gradient
+                work -= self._flops.matrices(sum(lengths) - (len(lengths) - 1) * unit.prefix, num_sampled)
             if self._flops.vision is not None:
                 work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
         return work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,12 @@ def load_policy(
     checkpointing: CheckpointingName = "off",
     compiled: bool = False,
     sequence: SequenceGroup | None = None,
+    adapt: Callable[[Policy], None] | None = None,
 ) -> Policy:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
-    `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row; the other options are of
-    `layers.prepare`.
+    `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row, `adapt` changes the
+    modules before anything is made of them; the other options are of `layers.prepare`.
     Raises `UserError` where the folder cannot be loaded, where its heads cannot be divided, and where the model does
     something to its logits that the learner does not compute.
     """
@@ -135,6 +137,8 @@ def load_policy(
             module.p = 0.0
     model.config.use_cache = False
     policy = Policy(model.train())
+    if adapt is not None:
+        adapt(policy)
     tower = policy.tower_layers()
     layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
     # Pictures and windows differ in number and size from row to row, and with sdpa they are computed one by one.

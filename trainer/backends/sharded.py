@@ -67,5 +67,5 @@ def fits_whole(policy: Policy, device: torch.device, compute_dtype: torch.dtype)
     """Whether a device may hold all parameters and float32 gradients, beside its shards."""
     if device.type != "cuda":
         return False
-    size = sum(parameter.numel() for parameter in policy.parameters()) * (compute_dtype.itemsize + 4)
+    size = sum(p.numel() * (compute_dtype.itemsize + 4 * p.requires_grad) for p in policy.parameters())
     return size <= torch.cuda.get_device_properties(device).total_memory / 4

@@ -39,6 +39,10 @@ class ModelFlops:
         repeated = (len(lengths) - 1) * self.forward(prefix, 0)
         return sum(self.forward(length, 0) for length in lengths) - repeated + self.per_head_token * num_head_tokens
 
+    def matrices(self, num_tokens: int, num_head_tokens: int) -> float:
+        """The part of weights in a forward pass, and as much in each half of a backward."""
+        return self.per_token * num_tokens + self.per_head_token * num_head_tokens
+
     @classmethod
     def from_config(cls, hf_config: Any) -> ModelFlops:
         """Of grouped-query attention, gated MLPs or experts, sliding windows, and a vision tower where there is one."""

@@ -63,9 +63,12 @@ def training_memory(
     micro_batches: int = 2,
     reference: bool = False,
     gather_once: bool = False,
+    lora_rank: int = 0,
 ) -> TrainingMemory:
     """`micro_batches` of a rank and update: while the first is computed there are no gradients yet. `gather_once` as of
-    `LearnerConfig`. Of several stages, that which needs most."""
+    `LearnerConfig`; with a `lora_rank` adapters are trained. Of several stages, that which needs most."""
+    if lora_rank:
+        return _adapter_memory(shape, layout, precision, gather_once, lora_rank)
     stages = {True, False} if layout.pipeline > 1 else {True}
     every = (
         _stage_memory(shape, layout, precision, micro_batches, reference, gather_once, is_first=is_first)
@@ -103,6 +106,27 @@ def _stage_memory(
         head=precision.compute * shape.embedding_parameters / layout.tensor if is_last else 0.0,
         working=max(logits, working) if is_last else working,
         reference=precision.compute * parameters / (layout.shards if is_fsdp else 1) if reference else 0.0,
+    )
+
+
+def _adapter_memory(
+    shape: ModelShape, layout: Layout, precision: Precision, gather_once: bool, rank: int
+) -> TrainingMemory:
+    """Of fsdp: a frozen model in compute_dtype, which is the reference model, too, and what trains its adapters."""
+    adapters = shape.adapter_parameters(rank)
+    layer = shape.dense_layer_parameters + shape.expert_layer_parameters
+    whole = shape.parameters if gather_once else 2 * layer + shape.vocabulary_parameters
+    is_away = layout.offload == "all"
+    working = _working(shape, layout, precision)
+    kept = precision.compute * shape.parameters + precision.parameter * adapters
+    return TrainingMemory(
+        weights=0.0 if is_away else kept / layout.shards,
+        compute_weights=precision.compute * whole if layout.gpus > 1 or is_away else precision.compute * adapters,
+        gradients=_SINGLE * adapters / (1 if gather_once else layout.shards),
+        optimizer=2 * precision.parameter * adapters / layout.shards if layout.offload == "off" else 0.0,
+        activations=_activations(shape, layout, precision, 1),
+        head=0.0,
+        working=max(min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab), working),
     )
 
 

@@ -87,6 +87,12 @@ class ModelShape:
         layer = self.dense_layer_parameters + self.expert_layer_parameters
         return self.vocabulary_parameters + self.layers * layer + self.hidden
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Of adapters of that rank for all linear layers, those of experts left out."""
+        attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
+        mlp = 0 if self.num_experts else 3 * (self.hidden + self.mlp)
+        return self.layers * rank * (attention + mlp)
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Of the cache of an engine in half precision."""
