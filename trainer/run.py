@@ -63,7 +63,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
-    workers = make_workers(config, model, episodes)
+    workers = make_workers(config, model, episodes, folder)
     try:
         await workers.start()
         if config.placement.sleeps:

@@ -19,6 +19,7 @@ _COMMANDS = {
     "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
     "plan": ("agentloop.cli.plan", "plan", "Say what fits on how many GPUs, and how long a step would take."),
     "view": ("agentloop.cli.view", "view", "Look at curves, times and trajectories of a run in a browser."),
+    "workers": ("agentloop.cli.workers", "workers", "Give a run that is going on more Ray workers, or fewer."),
     "from-verl": ("agentloop.cli.from_verl", "from_verl", "Turn a config of verl into one of agentloop."),
     "tools": ("agentloop.cli.tools", "app", "List the tools, call one, or serve them and the sandboxes."),
 }

@@ -32,6 +32,9 @@ class WorkersConfig(Config):
     stall_seconds: float | None = Field(default=None, gt=0)
     """A worker in which no turn and no episode ends for so long, although episodes run, is killed and started anew.
     None: as long as an episode may take (`limits.max_seconds`), and a minute."""
+    drain_seconds: float = Field(default=600, ge=0)
+    """A worker that is to leave ends its episodes within, while others sample its turns. What is left then is played
+    again by others, from the turns that are known."""
     max_restarts: int = Field(default=3, ge=0)
     """Of one worker or engine within an hour, for each kind of failure. A worker beyond it is given up; the run goes on
     with the others."""

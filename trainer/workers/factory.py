@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.handing_over import HandingOverEngine, Helpers
 from agentloop.engines.recalling import RecallingEngine
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.restarts import RestartBudget
@@ -13,6 +14,7 @@ from agentloop.trainer.episodes import Episodes, make_engine
 from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.workers.base import Workers
 from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.ray_replica import Parts
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
@@ -23,12 +25,14 @@ _USED = 0.9
 """Of a worker's part of a GPU, by its engine: some of the memory is nobody's."""
 
 
-def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
+def make_workers(config: RunConfig, model: Path, episodes: Episodes, folder: Path | None = None) -> Workers:
     """The workers of the config for the model in a folder, not started. `episodes` are used where a worker is in this
-    process; actors load their own. Raises `UserError`."""
+    process; actors load their own. In the `folder` of the run `agentloop workers` says how many there are to be. Raises
+    `UserError`."""
     if config.workers.kind == "local":
         return LocalWorkers(episodes, restarting_engine(config, model, copy_weights=True))
     from agentloop.trainer.workers.ray import RayWorkers
+    from agentloop.trainer.workers.wanted import FILE, WantedCount
 
     return RayWorkers(
         partial(make_replica, config, model),
@@ -39,15 +43,19 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes) -> Workers:
         most=config.engine.max_concurrency,
         longest=config.limits.max_tokens,
         stall_seconds=stall_seconds(config),
+        wanted=WantedCount(folder / FILE) if folder else None,
     )
 
 
-def make_replica(config: RunConfig, model: Path) -> tuple[LocalWorkers, RecallingEngine]:
-    """The worker of an actor, and its engine."""
+def make_replica(config: RunConfig, model: Path) -> Parts:
+    """The worker of an actor, and its engines."""
     config = on_its_part(config)
+    helpers = Helpers()
     # Weights are in the object store, which nobody writes to.
-    engine = RecallingEngine(restarting_engine(config, model, copy_weights=False))
-    return LocalWorkers(Episodes.load(config, model), engine), engine
+    engine = restarting_engine(config, model, copy_weights=False)
+    handing_over = HandingOverEngine(engine, helpers)
+    recalling = RecallingEngine(handing_over)
+    return Parts(LocalWorkers(Episodes.load(config, model), recalling), recalling, handing_over, engine)
 
 
 def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool) -> Engine:

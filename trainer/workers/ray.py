@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import WeightShelf
@@ -21,9 +20,11 @@ from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica
 from agentloop.trainer.workers.ray_seats import Seats, take_seats
-from agentloop.trainer.workers.ray_session import connect, require_ray
+from agentloop.trainer.workers.ray_session import check_workers_fit, connect, require_ray
+from agentloop.trainer.workers.ray_slots import Slot, for_order, helpers, to_retire
 from agentloop.trainer.workers.ray_weights import Published
-from agentloop.trainer.workers.ray_worker import RayWorker, WorkerLost
+from agentloop.trainer.workers.ray_worker import REPORT_SECONDS, RayWorker, WorkerLost
+from agentloop.trainer.workers.wanted import WantedCount, draining_nodes
 
 if TYPE_CHECKING:
     import torch
@@ -33,25 +34,6 @@ if TYPE_CHECKING:
     from agentloop.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A place for a worker; its worker is replaced when it is lost."""
-
-    budget: RestartBudget
-    limit: ConcurrencyLimit
-    worker: RayWorker | None = None
-    """None while there is none that is ready."""
-    is_given_up: bool = False
-
-    @property
-    def in_flight(self) -> int:
-        return self.worker.in_flight if self.worker else 0
-
-    @property
-    def room(self) -> int:
-        return self.limit.room(self.in_flight)
 
 
 class RayWorkers:
@@ -66,6 +48,10 @@ class RayWorkers:
 
     A worker that dies or hangs is started anew and gets the current weights. What it had finished is kept; its other
     episodes are given out again with the turns that it reported, which are recalled instead of sampled.
+
+    One that is to leave is drained: other workers sample the turns of its episodes. All of them have the weights that a
+    group was admitted with, or newer ones, so whoever samples a token, it is not too old. `wanted` may ask for another
+    number of workers while the run goes on.
     """
 
     def __init__(
@@ -79,21 +65,22 @@ class RayWorkers:
         most: int,
         longest: int,
         stall_seconds: float,
+        wanted: WantedCount | None = None,
     ) -> None:
         self.policy_version = 0
         self.failures: Counter[str] = Counter()
         """Workers lost so far, by kind."""
+        self._of_the_gone: Counter[str] = Counter()
+        """What workers had counted that are no more."""
         self._make = make
         self._config = config
         self._gpus, self._learner_gpus, self._learner_nodes = gpus, learner_gpus, learner_nodes
         self._seats: Seats | None = None
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
-        self._slots = [
-            _Slot(RestartBudget(config.max_restarts), ConcurrencyLimit(most, cache_tokens=None, longest=longest))
-            for _ in range(config.count)
-        ]
-        self._lives: list[asyncio.Task[None]] = []
+        self._wanted = wanted
+        self._slots = [self._new_slot() for _ in range(config.count)]
+        self._following: asyncio.Task[None] | None = None
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenOrder] = []
         self._lengths = LengthMemory()
@@ -116,20 +103,63 @@ class RayWorkers:
         if self._learner_gpus:
             self._seats = await asyncio.to_thread(take_seats, self._learner_gpus, self._learner_nodes)
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.learner_seats[0].gpus)
-        ready = [asyncio.get_running_loop().create_future() for _ in self._slots]
-        self._lives = [
-            asyncio.create_task(self._live(index, slot, future))
-            for index, (slot, future) in enumerate(zip(self._slots, ready, strict=True))
-        ]
+        ready = [self._fill(slot) for slot in self._slots]
         try:
             await asyncio.gather(*ready)
         except BaseException:
             await self.close()
             raise
+        self._following = asyncio.create_task(self._follow())
+
+    def _new_slot(self) -> Slot:
+        limit = ConcurrencyLimit(self._most, cache_tokens=None, longest=self._longest)
+        return Slot(RestartBudget(self._config.max_restarts), limit)
+
+    def _fill(self, slot: Slot) -> asyncio.Future[None]:
+        """Start a worker in it; the future is done when that is ready."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slot.life = asyncio.create_task(self._live(slot, ready))
+        return ready
+
+    def resize(self, count: int) -> None:
+        """Have so many workers from now on. New ones get orders when they are ready. Those that are too many are
+        drained: they get no more orders, others sample the turns of their episodes, and they end with the last of
+        these. Raises `UserError` where there is no room."""
+        if count < 1:
+            raise UserError(f"A run needs a worker: {count} of them cannot play it. End the run instead.")
+        config = self._config.model_copy(update={"count": count})
+        check_workers_fit(config, self._gpus, self._learner_gpus, self._learner_nodes)
+        stay = [slot for slot in self._slots if not slot.is_gone]
+        for slot in to_retire(stay, count):
+            self._retire(slot)
+        for _ in range(count - len(stay)):
+            self._slots.append(self._new_slot())
+            self._fill(self._slots[-1]).set_result(None)  # the run goes on where it fails
+
+    def _retire(self, slot: Slot) -> None:
+        slot.is_retired = True
+        if slot.worker is not None:
+            slot.worker.drain()
+        elif slot.life is not None:
+            slot.life.cancel()
+
+    async def _follow(self) -> None:
+        """Do what is asked from outside: another number of workers, nodes that are to be given back."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            if self._wanted is not None and (count := self._wanted.take()) is not None:
+                try:
+                    self.resize(count)
+                except UserError as error:
+                    _log.warning("The number of workers stays as it is. %s", error)
+            leaving = await asyncio.to_thread(draining_nodes)
+            for slot in self._slots:
+                if slot.worker is not None and slot.worker.node in leaving:
+                    slot.worker.drain()
 
     def room(self) -> int:
         """See `Workers.room`. A worker that is being restarted counts: orders wait for it."""
-        free = sum(slot.room for slot in self._slots if not slot.is_given_up)
+        free = sum(slot.room for slot in self._slots)
         return max(free - sum(len(order.missing) for order in self._waiting), 0)
 
     async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
@@ -194,25 +224,23 @@ class RayWorkers:
         alive = [slot for slot in self._slots if slot.worker is not None]
         metrics = {
             "workers/alive": float(len(alive)),
+            "workers/draining": float(sum(slot.worker.is_draining for slot in alive if slot.worker is not None)),
             "workers/room": float(sum(slot.limit.limit for slot in alive)),
         }
-        metrics |= {f"workers/{kind}": float(count) for kind, count in self.failures.items()}
+        counts = self.failures + self._of_the_gone
         for slot in alive:
             assert slot.worker is not None
-            for name, value in slot.worker.metrics.items():
-                metrics[f"workers/{name}"] = metrics.get(f"workers/{name}", 0.0) + value
-        return metrics
+            counts.update(slot.worker.metrics)
+        return metrics | {f"workers/{name}": float(count) for name, count in counts.items()}
 
     def _give_out(self) -> None:
         """Orders to the workers with most room: those whose worker was lost first, then the longest."""
         self._waiting = [order for order in self._waiting if not order.answer.done()]
         self._waiting.sort(key=lambda each: (each.num_lost, self._lengths.expect(each.order)), reverse=True)
         while self._waiting:
-            slot = max((slot for slot in self._slots if slot.worker), key=lambda slot: slot.room, default=None)
-            # A group that is larger than any room goes to a worker that has nothing else to do.
-            if slot is None or (slot.room < len(self._waiting[0].missing) and slot.in_flight):
+            slot = for_order(self._slots, len(self._waiting[0].missing))
+            if slot is None or slot.worker is None:
                 return
-            assert slot.worker is not None
             self._play_on(slot.worker, self._waiting.pop(0))
 
     def _play_on(self, worker: RayWorker, order: OpenOrder) -> None:
@@ -227,17 +255,28 @@ class RayWorkers:
         if not task.cancelled():
             self._give_out()
 
-    async def _live(self, index: int, slot: _Slot, ready: asyncio.Future[None]) -> None:
-        """Keep a worker in the slot, until the run ends or there were too many."""
-        while True:
-            worker = RayWorker(self._make, self._config, gpus=self._gpus, stall_seconds=self._stall_seconds)
+    async def _live(self, slot: Slot, ready: asyncio.Future[None]) -> None:
+        """Keep a worker in the slot, until it is not wanted any more or there were too many."""
+        index = self._slots.index(slot)
+        while not slot.is_retired:
+            worker = RayWorker(
+                self._make,
+                self._config,
+                gpus=self._gpus,
+                stall_seconds=self._stall_seconds,
+                who_helps=lambda worker: helpers(self._slots, worker),
+            )
             try:
                 await self._bring_up(slot, worker)
                 if not ready.done():
                     ready.set_result(None)
                 await worker.watch()
+                self._take_back(slot, worker)
+                await worker.close()
             except WorkerLost as lost:
                 self._lose(slot, worker, lost)
+                if slot.is_retired:
+                    return
                 if not slot.budget.spend(lost.kind):
                     self._give_up(index, slot, lost, ready)
                     return
@@ -250,7 +289,7 @@ class RayWorkers:
                 await worker.close()
                 raise
 
-    async def _bring_up(self, slot: _Slot, worker: RayWorker) -> None:
+    async def _bring_up(self, slot: Slot, worker: RayWorker) -> None:
         """Until the worker is what all others are."""
         started = await worker.start()
         async with self._changing:
@@ -265,31 +304,39 @@ class RayWorkers:
             worker.limit, slot.worker = slot.limit, worker
         self._give_out()
 
-    def _lose(self, slot: _Slot, worker: RayWorker, lost: WorkerLost) -> None:
-        """Take back what it plays."""
+    def _lose(self, slot: Slot, worker: RayWorker, lost: WorkerLost) -> None:
         self.failures[lost.kind] += 1
-        slot.worker = None
         worker.kill()
         for order in worker.orders:
-            order.worker = None
             order.num_lost += 1
+        self._take_back(slot, worker, str(lost))
+
+    def _take_back(self, slot: Slot, worker: RayWorker, lost: str = "") -> None:
+        """What it plays is for others."""
+        slot.worker = None
+        self._of_the_gone.update(worker.metrics)
+        for other in self._slots:
+            if other.worker is not None:
+                other.worker.dismiss(worker)
+        for order in worker.orders:
+            order.worker = None
             if order.answer.done():
                 continue
             if order.num_lost > self._config.max_replays:
-                order.give_up(str(lost))
+                order.give_up(lost)
             else:
                 self._waiting.append(order)
         worker.orders.clear()
         self._give_out()
 
-    def _give_up(self, index: int, slot: _Slot, lost: WorkerLost, ready: asyncio.Future[None]) -> None:
+    def _give_up(self, index: int, slot: Slot, lost: WorkerLost, ready: asyncio.Future[None]) -> None:
         slot.is_given_up = True
         message = (
             f"Worker {index} was lost too often ({slot.budget} in the last hour, workers.max_restarts is "
             f"{self._config.max_restarts}). The last time it {_VERBS[lost.kind]}: {lost}. The logs of its processes "
             f"are in {_log_folder()}."
         )
-        if ready.done() and not all(each.is_given_up for each in self._slots):
+        if ready.done() and not all(each.is_gone for each in self._slots):
             _log.error("%s The run goes on with the other workers.", message)
             return
         self._fail(UserError(f"{message} Correct that, then go on with the same run.folder."), ready)
@@ -306,10 +353,10 @@ class RayWorkers:
 
     async def close(self) -> None:
         """See `Workers.close`."""
-        for task in [*self._lives, *self._playing]:
+        tasks = [*self._playing, *(slot.life for slot in self._slots if slot.life), *filter(None, [self._following])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._lives, *self._playing, return_exceptions=True)
-        self._lives = []
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._seats is not None:
             self._seats.give_up()
             self._seats = None

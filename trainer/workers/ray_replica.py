@@ -7,23 +7,38 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.handing_over import HandingOverEngine
 from agentloop.engines.recalling import RecallingEngine, Turn
 from agentloop.engines.shared_weights import SharedWeights
 from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.ray_helpers import Guests, RayHelper
 from agentloop.trainer.workers.ray_weights import weights_of
 from agentloop.trainer.workers.waiting import running_code, waiting_tasks
 
 if TYPE_CHECKING:
+    from agentloop.engines.base import Engine, Generation, SamplingParams
     from agentloop.trainer.workers.base import GroupOrder
     from agentloop.trajectory import Trajectory
 
 _BEAT_SECONDS = 0.25
 
-MakeReplica = Callable[[], tuple[LocalWorkers, RecallingEngine]]
-"""Workers, not started, and the engine that they use. Called in the actor."""
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """Of a worker: each engine is around the next one."""
+
+    workers: LocalWorkers
+    """Not started."""
+    recalling: RecallingEngine
+    handing_over: HandingOverEngine
+    engine: Engine
+
+
+MakeReplica = Callable[[], Parts]
+"""Called in the actor."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,23 +47,31 @@ class Started:
 
     pid: int
     node: str
+    actor: str
+    """Ray's id of it."""
     cache_tokens: int | None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, kw_only=True)
 class Report:
     """How an actor is doing."""
 
     stands_still: float
     """Seconds since its event loop last turned."""
-    progress: int
-    """Turns and episodes that ended so far: what hangs has always the same number."""
-    resident_tokens: int
-    turns: list[Turn]
-    """Sampled since the last report."""
-    metrics: dict[str, float]
     doing: str
     """In words; empty where nobody asked."""
+    progress: int = 0
+    """Turns and episodes that ended so far: what hangs has always the same number."""
+    resident_tokens: int = 0
+    turns: list[Turn] = field(default_factory=list)
+    """Sampled since the last report."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    guests: int = 0
+    """Trajectories of other workers that it has."""
+    guest_turns: int = 0
+    """Turns of them that it samples just now."""
+    needs_help: bool = False
+    """Its engine is being replaced: others should sample its turns."""
 
 
 class Replica:
@@ -56,7 +79,8 @@ class Replica:
 
     def __init__(self, make: MakeReplica) -> None:
         self._make = make
-        self._workers: LocalWorkers | None = None
+        self._parts: Parts | None = None
+        """None until it is started."""
         self._playing: dict[str, asyncio.Task[Any]] = {}
         self._num_ended = 0
         self._beat = time.monotonic()
@@ -65,20 +89,22 @@ class Replica:
         """Load everything. Raises `UserError`."""
         import ray
 
+        self._name = str(ray.get_runtime_context().get_actor_id())
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._beating = asyncio.create_task(self._beats())
-        workers, self._engine = await asyncio.to_thread(self._make)
-        self._workers = workers
-        await workers.start()
+        parts = await asyncio.to_thread(self._make)
+        self._guests = Guests(parts.engine)
+        self._parts = parts
+        await parts.workers.start()
         node = ray.get_runtime_context().get_node_id()
-        return Started(os.getpid(), node, getattr(self._engine.engine, "cache_tokens", None))
+        return Started(os.getpid(), node, self._name, getattr(parts.engine, "cache_tokens", None))
 
     async def play(self, order: GroupOrder, turns: Mapping[str, Sequence[Turn]]) -> AsyncIterator[Trajectory]:
         """The trajectories of an order as they end. `turns` are recalled."""
-        assert self._workers is not None, "started"
-        self._engine.recall(turns)
+        parts = self._running
+        parts.recalling.recall(turns)
         ended: asyncio.Queue[Trajectory | None] = asyncio.Queue()
-        task = asyncio.create_task(self._workers.play(order, ended.put_nowait))
+        task = asyncio.create_task(parts.workers.play(order, ended.put_nowait))
         task.add_done_callback(lambda _: ended.put_nowait(None))
         self._playing[order.group_id] = task
         try:
@@ -90,7 +116,7 @@ class Replica:
         finally:
             task.cancel()
             self._playing.pop(order.group_id, None)
-            self._engine.forget(turns)
+            parts.recalling.forget(turns)
 
     async def abort(self, group_id: str) -> None:
         """End a group that nobody waits for. Unknown ones are ignored."""
@@ -98,49 +124,77 @@ class Replica:
             self._playing[group_id].cancel()
 
     async def pause(self) -> None:
-        await self._running.pause()
+        await self._running.workers.pause()
 
     async def resume(self) -> None:
-        await self._running.resume()
+        await self._running.workers.resume()
 
     async def update_weights(self, weights: SharedWeights | Sequence[Any], version: int) -> None:
         """Weights that another process of this host shares, or references into the object store. Raises `CannotMap`."""
         if not isinstance(weights, SharedWeights):
             weights = weights_of(await asyncio.gather(*weights))
-        await self._running.update_weights(weights, version)
+        await self._running.workers.update_weights(weights, version)
 
     async def report(self, explain: bool = False) -> Report:
         """Called in the concurrency group `watch`, which has an event loop and a thread of its own."""
         stands_still = max(time.monotonic() - self._beat - _BEAT_SECONDS, 0.0)
-        engine = self._engine if self._workers is not None else None
         doing = ""
         if explain:
             doing = f"its event loop runs {running_code(self._thread)}; its tasks wait: {waiting_tasks(self._loop)}"
-        return Report(
-            stands_still=stands_still,
-            progress=self._num_ended + (engine.num_turns if engine else 0),
-            resident_tokens=engine.resident_tokens if engine else 0,
-            turns=engine.take_new() if engine else [],
-            metrics=self._metrics(engine) if engine else {},
-            doing=doing,
-        )
+        report = Report(stands_still=stands_still, doing=doing)
+        if (parts := self._parts) is not None:
+            report = replace(
+                report,
+                progress=self._num_ended + parts.recalling.num_turns + self._guests.num_turns,
+                resident_tokens=parts.recalling.resident_tokens + self._guests.resident_tokens,
+                turns=parts.recalling.take_new(),
+                metrics=self._metrics(parts),
+                guests=len(self._guests),
+                guest_turns=self._guests.num_running,
+                needs_help=getattr(parts.engine, "is_being_replaced", False),
+            )
+        return report
+
+    async def offer(self, room: Mapping[Any, int], *, is_draining: bool) -> None:
+        """Other workers that may sample its turns now, each with so many further trajectories."""
+        parts, name = self._running, self._name
+        parts.handing_over.helpers.offer({RayHelper(actor, name): free for actor, free in room.items()})
+        parts.handing_over.is_draining = is_draining
+
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, trajectory_id: str, images: Sequence[Any], owner: str
+    ) -> Generation:
+        """See `Guests.sample`."""
+        return await self._guests.sample(prompt, params, trajectory_id, images, owner)
+
+    async def release_guest(self, trajectory_id: str) -> None:
+        """See `Guests.release`."""
+        self._guests.release(trajectory_id)
+
+    async def dismiss(self, owner: str) -> None:
+        """See `Guests.dismiss`."""
+        self._guests.dismiss(owner)
 
     async def close(self) -> None:
         """Release tools, reward and engine."""
         for task in list(self._playing.values()):
             task.cancel()
-        if self._workers is not None:
-            await self._workers.close()
+        if self._parts is not None:
+            await self._parts.workers.close()
 
     @property
-    def _running(self) -> LocalWorkers:
-        assert self._workers is not None, "started"
-        return self._workers
+    def _running(self) -> Parts:
+        assert self._parts is not None, "started"
+        return self._parts
 
-    def _metrics(self, engine: RecallingEngine) -> dict[str, float]:
-        budget = getattr(engine.engine, "budget", None)
+    @staticmethod
+    def _metrics(parts: Parts) -> dict[str, float]:
+        budget = getattr(parts.engine, "budget", None)
         restarts = {f"engine_{kind}": float(count) for kind, count in (budget.counts if budget else {}).items()}
-        return restarts | {"recalled_turns": float(engine.num_recalled)}
+        return restarts | {
+            "recalled_turns": float(parts.recalling.num_recalled),
+            "handed_over_turns": float(parts.handing_over.helpers.num_turns),
+        }
 
     async def _beats(self) -> None:
         while True:

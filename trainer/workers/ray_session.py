@@ -61,11 +61,11 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
         options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
         if config.address is None:
             cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))
-            ray.init(num_cpus=cpus, include_dashboard=False, **options)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
         else:
             _join(ray, config.address, options)
     try:
-        check_room(_without(nodes(), reserved, on_nodes), config, gpus)
+        check_workers_fit(config, gpus, reserved, on_nodes)
     except UserError:
         if is_ours:
             ray.shutdown()
@@ -122,6 +122,11 @@ def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
             "with `ray start --address=...`, or lower learner.ranks or learner.nodes."
         )
     return chosen
+
+
+def check_workers_fit(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> None:
+    """Raises `UserError` where the cluster cannot hold the workers; see `connect`."""
+    check_room(_without(nodes(), reserved, on_nodes), config, gpus)
 
 
 def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> None:

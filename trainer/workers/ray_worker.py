@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,18 @@ class WorkerLost(Exception):
 
 
 class RayWorker:
-    """`gpus` of the actor; `stall_seconds` without any progress are too long."""
+    """`gpus` of the actor; `stall_seconds` without any progress are too long. While others have to sample its turns,
+    it is told `who_helps`: actors, and how many trajectories each has room for."""
 
-    def __init__(self, make: MakeReplica, config: WorkersConfig, *, gpus: float, stall_seconds: float) -> None:
+    def __init__(
+        self,
+        make: MakeReplica,
+        config: WorkersConfig,
+        *,
+        gpus: float,
+        stall_seconds: float,
+        who_helps: Callable[[RayWorker], Mapping[Any, int]],
+    ) -> None:
         import ray
 
         self.orders: set[OpenOrder] = set()
@@ -47,6 +56,10 @@ class RayWorker:
         self.limit: ConcurrencyLimit | None = None
         """None until it is ready."""
         self.metrics: dict[str, float] = {}
+        self.guests = 0
+        """Trajectories of other workers that it has."""
+        self._who_helps = who_helps
+        self._drains_until: float | None = None
         self._config = config
         self._stall_seconds = stall_seconds
         self._started: Started | None = None
@@ -57,7 +70,7 @@ class RayWorker:
         """It can map the weights of this process; None: not known yet."""
         remote: Any = ray.remote
         actor = remote(concurrency_groups={"watch": 1})(Replica)
-        self._actor = actor.options(
+        self.actor = actor.options(
             num_cpus=config.cpus, num_gpus=gpus, max_concurrency=_ALL_AT_ONCE, scheduling_strategy="SPREAD"
         ).remote(make)
 
@@ -66,15 +79,39 @@ class RayWorker:
         return self._lost.is_set()
 
     @property
+    def is_draining(self) -> bool:
+        return self._drains_until is not None
+
+    @property
     def in_flight(self) -> int:
         """Episodes that it was given and that did not end."""
         return sum(len(order.missing) for order in self.orders)
+
+    @property
+    def node(self) -> str | None:
+        """Ray's id of its node, once it has started."""
+        return self._started.node if self._started else None
+
+    def drain(self) -> None:
+        """From now on others sample its turns, as far as they have room. `watch` returns when its episodes have ended,
+        or have not within `workers.drain_seconds`."""
+        if not self.is_draining:
+            self._drains_until = asyncio.get_running_loop().time() + self._config.drain_seconds
+            self._ask_for_help()
+
+    def dismiss(self, lost: RayWorker) -> None:
+        """Forget the trajectories of a worker that is no more."""
+        if not self.is_lost and lost._started is not None:
+            self.actor.dismiss.remote(lost._started.actor)
+
+    def _ask_for_help(self) -> None:
+        self.actor.offer.remote(self._who_helps(self), is_draining=self.is_draining)
 
     async def start(self) -> Started:
         """Load the model. Raises `UserError`, and `WorkerLost` where the actor dies or takes too long."""
         try:
             started: Started = await asyncio.wait_for(
-                self._ask(self._actor.start.remote()), timeout=self._config.start_seconds
+                self._ask(self.actor.start.remote()), timeout=self._config.start_seconds
             )
         except TimeoutError as error:
             raise WorkerLost(
@@ -102,7 +139,7 @@ class RayWorker:
         self.orders.discard(order)
 
     async def _stream(self, order: OpenOrder) -> AsyncIterator[Trajectory]:
-        stream = self._actor.play.options(num_returns="streaming").remote(order.rest(), order.turns)
+        stream = self.actor.play.options(num_returns="streaming").remote(order.rest(), order.turns)
         while True:
             try:
                 reference = await self._ask(anext(stream))
@@ -114,7 +151,7 @@ class RayWorker:
         """Nobody waits for it any more."""
         self.orders.discard(order)
         if not self.is_lost:
-            self._actor.abort.remote(order.order.group_id)
+            self.actor.abort.remote(order.order.group_id)
 
     async def update_weights(self, published: Published) -> None:
         """Through memory of this host where the worker can map it."""
@@ -122,7 +159,7 @@ class RayWorker:
             self._maps = self._is_of_this_node()
         if self._maps:
             try:
-                await self._ask(self._actor.update_weights.remote(published.shared, published.version))
+                await self._ask(self.actor.update_weights.remote(published.shared, published.version))
             except CannotMap as error:
                 _log.warning("New weights go to a worker through Ray's object store from now on: %s.", error)
                 self._maps = False
@@ -131,16 +168,16 @@ class RayWorker:
 
     async def _update_through_store(self, published: Published) -> None:
         references = await published.references()
-        await self._ask(self._actor.update_weights.remote(references, published.version))
+        await self._ask(self.actor.update_weights.remote(references, published.version))
 
     async def pause(self) -> None:
-        await self._ask(self._actor.pause.remote())
+        await self._ask(self.actor.pause.remote())
 
     async def resume(self) -> None:
-        await self._ask(self._actor.resume.remote())
+        await self._ask(self.actor.resume.remote())
 
     async def watch(self) -> None:
-        """Ask again and again how it is doing. Ends only by `WorkerLost`."""
+        """Ask again and again how it is doing. Returns when it is drained; else ends only by `WorkerLost`."""
         clock = asyncio.get_running_loop().time
         progress, since = -1, clock()
         while True:
@@ -149,6 +186,12 @@ class RayWorker:
                 raise WorkerLost("died", self._cause)
             report = await self._report()
             self._take(report)
+            if self._drains_until is not None:
+                is_empty = not self.orders and not report.guest_turns
+                if is_empty or clock() > self._drains_until:
+                    return
+            if self.is_draining or report.needs_help:
+                self._ask_for_help()
             if report.stands_still > self._config.hang_seconds:
                 await self._raise_hung(f"its event loop stands still since {report.stands_still:.0f} s")
             if report.progress != progress or not self.in_flight:
@@ -161,7 +204,7 @@ class RayWorker:
         raise WorkerLost("hung", f"{how}: {report.doing}")
 
     async def _report(self, explain: bool = False) -> Report:
-        question = self._actor.report.options(concurrency_group="watch").remote(explain)
+        question = self.actor.report.options(concurrency_group="watch").remote(explain)
         seconds = self._config.hang_seconds
         try:
             return await asyncio.wait_for(self._ask(question), seconds)
@@ -177,10 +220,12 @@ class RayWorker:
         for turn in report.turns:
             if (order := known.get(turn.trajectory_id.rpartition("-")[0])) is not None:
                 order.remember(turn)
-        self.metrics = report.metrics
+        self.metrics, self.guests = report.metrics, report.guests
         if self.limit is not None:
             ended, self._num_ended = self._num_ended, 0
-            self.limit.observe(in_flight=self.in_flight, ended=ended, resident_tokens=report.resident_tokens)
+            self.limit.observe(
+                in_flight=self.in_flight + self.guests, ended=ended, resident_tokens=report.resident_tokens
+            )
 
     @property
     def pid(self) -> int | None:
@@ -191,7 +236,7 @@ class RayWorker:
         """Let it release what it has, then end it."""
         if not self.is_lost:
             with suppress(WorkerLost, TimeoutError):
-                await asyncio.wait_for(self._ask(self._actor.close.remote()), _CLOSE_SECONDS)
+                await asyncio.wait_for(self._ask(self.actor.close.remote()), _CLOSE_SECONDS)
         self.kill()
 
     def kill(self) -> None:
@@ -199,7 +244,7 @@ class RayWorker:
         import ray
 
         self._lost.set()
-        ray.kill(self._actor, no_restart=True)
+        ray.kill(self.actor, no_restart=True)
         # A process that is stopped does not hear that it is to end.
         if self._started is not None and self._is_of_this_node():
             _end(self._started.pid)

@@ -34,6 +34,8 @@ def ray():
     os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it ends workers when others fill the memory
     # GPUs are numbers to Ray: nothing uses them.
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     yield ray
     ray.shutdown()
