@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.handing_over import Helpers
 from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.errors import EngineError, UserError
 from agentloop.restarts import RestartBudget
@@ -30,6 +31,8 @@ class RestartingEngine:
     `copy_weights=False` no others: they never change), and is paused where the old one was. A turn goes on behind
     the tokens that are known of it: they keep their logprobs and versions. Once `budget` is spent, all turns fail.
 
+    While an engine is replaced, `helpers` sample its turns, where there are any with room.
+
     An engine that dies asleep is replaced when it is to wake: until then others need its GPU. Asleep it keeps no
     weights that are kept here; `shelf_on_host` keeps them off the GPU.
     """
@@ -42,11 +45,13 @@ class RestartingEngine:
         stall_seconds: float | None = None,
         copy_weights: bool = True,
         shelf_on_host: bool = False,
+        helpers: Helpers | None = None,
     ) -> None:
         self._make = make
         self._engine = make()
         self._stall_seconds = stall_seconds
         self._copy_weights = copy_weights
+        self._helpers = helpers
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
         self._coming: tuple[SharedWeights | list[tuple[str, torch.Tensor]], int] | None = None
@@ -89,7 +94,7 @@ class RestartingEngine:
     ) -> Generation:
         sampled: Generation | None = None
         while True:
-            engine = await self._alive()
+            engine = await self._sampler()
             try:
                 turn = await self._attempt(engine, prompt, params, sampled, trajectory_id, images)
                 return _joined(sampled, turn)
@@ -102,7 +107,7 @@ class RestartingEngine:
 
     async def _attempt(
         self,
-        engine: Engine,
+        engine: Engine | Helpers,
         prompt: Sequence[int],
         params: SamplingParams,
         sampled: Generation | None,
@@ -112,6 +117,8 @@ class RestartingEngine:
         if sampled is not None:
             prompt, params = [*prompt, *sampled.ids], _rest(params, len(sampled.ids))
         turn = engine.generate(prompt, params, trajectory_id=trajectory_id, images=images)
+        if engine is self._helpers:
+            return await turn
         if not self._running:
             self._progress()
         self._running += 1
@@ -211,23 +218,42 @@ class RestartingEngine:
         else:
             await self._die_asleep(cause)
 
-    async def _alive(self) -> Engine:
+    @property
+    def is_being_replaced(self) -> bool:
+        """Turns wait, or are sampled by helpers."""
+        return self._replacing is not None
+
+    async def _sampler(self) -> Engine | Helpers:
         if self._died_asleep:
             await self._awake.wait()
-        if self._replacing is not None:
-            await asyncio.shield(self._replacing)
+        await self._back_or_helped()
+        if self._replacing is not None and self._helpers is not None:
+            return self._helpers
         if self._failure is not None:
             raise EngineError(self._failure)
         return self._engine
 
-    async def _replace(self, engine: Engine, kind: str, cause: str) -> None:
+    async def _replace(self, engine: Engine | Helpers, kind: str, cause: str) -> None:
         """Once for all turns that noticed, and to the end even where they are cancelled meanwhile."""
         if engine is not self._engine or self._failure is not None:
             return
         if self._replacing is None:
             self._lost.set()
             self._replacing = asyncio.create_task(self._replace_alone(engine, kind, cause))
-        await asyncio.shield(self._replacing)
+        await self._back_or_helped()
+
+    async def _back_or_helped(self) -> None:
+        """Until there is an engine again, or a helper has room."""
+        if self._replacing is None:
+            return
+        if self._helpers is None:
+            await asyncio.shield(self._replacing)
+            return
+        helped = asyncio.create_task(self._helpers.come())
+        try:
+            await asyncio.wait((self._replacing, helped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            helped.cancel()
 
     async def _replace_alone(self, engine: Engine, kind: str, cause: str) -> None:
         try:

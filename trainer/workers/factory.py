@@ -52,14 +52,15 @@ def make_replica(config: RunConfig, model: Path) -> Parts:
     config = on_its_part(config)
     helpers = Helpers()
     # Weights are in the object store, which nobody writes to.
-    engine = restarting_engine(config, model, copy_weights=False)
+    engine = restarting_engine(config, model, copy_weights=False, helpers=helpers)
     handing_over = HandingOverEngine(engine, helpers)
     recalling = RecallingEngine(handing_over)
     return Parts(LocalWorkers(Episodes.load(config, model), recalling), recalling, handing_over, engine)
 
 
-def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool) -> Engine:
-    """The engine of the config, started anew where it can die without this process."""
+def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool, helpers: Helpers | None = None) -> Engine:
+    """The engine of the config, started anew where it can die without this process. Meanwhile `helpers` sample its
+    turns."""
     if config.engine.name not in _GPU_ENGINES:
         return make_engine(config, model)
     sleeps = config.placement.sleeps
@@ -71,6 +72,7 @@ def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool) -> 
         budget=RestartBudget(config.workers.max_restarts),
         stall_seconds=stall_seconds(config),
         copy_weights=copy_weights,
+        helpers=helpers,
         shelf_on_host=sleeps,  # on the GPU it would stay there in everybody's turn
     )
 

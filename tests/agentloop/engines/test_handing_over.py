@@ -7,6 +7,7 @@ import pytest
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.handing_over import HandingOverEngine, Helpers, with_most_room
+from agentloop.engines.restarting import RestartingEngine
 from agentloop.engines.scripted import ScriptedEngine
 
 STOP = 9
@@ -107,3 +108,46 @@ async def test_whoever_waits_for_a_helper_hears_when_one_has_room():
     helpers.offer({})
     with pytest.raises(EngineDead, match="no other worker has room"):
         await helpers.generate([5], PARAMS, trajectory_id="x")
+
+
+class Dying(ScriptedEngine):
+    """Ends in its first turn, two tokens after its beginning; what follows it starts when the test says so."""
+
+    def __init__(self, ready):
+        super().__init__([[1, STOP]])
+        self.ready, self.dies = ready, not ready
+
+    async def start(self):
+        for event in self.ready:
+            await event.wait()
+
+    async def generate(self, prompt, params, **rest):
+        if self.dies:
+            raise EngineDead("killed", said(6, version=0))
+        return await super().generate(prompt, params, **rest)
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_others_sample_the_turns_of_an_engine_that_is_being_replaced():
+    back, helpers = asyncio.Event(), Helpers()
+    engines = iter([Dying([]), Dying([back])])
+    engine = RestartingEngine(lambda: next(engines), helpers=helpers)
+    await engine.start()
+    params = SamplingParams(max_tokens=8, stop_token_ids=(3,), seed=1)
+    turn = asyncio.create_task(engine.generate([5], params, trajectory_id="x"))
+    await until(lambda: engine.is_being_replaced)
+    helpers.offer({(gone := Other(2, goes=True)): 1})
+    await until(lambda: gone.asked)
+    helpers.offer({(other := Other(3)): 1})
+    assert list((await turn).ids) == [6, STOP, 3, STOP], "behind the tokens of the dead engine"
+    assert list((await turn).versions) == [0, 0, 3, 3]
+    assert gone.asked == other.asked == [("x", [5, 6, STOP])]
+    assert engine.is_being_replaced
+    back.set()
+    await until(lambda: not engine.is_being_replaced)
+    assert (await engine.generate([5], params, trajectory_id="x")).ids[0] == 1
+    await engine.close()
