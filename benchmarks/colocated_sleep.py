@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -50,8 +51,7 @@ def reward(trajectory: Any, task: Any) -> float:
 def config_of(args: argparse.Namespace, model: Path) -> RunConfig:
     here, cuda = Path(__file__).absolute(), torch.cuda.is_available()
     options: dict[str, Any] = {"vllm": {"gpu_memory_utilization": args.engine_share}, "hf": {}}[args.engine]
-    if args.eager:
-        options["enforce_eager"] = True
+    options |= args.engine_options
     return RunConfig.model_validate(
         {
             "model": str(model),
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["vllm", "hf"], default="vllm")
     parser.add_argument("--engine-share", type=float, default=0.85, help="of the GPU's memory, while it is awake")
     parser.add_argument("--awake", action="store_true", help="nobody sleeps: both have to fit")
-    parser.add_argument("--eager", action="store_true", help="vLLM without graphs, which starts sooner")
+    parser.add_argument("--engine-options", type=json.loads, default={}, help="as JSON")
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--budget", type=int, default=16384)

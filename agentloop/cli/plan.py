@@ -36,6 +36,7 @@ def plan(
     """Nothing is loaded but the model's config.json."""
     from agentloop.cli.plan_report import print_found
     from agentloop.cli.recipe import load_run_config
+    from agentloop.trainer.placement.derive import wanted_sleep
     from agentloop.trainer.planning import gpus as known_gpus
     from agentloop.trainer.planning.search import Cluster, search
 
@@ -44,7 +45,13 @@ def plan(
         raise UserError(
             f"--engine-gpus {engine_gpus} leaves none of {gpus} GPUs to train on. Lower it, or raise --gpus."
         )
-    cluster = Cluster(gpu=known_gpus.find(gpu), gpus=gpus, gpus_per_node=gpus_per_node, engine_gpus=engine_gpus)
+    cluster = Cluster(
+        gpu=known_gpus.find(gpu),
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        engine_gpus=engine_gpus,
+        sleep=wanted_sleep(config),
+    )
     run = _run(config, mean_tokens, sampled)
     if measured is not None:
         run = _calibrated(run, config, cluster, measured, measured_gpus)
@@ -125,6 +132,7 @@ def _plain(found: Found, own: Estimate | str) -> dict[str, Any]:
 
 
 def _plain_estimate(estimate: Estimate) -> dict[str, Any]:
-    learner = {f"learner.{name}": value for name, value in estimate.layout.settings().items()}
     memory = asdict(estimate.training) | {"total": estimate.training.total}
-    return asdict(estimate) | {"settings": learner, "training": memory}
+    plain = asdict(estimate) | {"settings": estimate.settings(), "training": memory}
+    sharing = estimate.sharing
+    return plain | {"sharing": {"sleeps": sharing.sleeps, "handover_seconds": sharing.handover_seconds}}

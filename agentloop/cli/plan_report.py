@@ -8,6 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from agentloop.trainer.planning.sharing import ASLEEP
+
 if TYPE_CHECKING:
     from agentloop.trainer.planning.search import Cluster, Estimate, Found, Run
 
@@ -40,7 +42,7 @@ def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, t
         console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
         best = found.fitting[0]
         _print_layout(console, "Best", best)
-        settings = " ".join(f"learner.{name}={value}" for name, value in best.layout.settings().items())
+        settings = " ".join(f"{name}={value}" for name, value in best.settings().items())
         console.print(f"  {settings}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(
@@ -58,6 +60,17 @@ def _print_layout(console: Console, title: str, found: Estimate) -> None:
     if parts := _parts(found):
         memory += f": {parts}"
     console.print(memory, markup=False, highlight=False, soft_wrap=True)
+    if found.sharing.sleeps and not found.obstacle:
+        console.print(f"  {_turns(found)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _turns(found: Estimate) -> str:
+    sharing = found.sharing
+    return (
+        f"in turns: asleep engines hold {ASLEEP / _GIB:.1f} GiB; while they sample, "
+        f"{sharing.learner_away / _GIB:.1f} GiB of the learner are on the host, for each of its GPUs. Handing over "
+        f"takes about {_seconds(sharing.handover_seconds)} s of a step"
+    )
 
 
 def _best_of_each_kind(estimates: list[Estimate]) -> list[Estimate]:
@@ -88,10 +101,11 @@ def _table(estimates: list[Estimate], *, shares: bool) -> Table:
             found.layout.offload,
             str(found.layout.token_budget),
             f"{found.training.total / _GIB:.1f}",
-            f"TP{found.engine_tensor} {(found.engine_weights + max(found.cache, 0)) / _GIB:.1f}",
+            f"TP{found.engine_tensor} {(found.engine_weights + max(found.cache, 0)) / _GIB:.1f}"
+            f"{'*' if found.sharing.sleeps else ' '}",
             *map(_seconds, (found.rollout_seconds, found.training_seconds, found.step_seconds)),
         )
-    beside = ", in what the learner leaves" if shares else ""
+    beside = ", in what the learner leaves; * in turns with the learner (placement.sleep)" if shares else ""
     table.caption = f"engine GiB: weights and cache{beside}"
     return table
 

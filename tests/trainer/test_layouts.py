@@ -1,7 +1,9 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from agentloop.trainer.planning.gpus import find
 from agentloop.trainer.planning.layouts import Layout, candidates, check, problems
 from agentloop.trainer.planning.memory import Precision
 from agentloop.trainer.planning.model_shape import ModelShape
-from agentloop.trainer.planning.search import Cluster, Run, estimated, search
+from agentloop.trainer.planning.search import Cluster, Estimate, Run, estimated, search
 from agentloop.trainer.planning.step_time import Work, training_seconds
 
 SHAPE = ModelShape(
@@ -97,7 +99,8 @@ def test_what_fits_is_ranked_and_what_does_not_is_explained():
     seconds = [estimate.step_seconds for estimate in found.fitting]
     assert all(later > 0.98 * earlier for earlier, later in pairwise(seconds))
     for estimate in found.fitting:
-        used = estimate.training.total + estimate.engine_weights + estimate.cache
+        learner, engine = estimate.training.total, estimate.engine_weights + estimate.cache
+        used = max(learner, engine) if estimate.sharing.sleeps else learner + engine
         assert used < cluster.gpu.memory
         assert not list(problems(estimate.layout, SHAPE))
     assert any("activations" in reason for reason in found.obstacles)
@@ -105,9 +108,35 @@ def test_what_fits_is_ranked_and_what_does_not_is_explained():
 
 
 def test_a_small_gpu_fits_nothing_and_says_that_weights_are_too_much():
-    found = search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1), ("fsdp",))
+    found = search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1, sleep=False), ("fsdp",))
     assert not found.fitting
     assert found.obstacles.most_common(1)[0][0].endswith("weights, gradients and optimizer alone.")
+
+
+def test_engines_sleep_where_both_do_not_fit_or_a_larger_cache_pays_for_it():
+    def on(sleep: bool | Literal["auto"], budget: int, **run: object) -> Estimate:
+        cluster = Cluster(gpu=find("H200"), gpus=8, sleep=sleep)
+        return estimated(replace(_run(), **run), cluster, Layout(gpus=8, token_budget=budget), 1)  # type: ignore[arg-type]
+
+    assert on("auto", 16384) == on(False, 16384)
+    awake, asleep = on(False, 24000), on(True, 24000)
+    assert "beside the learner has no room" in awake.obstacle
+    assert not asleep.obstacle
+    assert on("auto", 24000) == asleep
+    assert asleep.settings()["placement.sleep"] is True
+    moved = (12 + 12) * SHAPE.parameters / 8 + 4 * SHAPE.parameters  # weights and moments, there and back; shelf
+    assert asleep.step_seconds == pytest.approx(asleep.training_seconds + asleep.rollout_seconds + moved / 25e9)
+    assert asleep.cache == pytest.approx(find("H200").memory - 2 * SHAPE.parameters * (1 + 1 / 8) - 4.5 * 2**30)
+    # Both fit, but the cache that is left then holds a sixth of the episodes.
+    many = {"work": replace(WORK, trajectories=8192), "concurrency": 2048}
+    assert not on(False, 16384, **many).obstacle
+    assert on("auto", 16384, **many) == on(True, 16384, **many)
+
+
+def test_in_turns_weights_and_new_weights_must_fit_beside_the_learners_own():
+    found = estimated(_run(), Cluster(gpu=find("RTX-4090"), gpus=8, sleep=True), Layout(gpus=8), 1)
+    assert found.obstacle
+    assert search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1), ("fsdp",)).fitting[0].layout.offload == "all"
 
 
 def test_engines_of_their_own_work_at_the_same_time():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from agentloop.errors import UserError
 from agentloop.trainer.placement.placement import LayoutName, Placement
@@ -24,7 +25,10 @@ class Placed:
     obstacle: str
     """Why it does not fit into memory; empty where it does."""
     engine_memory: float
-    """Bytes of a GPU that an engine may use beside the learner."""
+    """Bytes of a GPU that an engine may use beside the learner, or in its turn."""
+    sleeps: bool = False
+    """They take turns on the GPUs that they share."""
+    handover_seconds: float = 0.0
 
 
 def derive(config: RunConfig, run: Run, gpu: Gpu) -> Placed:
@@ -125,6 +129,7 @@ def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Pl
         gpus=placement.learner_gpus + (engine_gpus if is_separate else 0),
         gpus_per_node=placement.gpus_per_node,
         engine_gpus=engine_gpus if is_separate else 0,
+        sleep=wanted_sleep(config),
     )
     layout = _learner_layout(config, placement)
     one = estimated(run, cluster, layout, placement.engine_tensor)
@@ -135,5 +140,21 @@ def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Pl
         rollout = one.rollout_seconds * max(placement.learner_gpus // placement.engine_size, 1) / placement.num_engines
         shared = placement.shared_engines / placement.num_engines
         seconds = max(rollout + shared * one.training_seconds, one.training_seconds)
-    beside = 0.0 if is_separate else one.training.total
-    return Placed(placement, seconds, one.training_seconds, rollout, one.obstacle, gpu.memory - beside)
+        if one.sharing.sleeps:  # all engines do
+            seconds = rollout + one.training_seconds + one.sharing.handover_seconds
+    return Placed(
+        placement,
+        seconds,
+        one.training_seconds,
+        rollout,
+        one.obstacle,
+        engine_memory=gpu.memory - one.sharing.beside_engine,
+        sleeps=one.sharing.sleeps,
+        handover_seconds=one.sharing.handover_seconds,
+    )
+
+
+def wanted_sleep(config: RunConfig) -> bool | Literal["auto"]:
+    """What `placement.sleep` leaves open: engines that always sample cannot sleep."""
+    wanted = config.placement.sleep
+    return False if wanted == "auto" and config.staleness.mode == "partial" else wanted

@@ -104,7 +104,11 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
             "learner": config.learner.model_copy(update=learner),
             "engine": config.engine.model_copy(update={"options": options}),
             "placement": config.placement.model_copy(
-                update={"layout": placement.layout, "learner_gpus": placement.learner_gpus}
+                update={
+                    "layout": placement.layout,
+                    "learner_gpus": placement.learner_gpus,
+                    "sleep": placed.sleeps,
+                }
             ),
         }
     )
@@ -112,10 +116,16 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
 
 def lines(placed: Placed) -> dict[str, str]:
     """For people."""
-    return placed.placement.lines() | {
-        "a step": f"about {placed.step_seconds:.1f} s: {placed.training_seconds:.1f} s of training, "
-        f"{placed.rollout_seconds:.1f} s of rollout (estimated)"
-    }
+    turns = "engines sleep while the learner trains, the learner while they sample: about "
+    sleep = {"turns": f"{turns}{placed.handover_seconds:.1f} s a step (estimated)"} if placed.sleeps else {}
+    return (
+        placed.placement.lines()
+        | sleep
+        | {
+            "a step": f"about {placed.step_seconds:.1f} s: {placed.training_seconds:.1f} s of training, "
+            f"{placed.rollout_seconds:.1f} s of rollout (estimated)"
+        }
+    )
 
 
 def _gpu(config: RunConfig) -> Gpu:

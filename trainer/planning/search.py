@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentloop.trainer.learner import BackendName
 from agentloop.trainer.planning.flops import ModelFlops
 from agentloop.trainer.planning.gpus import Gpu
 from agentloop.trainer.planning.layouts import Layout, candidates, problems
-from agentloop.trainer.planning.memory import OUTSIDE, Precision, TrainingMemory, training_memory
+from agentloop.trainer.planning.memory import Precision, TrainingMemory, training_memory
 from agentloop.trainer.planning.model_shape import ModelShape
+from agentloop.trainer.planning.sharing import Sharing
 from agentloop.trainer.planning.step_time import Work, rollout_seconds, training_seconds
-
-_GIB = 2**30
-_ENGINE_OVERHEAD = 3 * _GIB
-"""Of an engine beside weights and cache: CUDA context, graphs, activations."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -28,6 +25,8 @@ class Cluster:
     gpus: int
     gpus_per_node: int = 8
     engine_gpus: int = 0
+    sleep: bool | Literal["auto"] = "auto"
+    """Engines on the learner's GPUs sleep while it trains; auto: where only that fits, or is faster."""
 
     @property
     def learner_gpus(self) -> int:
@@ -69,8 +68,14 @@ class Estimate:
     training_seconds: float
     rollout_seconds: float
     step_seconds: float
+    sharing: Sharing
     obstacle: str = ""
     """Why it does not fit."""
+
+    def settings(self) -> dict[str, str | int | bool]:
+        """Of a config, that say this."""
+        learner = {f"learner.{name}": value for name, value in self.layout.settings().items()}
+        return learner | ({"placement.sleep": True} if self.sharing.sleeps else {})
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,6 +121,15 @@ def _engine_tensors(shape: ModelShape, cluster: Cluster) -> list[int]:
 
 def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) -> Estimate:
     """Memory and time of one layout."""
+    ways: tuple[bool, ...] = (False, True) if cluster.sleep == "auto" else (cluster.sleep,)
+    every = [_estimated(run, cluster, layout, engine_tensor, sleeps=way) for way in ways]
+    if cluster.engine_gpus:
+        return every[0]
+    fitting = [estimate for estimate in every if not estimate.obstacle]
+    return min(fitting, key=lambda estimate: estimate.step_seconds, default=every[-1])
+
+
+def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *, sleeps: bool) -> Estimate:
     shape, work, gpu = run.shape, run.work, cluster.gpu
     micro_batches = work.micro_batches(layout)
     whole = shape.parameters * (run.precision.compute + 4)
@@ -128,34 +142,37 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
         # As the learner decides where nothing is said.
         gather_once=whole <= gpu.memory / 4,
     )
-    weights = 2 * shape.parameters / engine_tensor
     shares = not cluster.engine_gpus
-    cache = gpu.memory - weights - _ENGINE_OVERHEAD - (training.total + OUTSIDE if shares else 0.0)
+    sharing = Sharing(
+        gpu=gpu,
+        training=training,
+        engine_weights=2 * shape.parameters / engine_tensor,
+        shelf=_shelf(shape, layout, cluster, sleeps=sleeps),
+        is_shared=shares,
+        sleeps=sleeps and shares,
+    )
     engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
     per_token = shape.kv_bytes_per_token / engine_tensor
-    slots = min(max(cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
+    slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
     train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale)
     rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu)
     return Estimate(
         layout=layout,
         engine_tensor=engine_tensor,
         training=training,
-        engine_weights=weights,
-        cache=cache,
+        engine_weights=sharing.engine_weights,
+        cache=sharing.cache,
         slots=slots,
         training_seconds=train,
         rollout_seconds=rollout,
-        step_seconds=train + rollout if shares else max(train, rollout),
-        obstacle=_obstacle(training, gpu, cache, per_token * work.longest, shares=shares),
+        step_seconds=train + rollout + sharing.handover_seconds if shares else max(train, rollout),
+        sharing=sharing,
+        obstacle=sharing.obstacle(per_token * work.longest),
     )
 
 
-def _obstacle(training: TrainingMemory, gpu: Gpu, cache: float, longest: float, *, shares: bool) -> str:
-    if training.total + OUTSIDE > gpu.memory:
-        kept = training.weights + training.compute_weights + training.gradients + training.optimizer
-        what = "weights, gradients and optimizer alone" if kept > gpu.memory else "activations beside the weights"
-        return f"The learner needs more than a GPU has ({gpu.memory / _GIB:.0f} GiB): {what}."
-    if cache < longest:
-        beside = " beside the learner" if shares else ""
-        return f"The engine{beside} has no room for the cache of one episode of the longest kind."
-    return ""
+def _shelf(shape: ModelShape, layout: Layout, cluster: Cluster, *, sleeps: bool) -> float:
+    """Bytes on a GPU of the learner: spread over its ranks of a node."""
+    if layout.offload == "all" or (sleeps and layout.gpus == 1):
+        return 0.0
+    return 2 * shape.parameters / min(layout.gpus, cluster.gpus_per_node)

@@ -52,3 +52,14 @@ def test_plan_says_what_is_wrong(capsys, arguments, said):
 def test_an_impossible_layout_of_the_recipe_is_named(capsys, tmp_path: Path):
     assert _plan(_TINY, "--gpus", 3, "learner.backend=megatron", "learner.tensor_parallel=2") == 0
     assert "impossible: " in capsys.readouterr().out
+
+
+def test_plan_says_where_engine_and_learner_take_turns(capsys):
+    fits, sleeps = "it fits, about", "in turns: asleep engines hold 2.0 GiB"
+    for memory, override, said in (("6", "", False), ("4.7", "", True), ("6", "placement.sleep=true", True)):
+        _plan(_TINY, "--gpus", 1, "--gpu", f"RTX-4090:{memory}", "--backend", "fsdp", *filter(None, [override]))
+        shown = capsys.readouterr().out
+        assert fits in shown
+        assert (sleeps in shown) == said
+    _plan(_TINY, "--gpus", 1, "--gpu", "RTX-4090:4.7", "--backend", "fsdp", "placement.sleep=false")
+    assert "The engine beside the learner has no room" in capsys.readouterr().out

@@ -200,3 +200,25 @@ def test_a_machine_without_gpus_can_ask_for_those_of_others(config, sums_model, 
     result, placed = place(config("placement={n_gpus: 8, gpu: H200}"), sums_model)
     assert placed is not None
     assert result.workers.count == placed.placement.num_engines
+
+
+def test_engines_sleep_where_both_do_not_fit_and_then_have_nearly_all_of_the_gpu(config):
+    def on_two(*overrides, sleep="auto"):
+        return config(f"placement={{n_gpus: 2, layout: colocated, sleep: {sleep}}}", *overrides)
+
+    fits, tight = on_two(), on_two('learner.checkpointing="off"')
+    assert not derive(fits, planned(fits, SHAPE), H200).sleeps
+    placed = derive(tight, planned(tight, SHAPE), H200)
+    assert placed.sleeps
+    result = with_placement(tight, placed, H200)
+    assert result.placement.sleep is True
+    assert result.engine.options["gpu_memory_utilization"] > 0.8
+    assert "engines sleep while the learner trains" in lines(placed)["turns"]
+    assert with_placement(fits, derive(fits, planned(fits, SHAPE), H200), H200).placement.sleep is False
+    asked = on_two(sleep="true")
+    assert derive(asked, planned(asked, SHAPE), H200).sleeps
+    refused = on_two('learner.checkpointing="off"', sleep="false")
+    partial = on_two('learner.checkpointing="off"', "staleness={mode: partial, allow_uncorrected: true}")
+    for settings in (refused, partial):
+        with pytest.raises(UserError, match=r"cannot be placed on 2 GPUs.*engine beside the learner has no room"):
+            derive(settings, planned(settings, SHAPE), H200)
