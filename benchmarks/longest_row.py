@@ -4,9 +4,9 @@
     PYTHONPATH=<verl 0.9.1 and its dependencies> python benchmarks/longest_row.py --engine verl --fused triton
 
 A step is one micro-batch: all tokens in one row of sequences with lognormal lengths, the last quarter of each trained.
-The peak of two short rows says how much memory a token takes, and so which row should just fit: a little less is tried,
-and where memory does not do, 3 % less, until a row fits. The first step, which makes the state of the optimizer and
-compiles, is not timed. Tokens a second are of one step.
+Rows become longer until memory does not do, then the bounds close in: a row of a quarter of a million tokens takes half
+a minute, so `--first` is best near what is expected. The first steps, which make the state of the optimizer and compile,
+are not timed. Tokens a second are of one step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Step = Callable[[TrainBatch], float]
 """Returns the norm of the gradient."""
 _ANY = 10**9
 """Token budget that no row reaches."""
-_SHARE = 0.985
-"""Of the row that should just fit: what is tried first."""
-_LESS = 0.97
+_CLOSE = 1.05
+"""Times the longest row that fits: a row that does not."""
+_SHORTEST = 4096
 
 
 class Agentloop:
@@ -113,46 +113,29 @@ def estimated_gib(tokens: int, mode: str, args: argparse.Namespace) -> float:
     return training_memory(ModelShape.from_config(model_config(args.model)), layout, micro_batches=1).total / 2**30
 
 
-def fitting(first: dict[str, Any], second: dict[str, Any]) -> int:
-    """Tokens of the row that should just fit, if the peak grows as it did between two rows."""
-    free, _ = torch.cuda.mem_get_info()
-    whole = (free + torch.cuda.memory_reserved()) / 2**30
-    per_token = (second["memory_peak_gib"] - first["memory_peak_gib"]) / (second["tokens"] - first["tokens"])
-    return int(second["tokens"] + (whole - second["memory_peak_gib"]) / per_token)
-
-
-def search(step: Step, mode: str, args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
-    """All rows of one mode, one after the other, each given to `keep`."""
-
-    def tried(tokens: int) -> dict[str, Any]:
-        line = {"mode": mode} | attempt(step, tokens, args)
-        if args.engine == "agentloop":
-            line["estimated_gib"] = estimated_gib(tokens, mode, args)
-        keep(line)
-        return line
-
-    attempt(step, 2048, args)
-    attempt(step, min(args.probe), args)
-    lines = [tried(tokens) for tokens in args.probe]
-    if not torch.cuda.is_available():
-        return
-    should_fit = fitting(*lines)
-    keep({"mode": mode, "should_just_fit": should_fit})
-    if mode in args.probe_only:
-        return
-    tokens = min(round(_SHARE * should_fit), args.most)
-    while not tried(tokens // 128 * 128)["fits"]:
-        tokens = round(_LESS * tokens)
+def search(try_row: Callable[[int], bool], first: int, most: int) -> None:
+    """Rows twice as long each until one does not fit or `most` does, then between the longest that fits and the
+    shortest that does not, until they are `_CLOSE`."""
+    low, high = 0, most * 2
+    tokens = first
+    while True:
+        if try_row(tokens):
+            low = tokens
+        else:
+            high = tokens
+        if low >= most or (low and high <= _CLOSE * low) or high < _SHORTEST:
+            return
+        tokens = min(2 * low, most) if high > most else (low + high) // 2
+        tokens = tokens // 128 * 128 or 128
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["agentloop", "verl"], default="agentloop")
     parser.add_argument("--model", choices=SHAPES, default="4B")
-    parser.add_argument("--probe", type=int, nargs=2, default=[32768, 65536], help="tokens of the two short rows")
+    parser.add_argument("--first", type=int, default=131_072, help="tokens of the first row")
     parser.add_argument("--most", type=int, default=480_000, help="beyond it 32-bit indices of attention run out")
     parser.add_argument("--checkpointing", nargs="+", default=["full"])
-    parser.add_argument("--probe-only", nargs="*", default=[], help="kinds of which no long row is tried")
     parser.add_argument("--offload", default="off", help="of agentloop; for verl off or activations")
     parser.add_argument("--fused", choices=["triton", "torch"], help="verl's fused LM head")
     parser.add_argument("--median", type=float, default=2000)
@@ -172,7 +155,18 @@ def main() -> None:
 
     engine = {"agentloop": Agentloop, "verl": Verl}[args.engine](args)
     for mode in args.checkpointing:
-        search(engine.step_in(mode), mode, args, keep)
+        step = engine.step_in(mode)
+
+        def try_row(tokens: int, step: Step = step, mode: str = mode) -> bool:
+            line = {"mode": mode} | attempt(step, tokens, args)
+            if args.engine == "agentloop":
+                line["estimated_gib"] = estimated_gib(tokens, mode, args)
+            keep(line)
+            return bool(line["fits"])
+
+        for tokens in (2048, 32768):
+            attempt(step, min(tokens, args.first), args)
+        search(try_row, args.first, args.most)
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ _KINDS = {
 
 def profile(learner: PlannedLearner, batch: TrainBatch, path: Path | None) -> dict[str, float]:
     """Seconds of one more step by the kind of kernel, and of no kernel; a table of all kernels goes to `path`."""
-    start = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        start = time.perf_counter()  # the profiler has started
         learner.step(batch)
         torch.cuda.synchronize()
         whole = time.perf_counter() - start

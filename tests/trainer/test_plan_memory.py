@@ -108,11 +108,13 @@ def test_memory_is_within_a_tenth_of_the_measured_peak(measured: Measured):
 
 
 def test_memory_of_a_row_as_long_as_a_gpu_holds():
-    result = json.loads((_RESULTS / "longest_row_4B_agentloop_full.json").read_text())["result"]
-    for row in result["rows"]:
-        layout = Layout(checkpointing="full", token_budget=row["tokens"])
+    result = json.loads((_RESULTS / "longest_row_4B_agentloop_full_sparse.json").read_text())["result"]
+    rows = [row for row in result["rows"] if row.get("fits")]
+    assert {row["mode"] for row in rows} == {"full", "sparse"}
+    for row in rows:
+        layout = Layout(checkpointing=row["mode"], token_budget=row["tokens"])
         estimate = training_memory(ModelShape.from_config(_config("4B")), layout, micro_batches=1)
-        assert estimate.total / 2**30 == pytest.approx(row["memory_peak_gib"], rel=0.1)
+        assert estimate.total / 2**30 == pytest.approx(row["memory_peak_gib"], rel=0.05)
 
 
 _FAST = [case for case in _MEASURED if case.values[0].gpus == 1 and "step_seconds" in case.values[0].line]

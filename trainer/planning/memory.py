@@ -95,14 +95,14 @@ def _stage_memory(
     kept = (_fsdp if is_fsdp else _megatron)(shape, layout, parameters, precision)
     if is_fsdp and gather_once and layout.gpus > 1 and layout.offload != "all":
         kept |= {"compute_weights": precision.compute * parameters, "gradients": _SINGLE * parameters}
-    if is_fsdp and micro_batches == 1 and layout.gpus == 1:
-        kept["gradients"] = 0.0
-    in_flight = _in_flight(layout, micro_batches, is_first=is_first)
+    activations = _activations(shape, layout, precision, _in_flight(layout, micro_batches, is_first=is_first))
+    if is_fsdp and micro_batches == 1 and layout.gpus == 1:  # activations go while gradients come
+        kept["gradients"] = max(kept["gradients"] - activations, 0.0)
     logits = min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab / layout.tensor)
     working = _working(shape, layout, precision)
     return TrainingMemory(
         **kept,
-        activations=_activations(shape, layout, precision, in_flight),
+        activations=activations,
         head=precision.compute * shape.embedding_parameters / layout.tensor if is_last else 0.0,
         working=max(logits, working) if is_last else working,
         reference=precision.compute * parameters / (layout.shards if is_fsdp else 1) if reference else 0.0,
@@ -235,7 +235,7 @@ def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
 
 def _working_in_halves(shape: ModelShape, tokens: int) -> float:
     """Numbers of one layer that `backends.recomputed` differentiates: its attention, or its MLP for a tile."""
-    kept = 3 * shape.hidden  # the input after its norm, the gradient of the output, what is between the halves
+    kept = 5 * shape.hidden  # the input before and after its norm, what is between the halves, gradients of both ends
     kept += 2 * shape.query + 2 * shape.key
     if shape.qk_norm:
         kept += shape.query + shape.key
