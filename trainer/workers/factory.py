@@ -43,6 +43,7 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes, folder: Pat
         most=config.engine.max_concurrency,
         longest=config.limits.max_tokens,
         stall_seconds=stall_seconds(config),
+        shelf_on_host=config.placement.sleeps,
         wanted=WantedCount(folder / FILE) if folder else None,
     )
 
