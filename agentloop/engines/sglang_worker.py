@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentloop.engines.shared_weights import CannotMap, MappedWeights, Overwritten, SharedWeights
-from agentloop.engines.vllm_copies import copies_of, is_as_loaded
+from agentloop.engines.weight_copies import copies_of, is_as_loaded
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import CannotMap, MappedWeights, Overwritten, SharedWeights
-from agentloop.engines.vllm_copies import copies_of, is_as_loaded
+from agentloop.engines.weight_copies import copies_of, is_as_loaded
 
 if TYPE_CHECKING:
     import torch

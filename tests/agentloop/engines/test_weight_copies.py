@@ -3,7 +3,7 @@
 import torch
 
 from agentloop.engines.shared_weights import WeightShelf
-from agentloop.engines.vllm_copies import copies_of, is_as_loaded
+from agentloop.engines.weight_copies import copies_of, is_as_loaded
 
 
 class Fused(torch.nn.Module):
