@@ -96,3 +96,7 @@ result = {
 sys.argv = ["benchmarks/two_nodes.sh", str(len(steps))]
 write("two_nodes", result)
 PYTHON
+weights = {way: steps[-1].get(f"workers/weights_{way}", 0.0) for way in ("mapped", "broadcast", "stored")}
+print("weights that reached a worker:", weights)
+assert weights["broadcast"] > len(steps) / 2, "the other node got them by broadcast"
+    "weights_that_reached_a_worker": weights,

@@ -35,6 +35,10 @@ class WorkersConfig(Config):
     drain_seconds: float = Field(default=600, ge=0)
     """A worker that is to leave ends its episodes within, while others sample its turns. What is left then is played
     again by others, from the turns that are known."""
+    weights: Literal["auto", "broadcast", "objects"] = "auto"
+    """How new weights reach workers. auto: those of the learner's host map its memory; those of other hosts get them by
+    broadcast, from GPU to GPU by NCCL, else by gloo; objects, Ray's object store, are for those that nothing else
+    reaches. The other two are for all workers."""
     max_restarts: int = Field(default=3, ge=0)
     """Of one worker or engine within an hour, for each kind of failure. A worker beyond it is given up; the run goes on
     with the others."""

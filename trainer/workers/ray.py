@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import WeightShelf
@@ -17,6 +17,7 @@ from agentloop.trainer.workers.base import GroupOrder
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.lengths import LengthMemory
+from agentloop.trainer.workers.ray_courier import Courier
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica
 from agentloop.trainer.workers.ray_seats import Seats, take_seats
@@ -42,8 +43,6 @@ class RayWorkers:
     `learner_gpus` of this node, and of further ones up to `learner_nodes`, are kept from them: CUDA must not have been
     used in this process, and sees only the former from `start` on.
 
-    `shelf_on_host` keeps published weights off the GPU of the learner.
-
     `most` is the most episodes in flight on one of them, `longest` the most tokens of a trajectory. An order waits here
     until a worker has room; those that are expected to take longest go first, and all of a group to one worker, where
     its prompt is cached.
@@ -67,7 +66,6 @@ class RayWorkers:
         most: int,
         longest: int,
         stall_seconds: float,
-        shelf_on_host: bool = False,
         wanted: WantedCount | None = None,
     ) -> None:
         self.policy_version = 0
@@ -87,13 +85,10 @@ class RayWorkers:
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenOrder] = []
         self._lengths = LengthMemory()
-        self._shelf = WeightShelf(on_host=shelf_on_host)
+        self._shelf = WeightShelf()
+        self._courier = Courier(config)
         self._weights: Published | None = None
         self._paused = False
-        self._awake = asyncio.Event()
-        self._awake.set()
-        self._starting: set[asyncio.Future[None]] = set()
-        """Workers on their way."""
         self._changing = asyncio.Lock()
         """Held while weights or pauses go out, and while a new worker gets them."""
         self._owns_ray = False
@@ -203,28 +198,15 @@ class RayWorkers:
             self._paused = False
             await self._tell_all(lambda worker: worker.resume())
 
-    async def sleep(self) -> None:
-        """See `Workers.sleep`. Those that are just being started are waited for: they need the memory once."""
-        self._awake.clear()
-        while self._starting:
-            await asyncio.wait(self._starting)
-        async with self._changing:
-            if self._failure is None:
-                await self._tell_all(lambda worker: worker.sleep())
-
-    async def wake(self) -> None:
-        """See `Workers.wake`."""
-        async with self._changing:
-            await self._tell_all(lambda worker: worker.wake())
-            self._awake.set()
-
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """See `Workers.update_weights`: written once, taken by all workers at the same time."""
         async with self._changing:
             published = Published(await asyncio.to_thread(self._shelf.put, weights), version)
             before, self._weights = self._weights, published
             try:
-                await self._tell_all(lambda worker: worker.update_weights(published))
+                if self._failure is not None:
+                    raise self._failure
+                await self._courier.bring(published, [slot.worker for slot in self._slots if slot.worker is not None])
             except Exception:
                 self._weights = before
                 raise
@@ -253,7 +235,7 @@ class RayWorkers:
         for slot in alive:
             assert slot.worker is not None
             counts.update(slot.worker.metrics)
-        return metrics | {f"workers/{name}": float(count) for name, count in counts.items()}
+        return metrics | self._courier.metrics() | {f"workers/{name}": float(count) for name, count in counts.items()}
 
     def _give_out(self) -> None:
         """Orders to the workers with most room: those whose worker was lost first, then the longest."""
@@ -289,8 +271,7 @@ class RayWorkers:
                 who_helps=lambda worker: helpers(self._slots, worker),
             )
             try:
-                async with self._staying_awake():
-                    await self._bring_up(slot, worker)
+                await self._bring_up(slot, worker)
                 if not ready.done():
                     ready.set_result(None)
                 await worker.watch()
@@ -312,25 +293,14 @@ class RayWorkers:
                 await worker.close()
                 raise
 
-    @asynccontextmanager
-    async def _staying_awake(self) -> AsyncIterator[None]:
-        """From when it is the engines' turn, which does not end before."""
-        await self._awake.wait()
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starting.add(over)
-        try:
-            yield
-        finally:
-            self._starting.discard(over)
-            over.set_result(None)
-
     async def _bring_up(self, slot: Slot, worker: RayWorker) -> None:
         """Until the worker is what all others are."""
         started = await worker.start()
         async with self._changing:
             try:
                 if self._weights is not None:
-                    await worker.update_weights(self._weights)
+                    await self._courier.bring(self._weights, [worker])
+                    worker.check()
                 if self._paused:
                     await worker.pause()
             except EngineError as error:
@@ -392,6 +362,7 @@ class RayWorkers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._courier.close()
         if self._seats is not None:
             self._seats.give_up()
             self._seats = None

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.handing_over import HandingOverEngine
 from agentloop.engines.recalling import RecallingEngine, Turn
-from agentloop.engines.shared_weights import SharedWeights
+from agentloop.engines.shared_weights import Place, SharedWeights
+from agentloop.engines.weight_broadcast import Meeting, Receiver
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray_helpers import Guests, RayHelper
 from agentloop.trainer.workers.ray_weights import weights_of
@@ -50,6 +51,7 @@ class Started:
     actor: str
     """Ray's id of it."""
     cache_tokens: int | None
+    has_gpu: bool
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -96,8 +98,10 @@ class Replica:
         self._guests = Guests(parts.engine)
         self._parts = parts
         await parts.workers.start()
+        self._receiver = Receiver(ray.util.get_node_ip_address())
         node = ray.get_runtime_context().get_node_id()
-        return Started(os.getpid(), node, self._name, getattr(parts.engine, "cache_tokens", None))
+        cache_tokens = getattr(parts.engine, "cache_tokens", None)
+        return Started(os.getpid(), node, self._name, cache_tokens, has_gpu=bool(ray.get_gpu_ids()))
 
     async def play(self, order: GroupOrder, turns: Mapping[str, Sequence[Turn]]) -> AsyncIterator[Trajectory]:
         """The trajectories of an order as they end. `turns` are recalled."""
@@ -129,17 +133,20 @@ class Replica:
     async def resume(self) -> None:
         await self._running.workers.resume()
 
-    async def sleep(self) -> None:
-        await self._running.workers.sleep()
-
-    async def wake(self) -> None:
-        await self._running.workers.wake()
-
     async def update_weights(self, weights: SharedWeights | Sequence[Any], version: int) -> None:
         """Weights that another process of this host shares, or references into the object store. Raises `CannotMap`."""
         if not isinstance(weights, SharedWeights):
             weights = weights_of(await asyncio.gather(*weights))
         await self._running.workers.update_weights(weights, version)
+
+    async def receive_weights(self, meeting: Meeting, rank: int, places: tuple[Place, ...], version: int) -> None:
+        """Of another host, which sends them now. The engine samples until they are here. Raises `BroadcastFailed`."""
+        shared = await asyncio.to_thread(self._receiver.receive, meeting, rank, places)
+        await self._running.workers.update_weights(shared, version)
+
+    async def stop_receiving(self, meeting: Meeting) -> None:
+        """The others of the group do not go on."""
+        self._receiver.leave(meeting)
 
     async def report(self, explain: bool = False) -> Report:
         """Called in the concurrency group `watch`, which has an event loop and a thread of its own."""

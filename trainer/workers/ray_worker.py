@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,16 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentloop.engines.shared_weights import CannotMap
 from agentloop.errors import AgentLoopError
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.ray_orders import OpenOrder
 from agentloop.trainer.workers.ray_replica import MakeReplica, Replica, Report, Started
-from agentloop.trainer.workers.ray_weights import Published
 from agentloop.trajectory import Trajectory
 
-_log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
 """Between two questions how a worker is doing. Its new turns come with the answer: one message for all of them."""
 _CLOSE_SECONDS = 30.0
@@ -66,8 +62,8 @@ class RayWorker:
         self._lost = asyncio.Event()
         self._cause = ""
         self._num_ended = 0
-        self._maps: bool | None = None
-        """It can map the weights of this process; None: not known yet."""
+        self.maps = True
+        """It can map the weights of this process, if it is on this node; until it turns out that it cannot."""
         remote: Any = ray.remote
         actor = remote(concurrency_groups={"watch": 1})(Replica)
         self.actor = actor.options(
@@ -153,34 +149,20 @@ class RayWorker:
         if not self.is_lost:
             self.actor.abort.remote(order.order.group_id)
 
-    async def update_weights(self, published: Published) -> None:
-        """Through memory of this host where the worker can map it."""
-        if self._maps is None:
-            self._maps = self._is_of_this_node()
-        if self._maps:
-            try:
-                await self._ask(self.actor.update_weights.remote(published.shared, published.version))
-            except CannotMap as error:
-                _log.warning("New weights go to a worker through Ray's object store from now on: %s.", error)
-                self._maps = False
-        if not self._maps:
-            await self._update_through_store(published)
+    def check(self) -> None:
+        """Raises `WorkerLost` where it is."""
+        if self.is_lost:
+            raise WorkerLost("died", self._cause)
 
-    async def _update_through_store(self, published: Published) -> None:
-        references = await published.references()
-        await self._ask(self.actor.update_weights.remote(references, published.version))
+    async def ask(self, method: str, *args: Any) -> Any:
+        """What a method of `Replica` returns. Raises what it raises, and `WorkerLost`."""
+        return await self._ask(getattr(self.actor, method).remote(*args))
 
     async def pause(self) -> None:
         await self._ask(self.actor.pause.remote())
 
     async def resume(self) -> None:
         await self._ask(self.actor.resume.remote())
-
-    async def sleep(self) -> None:
-        await self._ask(self.actor.sleep.remote())
-
-    async def wake(self) -> None:
-        await self._ask(self.actor.wake.remote())
 
     async def watch(self) -> None:
         """Ask again and again how it is doing. Returns when it is drained; else ends only by `WorkerLost`."""
@@ -252,10 +234,16 @@ class RayWorker:
         self._lost.set()
         ray.kill(self.actor, no_restart=True)
         # A process that is stopped does not hear that it is to end.
-        if self._started is not None and self._is_of_this_node():
+        if self._started is not None and self.is_of_this_node:
             _end(self._started.pid)
 
-    def _is_of_this_node(self) -> bool:
+    @property
+    def has_gpu(self) -> bool:
+        """Ray gave it one, or a part."""
+        return self._started is not None and self._started.has_gpu
+
+    @property
+    def is_of_this_node(self) -> bool:
         import ray
 
         assert self._started is not None, "started"

@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.trainer.episodes import Episodes
+from agentloop.trainer.learner import LearnerConfig, create
 from agentloop.trainer.metrics import is_failed
 from agentloop.trainer.workers.config import WorkersConfig
 from agentloop.trainer.workers.factory import make_workers
@@ -21,7 +21,6 @@ from agentloop.trainer.workers.orders import make_orders, play_all
 from agentloop.trainer.workers.ray import RayWorkers
 from agentloop.trainer.workers.ray_seats import take_seats
 from agentloop.trainer.workers.ray_session import connect
-from agentloop.trainer.workers.ray_weights import Published
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -190,9 +189,10 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     old = said(await play_all(workers, orders))
     await workers.pause()
     first, second = workers_of(workers)
-    first._maps = False  # as on another node: through the object store
+    first.maps = False  # as on another node: by broadcast
     await workers.update_weights(weights, 7)
-    assert (first._maps, second._maps) == (False, True)
+    assert (first.maps, second.maps) == (False, True)
+    assert [member is first for member in workers._courier._group[1]] == [True]
     await workers.resume()
     assert workers.policy_version == 7
     new = await play_all(workers, orders)
@@ -207,16 +207,25 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
         t.token_ids.tolist() for g in new for t in g.trajectories
     ]
     assert {int(v) for group in again for t in group.trajectories for v in t.versions[t.loss_mask]} == {7}
-    # What cannot be mapped comes through the object store, now and from then on.
-    shared = workers._weights.shared
-    (part,) = shared.parts
-    gone = part._replace(shelf="elsewhere", buckets=[bucket._replace(pid=0) for bucket in part.buckets])
-    nowhere = replace(shared, parts=(gone,))
-    unmapped = Published(shared, 8)
-    unmapped.shared, references = nowhere, await unmapped.references()
-    await second.update_weights(unmapped)
-    assert second._maps is False
-    assert await unmapped.references() is references
+    # A worker that ends in the middle of a broadcast holds nobody up; the next one in its place gets the weights too.
+    first, second = workers_of(workers)
+    first.maps = second.maps = False
+    os.kill(second.pid, signal.SIGSTOP)
+    updating = asyncio.create_task(workers.update_weights(weights, 8))
+    await until(lambda: workers._courier._group is not None and len(workers._courier._group[1]) == 2, updating)
+    os.kill(second.pid, signal.SIGKILL)
+    await updating
+    assert not first.is_lost
+    await until(lambda: len(workers_of(workers)) == 2)
+    last = await play_all(workers, orders)
+    assert {int(v) for group in last for t in group.trajectories for v in t.versions[t.loss_mask]} == {8}
+    # A learner of two ranks has parts of the weights in two processes: mapped by one worker, sent to the other.
+    learner = create(LearnerConfig(model=str(sums_model), device="cpu", compute_dtype="float32", ranks=2))
+    await learner.publish(workers, 9)
+    assert len(workers._weights.shared.parts) == 2
+    before = await play_all(workers, orders)
+    assert [t.token_ids.tolist() for g in before for t in g.trajectories] == [ids for _, _, ids, *_ in old]
+    learner.close()
     await workers.close()
 
 
