@@ -1,4 +1,4 @@
-"""What loading weights into a model of vLLM or SGLang comes to: so many copies, recorded once and repeated at every update.
+"""What loading weights into a model of vLLM or SGLang comes to: so many copies, recorded once and repeated later on.
 
 Their loaders look up, split and fuse weight by weight, in Python, at every load: tens of milliseconds in which nothing
 is sampled. Where they do nothing but copy, the copies alone are left to do.
