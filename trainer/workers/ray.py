@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import WeightShelf
@@ -43,6 +43,8 @@ class RayWorkers:
     `learner_gpus` of this node, and of further ones up to `learner_nodes`, are kept from them: CUDA must not have been
     used in this process, and sees only the former from `start` on.
 
+    `shelf_on_host` keeps published weights off the GPU of the learner.
+
     `most` is the most episodes in flight on one of them, `longest` the most tokens of a trajectory. An order waits here
     until a worker has room; those that are expected to take longest go first, and all of a group to one worker, where
     its prompt is cached.
@@ -66,6 +68,7 @@ class RayWorkers:
         most: int,
         longest: int,
         stall_seconds: float,
+        shelf_on_host: bool = False,
         wanted: WantedCount | None = None,
     ) -> None:
         self.policy_version = 0
@@ -85,10 +88,14 @@ class RayWorkers:
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenOrder] = []
         self._lengths = LengthMemory()
-        self._shelf = WeightShelf()
+        self._shelf = WeightShelf(on_host=shelf_on_host)
         self._courier = Courier(config)
         self._weights: Published | None = None
         self._paused = False
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._starting: set[asyncio.Future[None]] = set()
+        """Workers on their way."""
         self._changing = asyncio.Lock()
         """Held while weights or pauses go out, and while a new worker gets them."""
         self._owns_ray = False
@@ -198,6 +205,21 @@ class RayWorkers:
             self._paused = False
             await self._tell_all(lambda worker: worker.resume())
 
+    async def sleep(self) -> None:
+        """See `Workers.sleep`. Those that are just being started are waited for: they need the memory once."""
+        self._awake.clear()
+        while self._starting:
+            await asyncio.wait(self._starting)
+        async with self._changing:
+            if self._failure is None:
+                await self._tell_all(lambda worker: worker.sleep())
+
+    async def wake(self) -> None:
+        """See `Workers.wake`."""
+        async with self._changing:
+            await self._tell_all(lambda worker: worker.wake())
+            self._awake.set()
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """See `Workers.update_weights`: written once, taken by all workers at the same time."""
         async with self._changing:
@@ -271,7 +293,8 @@ class RayWorkers:
                 who_helps=lambda worker: helpers(self._slots, worker),
             )
             try:
-                await self._bring_up(slot, worker)
+                async with self._staying_awake():
+                    await self._bring_up(slot, worker)
                 if not ready.done():
                     ready.set_result(None)
                 await worker.watch()
@@ -292,6 +315,18 @@ class RayWorkers:
             except asyncio.CancelledError:
                 await worker.close()
                 raise
+
+    @asynccontextmanager
+    async def _staying_awake(self) -> AsyncIterator[None]:
+        """From when it is the engines' turn, which does not end before."""
+        await self._awake.wait()
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starting.add(over)
+        try:
+            yield
+        finally:
+            self._starting.discard(over)
+            over.set_result(None)
 
     async def _bring_up(self, slot: Slot, worker: RayWorker) -> None:
         """Until the worker is what all others are."""

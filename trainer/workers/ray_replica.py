@@ -133,6 +133,12 @@ class Replica:
     async def resume(self) -> None:
         await self._running.workers.resume()
 
+    async def sleep(self) -> None:
+        await self._running.workers.sleep()
+
+    async def wake(self) -> None:
+        await self._running.workers.wake()
+
     async def update_weights(self, weights: SharedWeights | Sequence[Any], version: int) -> None:
         """Weights that another process of this host shares, or references into the object store. Raises `CannotMap`."""
         if not isinstance(weights, SharedWeights):

@@ -164,6 +164,12 @@ class RayWorker:
     async def resume(self) -> None:
         await self._ask(self.actor.resume.remote())
 
+    async def sleep(self) -> None:
+        await self._ask(self.actor.sleep.remote())
+
+    async def wake(self) -> None:
+        await self._ask(self.actor.wake.remote())
+
     async def watch(self) -> None:
         """Ask again and again how it is doing. Returns when it is drained; else ends only by `WorkerLost`."""
         clock = asyncio.get_running_loop().time
