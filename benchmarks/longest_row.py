@@ -5,8 +5,8 @@
 
 A step is one micro-batch: all tokens in one row of sequences with lognormal lengths, the last quarter of each trained.
 Rows become longer until memory does not do, then the bounds close in: a row of a quarter of a million tokens takes half
-a minute, so `--first` is best near what is expected. The first steps, which make the state of the optimizer and compile,
-are not timed. Tokens a second are of one step.
+a minute, so `--first` is best near what is expected. The first steps, which make the state of the optimizer and
+compile, are not timed. Tokens a second are of one step.
 """
 
 from __future__ import annotations
