@@ -5,7 +5,9 @@
 Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing are the real ones; the clock is virtual,
 and engine, learner and tool take the time of a model (`agentloop.trainer.simulation`). Turns and tool calls have the
 distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them with nobody to wait
-for but the machine: no policy can keep the engine busier.
+for but the machine: no policy can keep the engine busier. `least_seconds` is what no policy with that bound on
+staleness can be faster than, though it knew all lengths. Where the machine is no limit (an engine that has room for all
+and is never slower, a learner that takes no time) the last cases say what waiting for stragglers costs.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import results_file
 
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.simulation import Machine, Outcome, Workload, simulate, simulate_without_barrier
+from agentloop.trainer.simulation import (
+    Machine,
+    Outcome,
+    Workload,
+    least_seconds,
+    simulate,
+    simulate_without_barrier,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "on_policy": {"mode": "on_policy"},
@@ -33,6 +42,13 @@ CASES: dict[str, dict[str, Any]] = {
     "stream, staleness 2": {"mode": "stream", "max_staleness": 2},
 }
 SIZE = 8
+UNLIMITED = {"concurrency": 100_000, "request_seconds": 0.0}
+NO_TIME = {"learner_step_seconds": 0.0, "learner_token_seconds": 0.0}
+IDEAL: dict[str, dict[str, float]] = {
+    "partial, staleness 2, an engine without limits": UNLIMITED,
+    "partial, staleness 2, a learner that takes no time": NO_TIME,
+    "partial, staleness 2, both": {**UNLIMITED, **NO_TIME},
+}
 
 
 def summary(outcome: Outcome, bound: Outcome, computed: float) -> dict[str, Any]:
@@ -54,6 +70,11 @@ def summary(outcome: Outcome, bound: Outcome, computed: float) -> dict[str, Any]
         "tokens_trained": int(sum(line["learner/num_sampled"] for line in lines)),
         "cpu_seconds_to_compute": round(computed, 1),
     } | shown | dropped  # fmt: skip
+
+
+def over(seconds: float, cases: dict[str, Any]) -> float:
+    """How many times as fast as `on_policy`."""
+    return round(cases["on_policy"]["seconds"] / seconds, 3)
 
 
 def main() -> None:
@@ -88,6 +109,16 @@ def main() -> None:
                 case[f"{what}_a_second_over_on_policy"] = round(rates[0] / rates[1], 3)
             print(name, case, flush=True)
             results_file.write("staleness_simulation", setting | {"cases": cases})
+        staleness = {"allow_uncorrected": True, **CASES["partial, staleness 2"]}
+        for name, speeds in IDEAL.items():
+            ideal = replace(machine, **speeds)
+            seconds = simulate(workload, ideal, model=model, **shape, staleness=staleness).seconds
+            cases[name] = {"seconds": round(seconds), "episodes_trained_a_second_over_on_policy": over(seconds, cases)}
+            print(name, cases[name], flush=True)
+    for bound in (1, 2, 3, 4):
+        seconds = least_seconds(workload, machine, **shape, max_staleness=bound)
+        cases[f"least_seconds, staleness {bound}"] = {"seconds": round(seconds)}
+    results_file.write("staleness_simulation", setting | {"cases": cases})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runs on a virtual clock: run loop, policy, queue and agent loops are real; engine, learner and tool are models."""
 
+from agentloop.trainer.simulation.bound import least_seconds
 from agentloop.trainer.simulation.run import Machine, Outcome, simulate, simulate_without_barrier
 from agentloop.trainer.simulation.workload import Workload
 
-__all__ = ["Machine", "Outcome", "Workload", "simulate", "simulate_without_barrier"]
+__all__ = ["Machine", "Outcome", "Workload", "least_seconds", "simulate", "simulate_without_barrier"]
