@@ -301,12 +301,11 @@ def _hardware(verl: _Verl) -> Settings:
     actor = "actor_rollout_ref.actor"
     nodes, per_node = verl.get("trainer.nnodes", default=1), verl.get("trainer.n_gpus_per_node", default=8)
     backend = "megatron" if verl.get(f"{actor}.strategy") == "megatron" else "fsdp"
-    engine = "megatron" if backend == "megatron" else "fsdp_config"
-    offload = [verl.get(f"{actor}.{engine}.{what}_offload", default=False) for what in ("param", "optimizer")]
     settings: Settings = {
         "placement.n_gpus": nodes * per_node,
         "placement.nnodes": nodes,
         "placement.layout": "colocated",
+        "placement.sleep": _takes_turns(verl, f"{actor}.{'megatron' if backend == 'megatron' else 'fsdp_config'}"),
         "learner.backend": backend,
         "learner.compute_dtype": "bfloat16",
         "learner.checkpointing": _checkpointing(verl),
@@ -314,16 +313,26 @@ def _hardware(verl: _Verl) -> Settings:
     }
     settings |= _lora(verl)
     if backend == "fsdp":
-        settings["learner.offload"] = "all" if offload[0] else "optimizer" if offload[1] else "off"
+        settings["learner.offload"] = "all" if verl.get(f"{actor}.fsdp_config.offload_policy") else None
         ulysses = f"{actor}.fsdp_config.ulysses_sequence_parallel_size"
         return settings | {"learner.sequence_parallel": verl.get(ulysses, f"{actor}.ulysses_sequence_parallel_size")}
-    if any(offload):
-        verl.note("Offload is not there for backend megatron.")
     sizes = {"tensor": "tensor_model", "pipeline": "pipeline_model", "context": "context", "expert": "expert_model"}
     return settings | {
         f"learner.{ours}_parallel": verl.get(f"{actor}.megatron.{theirs}_parallel_size")
         for ours, theirs in sizes.items()
     }
+
+
+def _takes_turns(verl: _Verl, learner: str) -> bool | None:
+    """verl's offload is of a learner that does not train, as its engines free their memory while they do not sample."""
+    rollout = "actor_rollout_ref.rollout"
+    frees = [verl.get(f"{rollout}.{name}", default=True) for name in ("free_cache_engine", "enable_sleep_mode")]
+    offloads = [verl.get(f"{learner}.{what}_offload", default=False) for what in ("param", "optimizer")]
+    return all(frees) or any(offloads) if _is_synchronous(verl) else None
+
+
+def _is_synchronous(verl: _Verl) -> bool:
+    return bool(verl.get("trainer.v1.trainer_mode", default="sync") == "sync")
 
 
 def _lora(verl: _Verl) -> Settings:

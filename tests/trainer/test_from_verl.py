@@ -97,9 +97,8 @@ learner:
   backend: fsdp
   compute_dtype: bfloat16
   checkpointing: full
-  offload: optimizer
   sequence_parallel: 4
-placement: {n_gpus: 16, nnodes: 2, layout: colocated}
+placement: {n_gpus: 16, nnodes: 2, layout: colocated, sleep: true}
 eval: {every: 5, samples: 30, temperature: 1.0, top_p: 0.6}
 run: {steps: 200, save_every: 20, seed: 7, loggers: [wandb]}
 """
@@ -167,6 +166,24 @@ def test_adapters(tmp_path: Path, options: str, lora: object):
     assert converted.config["learner"].get("lora") == lora
 
 
+@pytest.mark.parametrize(
+    ("rollout", "actor", "sleep", "offload"),
+    [
+        ("", "", True, None),  # verl's default
+        ("free_cache_engine: false", "", False, None),
+        ("enable_sleep_mode: false", "", False, None),
+        ("free_cache_engine: false", "fsdp_config: {param_offload: true}", True, None),
+        ("free_cache_engine: false", "strategy: megatron, megatron: {optimizer_offload: true}", True, None),
+        ("", "fsdp_config: {offload_policy: true}", True, "all"),
+    ],
+)
+def test_memory_that_is_given_back_in_turns(tmp_path: Path, rollout: str, actor: str, sleep: bool, offload: str | None):
+    text = f"actor_rollout_ref: {{model: {{path: m}}, rollout: {{{rollout}}}, actor: {{{actor}}}}}"
+    converted = convert(_written(tmp_path, text))
+    assert converted.config["placement"]["sleep"] is sleep
+    assert converted.config["learner"].get("offload") == offload
+
+
 def test_what_has_no_counterpart_is_said(tmp_path: Path):
     text = """
     actor_rollout_ref:
@@ -193,6 +210,7 @@ def test_what_has_no_counterpart_is_said(tmp_path: Path):
         "Relative paths start at the folder of this file: check data.train.",
     ):
         assert any(said in note for note in converted.notes), said
+    assert "sleep" not in converted.config["placement"]  # engines that sample meanwhile cannot
     assert "loss" not in converted.config["learner"]
     assert converted.config["engine"]["name"] == "vllm"
 
