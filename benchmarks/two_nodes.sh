@@ -80,15 +80,19 @@ steps = [json.loads(line) for line in open(sys.argv[1])]
 alive = [int(step["workers/alive"]) for step in steps]
 lost = {kind: steps[-1].get(f"workers/{kind}", 0.0) for kind in ("died", "hung", "start")}
 seconds = [step["time/step"] for step in steps]
+weights = {way: steps[-1].get(f"workers/weights_{way}", 0.0) for way in ("mapped", "broadcast", "stored")}
 print("workers alive at each step:", *alive)
 print("lost:", lost)
+print("weights that reached a worker:", weights)
 assert [step["policy_version"] for step in steps] == list(range(1, len(steps) + 1))
 assert 1 in alive and alive[-1] == 2, "one worker was lost and came back"
+assert weights["broadcast"] > len(steps) / 2, "the other node got them by broadcast"
 result = {
     "what": "tiny recipe on two Ray nodes (network namespaces), one cut off and back; hf engine, 1 CPU a worker",
     "steps": len(steps),
     "workers_alive_by_step": alive,
     "lost": lost,
+    "weights_that_reached_a_worker": weights,
     "longest_step_seconds": max(seconds),
     "median_step_seconds": sorted(seconds)[len(seconds) // 2],
     "failed_episodes": sum(step["failures/episodes"] for step in steps),
@@ -96,7 +100,3 @@ result = {
 sys.argv = ["benchmarks/two_nodes.sh", str(len(steps))]
 write("two_nodes", result)
 PYTHON
-weights = {way: steps[-1].get(f"workers/weights_{way}", 0.0) for way in ("mapped", "broadcast", "stored")}
-print("weights that reached a worker:", weights)
-assert weights["broadcast"] > len(steps) / 2, "the other node got them by broadcast"
-    "weights_that_reached_a_worker": weights,

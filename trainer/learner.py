@@ -286,9 +286,9 @@ class RankLearner(Learner, Protocol):
         """Full parameters one at a time under their Hugging Face names; every rank must take all of them."""
         ...
 
-    def share(self) -> SharedWeights | None:
-        """Put the weights into memory that engines map, each into that of one rank: no rank has all of them. They hold
-        until the next time. None on other ranks than the first."""
+    def share(self, on_host: bool) -> SharedWeights | None:
+        """Put the weights into memory that engines map, each into that of one rank, on its device or on the host: no
+        rank has all of them. They hold until the next time. None on other ranks than the first."""
         ...
 
 

@@ -120,11 +120,11 @@ class SharedWeights:
 class SpreadWeights:
     """The weights of a learner of several processes, which put them on their shelves when they are asked."""
 
-    share: Callable[[], SharedWeights]
-    """Blocks until all have; what was shared before is overwritten."""
+    share: Callable[[bool], SharedWeights]
+    """Blocks until all have; what was shared before is overwritten. True keeps them off GPUs."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.share()
+        yield from self.share(False)
 
 
 class MappedWeights:
@@ -182,10 +182,10 @@ class WeightShelf:
         _shelves[self.name] = self
 
     def put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
-        """Copy weights, one at a time as they come. Those of the last time are overwritten. `SpreadWeights` are put
-        where they are spread to, not here."""
+        """Copy weights, one at a time as they come. Those of the last time are overwritten. `SpreadWeights` go
+        to shelves of their own, as this one would be."""
         if isinstance(weights, SpreadWeights):
-            return weights.share()
+            return weights.share(self._on_host)
         self.begin()
         for name, tensor in weights:
             self.room_for(name, tensor.dtype, tensor.shape, tensor.device).copy_(tensor.detach())

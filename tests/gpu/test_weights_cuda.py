@@ -70,9 +70,10 @@ class Taker:
     """An engine that keeps what it is given."""
 
     shared: SharedWeights
+    on_host = False
 
     async def update_weights(self, weights, version):
-        self.shared = weights.share()
+        self.shared = weights.share(self.on_host)
 
 
 def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Other):
@@ -96,6 +97,12 @@ def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Oth
         for name, _, tensor in there:
             assert torch.equal(tensor, expected[name])
             assert torch.equal(here[name].cpu(), expected[name])
+    taker.on_host = True
+    asyncio.run(learner.publish(taker, 2))
+    assert len(taker.shared.parts) == 2
+    for name, tensor in taker.shared:
+        assert tensor.device.type == "cpu"
+        assert torch.equal(tensor, expected[name])
     learner.close()
 
 

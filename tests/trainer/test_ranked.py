@@ -129,7 +129,7 @@ class _Taker:
         self._most = most
 
     async def update_weights(self, weights, version: int) -> None:
-        self.parts = weights.share().parts
+        self.parts = weights.share(False).parts
         for name, tensor in weights:
             if len(self.weights) == self._most:
                 raise ValueError("full")

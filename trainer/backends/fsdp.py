@@ -343,11 +343,11 @@ class FsdpLearner(PlannedLearner):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def share(self) -> SharedWeights | None:
+    def share(self, on_host: bool) -> SharedWeights | None:
         """See `RankLearner.share`. No parameter is whole anywhere but at its place."""
         named = self._policy.model.named_parameters()
         sizes = {name: parameter.numel() for name, parameter in named if not lora.is_adapter(name)}
-        return self._shelf.fill(self._published(), self._compute_dtype, sizes)
+        return self._shelf.fill(self._published(), self._compute_dtype, sizes, on_host=on_host)
 
     def _published(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters as engines know them; every rank takes all of them."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from agentloop.engines.shared_weights import SharedWeights, WeightShelf
+from agentloop.engines.shared_weights import BUCKET_BYTES, SharedWeights, WeightShelf
 
 BATCH_BYTES = 256 << 20
 """Of weights whose parts are under way at the same time: a rank has its parts of so many in the published dtype."""
@@ -28,20 +28,30 @@ BATCH_BYTES = 256 << 20
 class SpreadShelf:
     """This rank's part. Every rank of the default process group has one, and calls `fill` with the same weights."""
 
-    def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int | None = None) -> None:
-        self.shelf = WeightShelf() if bucket_bytes is None else WeightShelf(bucket_bytes=bucket_bytes)
+    def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._on_host = False
+        self.shelf = WeightShelf(bucket_bytes=bucket_bytes)
         self._batch_bytes = batch_bytes
         self._hosts: list[str] = []
         self._owners: dict[str, int] = {}
 
     def fill(
-        self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, sizes: Mapping[str, int]
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        sizes: Mapping[str, int],
+        *,
+        on_host: bool = False,
     ) -> SharedWeights | None:
         """All weights, cast to `dtype`, in the order they have here; None on other ranks than the first.
 
         A weight is a `DTensor` in shards of rows, or whole on every rank. `sizes` are the elements of each, by name,
-        and may name more.
+        and may name more. `on_host` keeps what is shared off GPUs.
         """
+        if on_host != self._on_host:
+            self._on_host = on_host
+            self.shelf = WeightShelf(on_host=on_host, bucket_bytes=self._bucket_bytes)
         if sizes.keys() != self._owners.keys():
             self._hosts = self._hosts or _gather_everywhere(_this_host())
             near = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[0]]
@@ -69,6 +79,8 @@ class SpreadShelf:
         """Every weight of the batch to its owner."""
         me = dist.get_rank()
         transfers: list[dist.P2POp] = []
+        staged: list[tuple[Tensor, Tensor]] = []
+        """(place on the host, what comes there over the device)."""
         for name, weight in batch:
             owner = self._owners[name]
             local = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -78,12 +90,18 @@ class SpreadShelf:
                 if rank == me and whole is not None:
                     whole[first:end].copy_(local) if weight.ndim else whole.copy_(local)
                 elif whole is not None:
-                    transfers.append(dist.P2POp(dist.irecv, whole[first:end], rank))
+                    place = part = whole[first:end]
+                    if place.device != local.device:
+                        part = torch.empty_like(place, device=local.device)
+                        staged.append((place, part))
+                    transfers.append(dist.P2POp(dist.irecv, part, rank))
                 elif rank == me:
                     transfers.append(dist.P2POp(dist.isend, local.contiguous(), owner))
         if transfers:
             for work in dist.batch_isend_irecv(transfers):
                 work.wait()
+        for place, part in staged:
+            place.copy_(part)
 
 
 def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:

@@ -112,7 +112,7 @@ def _resumed(make: Any, learner: Any, folder: Path) -> bool:
 
 def _parts(learner: Any) -> int:
     """Of what is published, which must be what each rank gathers; 0 on other ranks than the first."""
-    shared = learner.share()
+    shared = learner.share(on_host=False)
     expected = [(name, value.clone()) for name, value in learner.weights()]
     if shared is not None:
         assert [name for name, _ in shared] == [name for name, _ in expected]

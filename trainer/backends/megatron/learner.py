@@ -234,6 +234,13 @@ class MegatronLearner(PlannedLearner):
         """Whole parameters under their Hugging Face names, a layer at a time, tied ones once, in `compute_dtype`."""
         return self._weights.gathered(self._model, self._shapes)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def share(self, on_host: bool) -> SharedWeights | None:
+        """See `RankLearner.share`. A layer at a time is whole on every rank."""
+        sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        return self._shelf.fill(self.weights(), self._compute_dtype, sizes, on_host=on_host)
+
     def capture(self) -> state.MegatronState:
         """See `Learner.capture`."""
         return state.MegatronState(self._model, self._training, self._progress, self._ranks)
@@ -241,13 +248,6 @@ class MegatronLearner(PlannedLearner):
     def load(self, folder: Path) -> None:
         """See `Learner.load`. The ranks must be divided as they were when it was saved."""
         self._progress = state.load(folder, self._model, self._training, self._ranks)
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def share(self) -> SharedWeights | None:
-        """See `RankLearner.share`. A layer at a time is whole on every rank."""
-        sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
-        return self._shelf.fill(self.weights(), self._compute_dtype, sizes)
-
 
     def save_hf(self, folder: Path) -> None:
         """See `Learner.save_hf`. Weights are written in `compute_dtype`."""
