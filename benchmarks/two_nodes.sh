@@ -2,11 +2,16 @@
 # The tiny recipe on a Ray cluster of two nodes, one of which is cut off and comes back. Needs root: the nodes are two
 # network namespaces of this machine, each with its own address, joined by a virtual cable.
 #
-#   benchmarks/two_nodes.sh [steps]        prints what the run and its workers did, and writes results/two_nodes.json; fails
-#                                          where a step is missing, or where the lost worker did not come back
+#   benchmarks/two_nodes.sh [steps]            prints what the run and its workers did, and writes results/two_nodes.json;
+#                                              fails where a step is missing, or the lost worker did not come back
+#   benchmarks/two_nodes.sh [steps] learner    the learner has a rank on each node. That of the other node is killed, then
+#                                              the node is cut off; the run is started again each time. Writes
+#                                              results/two_nodes_learner.json; fails where a step is missing, or the run
+#                                              does not say what it lost
 set -euo pipefail
 cd "$(dirname "$0")/.."
 steps=${1:-60}
+case=${2:-workers}
 bin=$PWD/${VENV:-.venv}/bin
 work=$(mktemp -d /tmp/two-nodes-XXXX)
 head=10.77.0.1 other=10.77.0.2
@@ -43,10 +48,12 @@ node a "$bin/ray" start --head --node-ip-address=$head --port=6379 --num-cpus=1 
     --include-dashboard=false --temp-dir="$work/ray" >"$work/ray-a.log" 2>&1
 start_other
 
-on_head "$bin/agentloop" train tiny workers.kind=ray workers.count=2 workers.address=$head:6379 workers.hang_seconds=10 \
-    engine.max_concurrency=32 algorithm.groups_per_step=4 run.folder="$work/run" run.steps="$steps" learner.warmup_updates=0 learner.lr_schedule=constant run.loggers=[] eval.every=0 \
-    >"$work/train.log" 2>&1 &
-training=$!
+start_training() {
+    on_head "$bin/agentloop" train tiny workers.kind=ray workers.count=2 workers.address=$head:6379 workers.hang_seconds=10 \
+        engine.max_concurrency=32 algorithm.groups_per_step=4 run.folder="$work/run" run.steps="$steps" learner.warmup_updates=0 learner.lr_schedule=constant run.loggers=[] eval.every=0 \
+        "$@" >"$work/train.log" 2>&1 &
+    training=$!
+}
 
 metrics=$work/run/metrics.jsonl
 done_steps() { if [ -f "$metrics" ]; then wc -l <"$metrics"; else echo 0; fi; }
@@ -57,15 +64,25 @@ until_steps() {
     done
 }
 
+# Ray gave the node up while nobody reached it: what runs there ends, and the node joins anew, as a supervisor would do it.
+reconnect_other() {
+    node b ip link set veth-b up
+    ip netns pids two-nodes-b | xargs -r kill -9 || true
+    start_other
+}
+
+if [ "$case" = learner ]; then
+    . benchmarks/two_nodes_learner.sh
+    exit
+fi
+
+start_training
 until_steps $((steps / 10))
 say "step $(done_steps): node $other is cut off"
 node b ip link set veth-b down
 until_steps $((steps / 5))
 say "step $(done_steps): node $other is reachable again"
-node b ip link set veth-b up
-# Ray gave the node up while nobody reached it: what runs there ends, and the node joins anew, as a supervisor would do it.
-ip netns pids two-nodes-b | xargs -r kill -9 || true
-start_other
+reconnect_other
 until_steps "$steps"
 wait $training
 say "step $(done_steps): done"

@@ -30,8 +30,10 @@ from agentloop.trainer.workers.ray_session import Node, require_ray
 _ALL_AT_ONCE = 1000
 """Calls that the actor works on at the same time: most of them wait."""
 _REACH_SECONDS = 10.0
-_ANSWER_SECONDS = 30.0
-"""In which a node that is there says so."""
+_ASK_SECONDS = 5.0
+"""Between two questions whether a node is still there."""
+_ANSWER_SECONDS = 45.0
+"""In which a node that is there says so; Ray itself waits for more than a minute."""
 _CLOSE_SECONDS = 30.0
 _references: WeakKeyDictionary[Packed, Any] = WeakKeyDictionary()
 """What is in the object store, so that several nodes fetch one object."""
@@ -121,12 +123,17 @@ class NodeRanks:
     def _watch(self) -> None:
         """Hears which rank has ended, until the actor itself does."""
         ray = require_ray()
+        ended = self._actor.ended.remote()
         while not self._closing:
+            if not ray.wait([ended], timeout=_ASK_SECONDS)[0]:
+                self.find_lost()
+                continue
             try:
-                rank, how = ray.get(self._actor.ended.remote())
+                rank, how = ray.get(ended)
             except ray.exceptions.RayError as error:
                 self._lose(_in_short(error))
                 return
+            ended = self._actor.ended.remote()
             if not self._closing:
                 self._on_end(rank, f"on node {self.node.name} {how}")
 

@@ -74,9 +74,10 @@ class Admitted:
 
     @property
     def newest(self) -> int:
-        """Version of the newest token of a finished group."""
+        """Version of the newest token of a finished group, branches included."""
         assert self.group is not None
-        return max((int(each.versions.max(initial=-1)) for each in self.group.trajectories), default=-1)
+        streams = (stream for each in self.group.trajectories for stream in (each, *each.branches))
+        return max((int(stream.versions.max(initial=-1)) for stream in streams), default=-1)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from agentloop.errors import UserError
 from agentloop.rollout import Group
 from agentloop.trainer.queue import LATE, TrajectoryQueue
 from agentloop.trainer.staleness import StalenessPolicy, Swap
+from agentloop.trainer.staleness.policy import Admitted
 from agentloop.trainer.workers.base import GroupOrder
 from agentloop.trajectory import SegmentKind, Trajectory
 
@@ -23,6 +24,12 @@ def _group(version=0):
     trajectories = [Trajectory(reward=1.0), Trajectory(reward=0.0)]
     trajectories[0].append(SegmentKind.SAMPLED, [1], logprobs=[0.0], versions=[version])
     return Group("", trajectories)
+
+
+def test_the_newest_token_of_a_group_may_be_in_a_branch():
+    group = _group(version=1)
+    group.trajectories[1].branches.append(_group(version=3).trajectories[0])
+    assert Admitted(_order(0), version=1, number=0, group=group).newest == 3
 
 
 class World:
