@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["agentloop", "verl"], default="agentloop")
     parser.add_argument("--model", choices=SHAPES, default="4B")
     parser.add_argument("--first", type=int, default=131_072, help="tokens of the first row")
-    parser.add_argument("--most", type=int, default=480_000, help="beyond it 32-bit indices of attention run out")
+    parser.add_argument("--most", type=int, default=480_000, help="no longer row is tried")
     parser.add_argument("--checkpointing", nargs="+", default=["full"])
     parser.add_argument("--offload", default="off", help="of agentloop; for verl off or activations")
     parser.add_argument("--fused", choices=["triton", "torch"], help="verl's fused LM head")
@@ -153,7 +153,7 @@ def main() -> None:
         print(json.dumps(line), flush=True)
         results_file.write(name, result, gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None)
 
-    engine = {"agentloop": Agentloop, "verl": Verl}[args.engine](args)
+    engine: Agentloop | Verl = Agentloop(args) if args.engine == "agentloop" else Verl(args)
     for mode in args.checkpointing:
         step = engine.step_in(mode)
 
