@@ -2,6 +2,16 @@
 
 from agentloop.trainer.simulation.bound import least_seconds
 from agentloop.trainer.simulation.run import Machine, Outcome, simulate, simulate_without_barrier
+from agentloop.trainer.simulation.several import Rounds, simulate_rounds
 from agentloop.trainer.simulation.workload import Workload
 
-__all__ = ["Machine", "Outcome", "Workload", "least_seconds", "simulate", "simulate_without_barrier"]
+__all__ = [
+    "Machine",
+    "Outcome",
+    "Rounds",
+    "Workload",
+    "least_seconds",
+    "simulate",
+    "simulate_rounds",
+    "simulate_without_barrier",
+]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentloop.engines.scripted import Script
 from agentloop.engines.simulated import SimulatedEngine
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.observers import Observer
@@ -76,26 +77,27 @@ def simulate(
     `model` is a folder with a tokenizer. `run` has further sections of the `RunConfig`, such as `staleness`. Raises
     `UserError` where a run would.
     """
-    config = _config(workload, machine, model, steps, groups_per_step, group_size, run)
-    return _on_virtual_clock(_simulate(config, workload, machine, model))
+    config = make_config(workload, machine, model, steps, groups_per_step, group_size, run)
+    return on_virtual_clock(_simulate(config, workload, machine, model))
 
 
 def simulate_without_barrier(
     workload: Workload, machine: Machine, *, model: Path, steps: int, groups_per_step: int, group_size: int
 ) -> Outcome:
     """The same episodes with nobody to wait for but the machine: what no policy can beat."""
-    config = _config(workload, machine, model, steps, groups_per_step, group_size, {})
-    return _on_virtual_clock(_play(config, workload, machine, model))
+    config = make_config(workload, machine, model, steps, groups_per_step, group_size, {})
+    return on_virtual_clock(_play(config, workload, machine, model))
 
 
-def _on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
+def on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
+    """What it returns; its seconds take no time."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         return runner.run(main)
 
 
 async def _simulate(config: RunConfig, workload: Workload, machine: Machine, model: Path) -> Outcome:
     episodes = Episodes.load(config, model)
-    engine = _engine(workload, machine, episodes)
+    engine = make_engine(machine, script(workload, episodes.renderer))
     learner = SimulatedLearner(step_seconds=machine.learner_step_seconds, token_seconds=machine.learner_token_seconds)
     workers = LocalWorkers(episodes, engine)
     outcome = Outcome()
@@ -117,7 +119,7 @@ async def _simulate(config: RunConfig, workload: Workload, machine: Machine, mod
 
 async def _play(config: RunConfig, workload: Workload, machine: Machine, model: Path) -> Outcome:
     episodes = Episodes.load(config, model)
-    engine = _engine(workload, machine, episodes)
+    engine = make_engine(machine, script(workload, episodes.renderer))
     workers = LocalWorkers(episodes, engine)
     outcome = Outcome()
     await workers.start()
@@ -135,9 +137,10 @@ def _measured(outcome: Outcome, engine: SimulatedEngine, seconds: float) -> Outc
     return outcome
 
 
-def _engine(workload: Workload, machine: Machine, episodes: Episodes) -> SimulatedEngine:
+def make_engine(machine: Machine, script: Script) -> SimulatedEngine:
+    """One that is as fast as the machine."""
     return SimulatedEngine(
-        script(workload, episodes.renderer),
+        script,
         step_seconds=machine.step_seconds,
         request_seconds=machine.request_seconds,
         max_running=machine.concurrency,
@@ -145,7 +148,7 @@ def _engine(workload: Workload, machine: Machine, episodes: Episodes) -> Simulat
     )
 
 
-def _config(
+def make_config(
     workload: Workload,
     machine: Machine,
     model: Path,
@@ -154,6 +157,7 @@ def _config(
     group_size: int,
     run: dict[str, Any],
 ) -> RunConfig:
+    """Of a run that plays the workload; `run` has further sections."""
     known = {
         "model": str(model),
         "data": {"train": f"{_HERE}:tasks", "train_options": {"num": steps * groups_per_step}, "shuffle": False},
