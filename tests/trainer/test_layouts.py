@@ -126,7 +126,7 @@ def test_engines_sleep_where_both_do_not_fit_or_a_larger_cache_pays_for_it():
     assert asleep.settings()["placement.sleep"] is True
     moved = (12 + 12) * SHAPE.parameters / 8 + 4 * SHAPE.parameters  # weights and moments, there and back; shelf
     assert asleep.step_seconds == pytest.approx(asleep.training_seconds + asleep.rollout_seconds + moved / 25e9)
-    assert asleep.cache == pytest.approx(find("H200").memory - 2 * SHAPE.parameters * (1 + 1 / 8) - 4.5 * 2**30)
+    assert asleep.cache == pytest.approx(find("H200").memory - 2 * SHAPE.parameters - 4.5 * 2**30)
     # Both fit, but the cache that is left then holds a sixth of the episodes.
     many = {"work": replace(WORK, trajectories=8192), "concurrency": 2048}
     assert not on(False, 16384, **many).obstacle

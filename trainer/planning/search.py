@@ -172,7 +172,7 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
 
 
 def _shelf(shape: ModelShape, layout: Layout, cluster: Cluster, *, sleeps: bool) -> float:
-    """Bytes on a GPU of the learner: spread over its ranks of a node."""
-    if layout.offload == "all" or (sleeps and layout.gpus == 1):
+    """Bytes on a GPU of the learner: spread over its ranks of a node, or in the memory of the host."""
+    if layout.offload == "all" or sleeps:
         return 0.0
     return 2 * shape.parameters / min(layout.gpus, cluster.gpus_per_node)

@@ -24,7 +24,7 @@ class Sharing:
     training: TrainingMemory
     engine_weights: float
     shelf: float
-    """Bytes of published weights on the learner's GPU. In turns, that of a single rank is on the host."""
+    """Bytes of published weights on the learner's GPU; in turns they are on the host."""
     is_shared: bool
     sleeps: bool
 
