@@ -293,21 +293,21 @@ class SglangEngine:
 
     async def _update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         way = self._way
-        await way.prepare(weights)
+        prepared = await way.prepare(weights)
         try:
             async with self._lock:
                 try:
                     await self._stop()
                     await self._bring(["weights"])
-                    await self._load(way, version)
+                    await self._load(way, prepared, version)
                 finally:
                     self._go_on()
         finally:
-            await way.forget()
+            await way.forget(prepared)
 
-    async def _load(self, way: Way, version: int) -> None:
+    async def _load(self, way: Way, prepared: Any, version: int) -> None:
         try:
-            self.loads_by = await way.load(self._client, version)
+            self.loads_by = await way.load(self._client, prepared, version)
         except (HalfLoaded, Overwritten) as error:
             self._failure = str(error)
             raise

@@ -19,7 +19,15 @@ from agentloop.engines.base import EngineDead
 from agentloop.errors import EngineError, UserError
 from agentloop.offloading import off_loop
 
-NEEDED = ("/generate", "/abort_request", "/update_weights_from_disk", "/model_info", "/server_info", "/v1/models")
+NEEDED = (
+    "/generate",
+    "/abort_request",
+    "/update_weights_from_disk",
+    "/update_weights_from_tensor",
+    "/model_info",
+    "/server_info",
+    "/v1/models",
+)
 KEPT_SECONDS = 2.0
 """A connection without requests. SGLang closes one after 5 s: a request on its way just then would be lost."""
 TESTED = "0.5.17"

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentloop.engines.base import EngineDead
 from agentloop.engines.sglang_client import SglangClient
@@ -39,17 +39,17 @@ class NotThisWay(EngineError):
 
 
 class Way(Protocol):
-    """One set of weights at a time: `prepare` while turns are sampled, `load` while none are, and `forget`."""
+    """`prepare` weights while turns are sampled, `load` what that gave while none are, and `forget` it."""
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """Raises `EngineError` for a missing, unknown or misshapen weight."""
 
-    async def load(self, client: SglangClient, version: int) -> str:
+    async def load(self, client: SglangClient, prepared: Any, version: int) -> str:
         """Says how. Raises `HalfLoaded`, `NotThisWay`, `CannotMap` or `Overwritten`, which is half loaded, too."""
         ...
 
-    async def forget(self) -> None:
-        """What was prepared may go."""
+    async def forget(self, prepared: Any) -> None:
+        """It may go."""
 
 
 class ThroughMemory:
@@ -62,18 +62,15 @@ class ThroughMemory:
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self._maps_devices = True
         """The schedulers can map the memory of the GPU that weights come from."""
-        self._shared: SharedWeights | None = None
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
         """Fill the shelf; `SharedWeights` are on one already."""
         shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
         if self._shapes is not None:
             check_names(shared.shapes, self._shapes)
-        self._shared = shared
+        return shared
 
-    async def load(self, client: SglangClient, version: int) -> str:
-        shared = self._shared
-        assert shared is not None, "prepared"
+    async def load(self, client: SglangClient, shared: SharedWeights, version: int) -> str:
         if self._maps_devices or not shared.is_of_this_process:
             answer = await self._ask(client, shared, version)
             if answer.way == "unfit":
@@ -106,9 +103,8 @@ class ThroughMemory:
         assert len(answers) == self._ranks, "every scheduler answers"
         return _as_one(answers)
 
-    async def forget(self) -> None:
+    async def forget(self, shared: SharedWeights) -> None:
         """The shelf stays, mapped, for the next ones."""
-        self._shared = None
 
 
 class ThroughFile:
@@ -118,10 +114,9 @@ class ThroughFile:
         self._shapes = shapes
         self._model = Path(model).name
         self._folder = folder
-        self._written: Path | None = None
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._written = await asyncio.to_thread(self._write, weights)
+    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
+        return await asyncio.to_thread(self._write, weights)
 
     def _write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
         """A folder with one file. It has the name of the model, so that the server still says which one it has."""
@@ -131,20 +126,17 @@ class ThroughFile:
         shutil.move(file, folder / "model.safetensors")
         return folder
 
-    async def load(self, client: SglangClient, version: int) -> str:
-        assert self._written is not None, "prepared"
+    async def load(self, client: SglangClient, folder: Path, version: int) -> str:
         try:
-            await client.load_folder(self._written, version)
+            await client.load_folder(folder, version)
         except EngineDead:
             raise
         except EngineError as error:
             raise HalfLoaded(str(error)) from error
         return "file"
 
-    async def forget(self) -> None:
-        if self._written is not None:
-            await asyncio.to_thread(shutil.rmtree, self._written.parent)
-            self._written = None
+    async def forget(self, folder: Path) -> None:
+        await asyncio.to_thread(shutil.rmtree, folder.parent)
 
 
 def _as_one(answers: list[Answer]) -> Answer:

@@ -280,10 +280,9 @@ async def test_a_model_that_is_more_than_its_weights_takes_them_from_a_file(make
 async def test_files_that_sglang_cannot_load_stop_the_engine_until_others_come(make, weights, tmp_path):
     owner = await make()
     engine = await make(url=owner._client.url, command=None, weights_folder=tmp_path)
-    engine._file._written = tmp_path / "empty" / "tiny"
-    engine._file._written.mkdir(parents=True)
+    (tmp_path / "tiny").mkdir()
     with pytest.raises(EngineError, match="Cannot find any model weights"):
-        await engine._load(engine._file, 1)
+        await engine._load(engine._file, tmp_path / "tiny", 1)
     with pytest.raises(EngineError, match="Cannot find any model weights"):
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
     await engine.update_weights(weights.items(), 2)
