@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agentloop.engines.hf_cache import SlotCache
 from agentloop.engines.hf_model import copy_weights, load_model, shape_of
 from agentloop.engines.hf_pictures import Shown
 from agentloop.engines.hf_worker import Request, Worker
+from agentloop.engines.listening import Listener, listener
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError, UserError
 from agentloop.vision.image import PlacedImage
@@ -133,6 +135,7 @@ class HfEngine:
             seed=(int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed) & ((1 << 64) - 1),
             limit=min(len(ids) + params.max_tokens, self.max_model_len),
             done=lambda result: _post(loop, future, result),
+            tell=_teller(loop, listener()),
             shown=Shown.of(len(ids), images) if images else None,
         )
         worker.post(lambda: worker.submit(request))
@@ -203,6 +206,17 @@ class HfEngine:
             self._worker.post(self._worker.stop)
             await asyncio.to_thread(self._worker.join)
             self._worker = None
+
+
+def _teller(loop: asyncio.AbstractEventLoop, hear: Listener | None) -> Callable[[int], None] | None:
+    """Tells whoever listens, from the worker's thread."""
+
+    def tell(token: int) -> None:
+        assert hear is not None
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(hear, (token,))
+
+    return tell if hear is not None else None
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:

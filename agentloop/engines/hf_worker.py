@@ -41,6 +41,8 @@ class Request:
     limit: int
     """Tokens of the slot at which the turn is cut."""
     done: Callable[[Generation | BaseException], None]
+    tell: Callable[[int], None] | None = None
+    """Hears each token as it is sampled."""
     shown: Shown | None = None
     """None for a prompt without pictures."""
     row: int = -1
@@ -249,6 +251,7 @@ class Worker:
         cache.tokens[rows, index] = ids
         cache.logprobs[rows, index] = logprobs
         cache.tok_len[rows] = index + 1
+        self._tell(rows, ids)
         stopped = (ids[:, None] == self._stops[rows]).any(axis=1) | self._at_stop_string(rows)
         broken = np.isnan(logprobs)
         over = stopped | broken | (index + 1 >= self._limit[rows])
@@ -257,6 +260,12 @@ class Worker:
                 self._break(int(rows[i]))
             else:
                 self._finish(int(rows[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH)
+
+    def _tell(self, rows: NDArray[np.int64], ids: NDArray[np.int32]) -> None:
+        for row, token in zip(rows, ids, strict=True):
+            request = self._requests[row]
+            if request is not None and request.tell is not None:
+                request.tell(int(token))
 
     def _at_stop_string(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows hold a stop string with the token that they have just got."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.listening import listener
 from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.vllm_compat import missing_attributes, require_vllm
@@ -216,7 +217,9 @@ class VllmEngine:
         turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
         self._turns.add(turn)
         try:
-            output = await self._request(llm, turn, ids, images, vllm_params(params, room))
+            output = await self._request(
+                llm, turn, ids, images, vllm_params(params, room, in_parts=listener() is not None)
+            )
         except asyncio.CancelledError:
             await llm.abort(turn.name)
             raise
@@ -243,7 +246,13 @@ class VllmEngine:
         prompt = await self._input(ids, images)
         collector = await llm.add_request(turn.name, prompt, params)
         turn.added = True
-        return await collector.get()
+        output, hear, told = await collector.get(), listener(), 0
+        while not output.finished:  # only where somebody listens
+            assert hear is not None
+            hear(output.outputs[0].token_ids[told:])
+            told = len(output.outputs[0].token_ids)
+            output = await collector.get()
+        return output
 
     async def _input(self, ids: list[int], images: Sequence[PlacedImage]) -> Any:
         from vllm.inputs import tokens_input

@@ -13,14 +13,14 @@ from agentloop.errors import EngineError
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
-def vllm_params(params: SamplingParams, room: int) -> Any:
-    """As vLLM takes them, for at most `room` tokens."""
+def vllm_params(params: SamplingParams, room: int, *, in_parts: bool = False) -> Any:
+    """As vLLM takes them, for at most `room` tokens. `in_parts`: an output after each step, with all tokens so far."""
     if params.seed is not None:
-        return _build_params(params, min(params.max_tokens, room))
-    return _cached_params(params, min(params.max_tokens, room))
+        return _build_params(params, min(params.max_tokens, room), in_parts)
+    return _cached_params(params, min(params.max_tokens, room), in_parts)
 
 
-def _build_params(params: SamplingParams, max_tokens: int) -> Any:
+def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> Any:
     from vllm.sampling_params import RequestOutputKind
     from vllm.sampling_params import SamplingParams as VllmParams
 
@@ -38,7 +38,7 @@ def _build_params(params: SamplingParams, max_tokens: int) -> Any:
         include_stop_str_in_output=True,
         skip_special_tokens=False,
         detokenize=bool(params.stop_strings),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if in_parts else RequestOutputKind.FINAL_ONLY,
     )
 
 

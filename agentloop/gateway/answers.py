@@ -1,10 +1,10 @@
-"""A sampled turn as OpenAI's API answers it: one object, or the events of a stream."""
+"""Sampled turns as OpenAI's API answers them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,6 @@ class Completion:
             return "length"
         return "tool_calls" if any(isinstance(call, ToolCall) for call in self.parsed.calls) else "stop"
 
-    @property
-    def usage(self) -> dict[str, int]:
-        num_prompt, num_sampled = len(self.prompt), len(self.generation.ids)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_sampled,
-            "total_tokens": num_prompt + num_sampled,
-        }
-
 
 def response_message(parsed: ParsedTurn) -> dict[str, Any]:
     """The assistant message. A call that cannot be read is text, as the model wrote it."""
@@ -61,53 +52,39 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def as_object(completion: Completion, renderer: Renderer) -> dict[str, Any]:
-    """The whole answer."""
-    choice = {
-        "index": 0,
-        "message": response_message(completion.parsed),
-        "finish_reason": completion.finish_reason,
-        "logprobs": _logprobs(completion, renderer),
-    }
-    answer = _head(completion, "chat.completion")
-    if completion.request.return_token_ids:
-        choice["token_ids"] = list(completion.generation.ids)
-        answer["prompt_token_ids"] = list(completion.prompt)
-    return answer | {"choices": [choice], "usage": completion.usage}
+def as_object(completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:
+    """The whole answer to a request: its turns are the choices."""
+    first = completions[0]
+    choices = []
+    for index, completion in enumerate(completions):
+        choice = {
+            "index": index,
+            "message": response_message(completion.parsed),
+            "finish_reason": completion.finish_reason,
+            "logprobs": logprobs_of(completion, renderer),
+        }
+        if completion.request.return_token_ids:
+            choice["token_ids"] = list(completion.generation.ids)
+        choices.append(choice)
+    answer = head(first.request, "chat.completion", first.name, first.created)
+    if first.request.return_token_ids:
+        answer["prompt_token_ids"] = list(first.prompt)
+    return answer | {"choices": choices, "usage": usage_of(completions)}
 
 
-def as_events(completion: Completion, renderer: Renderer) -> Iterator[str]:
-    """The answer as server-sent events. An engine gives whole turns, so the text is one of them."""
-    message = response_message(completion.parsed)
-    calls = message.pop("tool_calls", [])
-    first: dict[str, Any] = {"delta": message, "logprobs": _logprobs(completion, renderer)}
-    if completion.request.return_token_ids:
-        first["token_ids"] = list(completion.generation.ids)
-    deltas: list[dict[str, Any]] = [first]
-    deltas += [{"delta": {"tool_calls": [{"index": index, **call}]}} for index, call in enumerate(calls)]
-    deltas.append({"delta": {}, "finish_reason": completion.finish_reason})
-    for delta in deltas:
-        choice = {"index": 0, "finish_reason": None} | delta
-        yield _event(_head(completion, "chat.completion.chunk") | {"choices": [choice]})
-    if completion.request.include_usage:
-        yield _event(_head(completion, "chat.completion.chunk") | {"choices": [], "usage": completion.usage})
-    yield "data: [DONE]\n\n"
+def usage_of(completions: Sequence[Completion]) -> dict[str, int]:
+    """Tokens of a request. Its prompt counts once."""
+    num_prompt = len(completions[0].prompt)
+    num_sampled = sum(len(completion.generation.ids) for completion in completions)
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_sampled, "total_tokens": num_prompt + num_sampled}
 
 
-def _head(completion: Completion, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{completion.name}",
-        "object": kind,
-        "created": completion.created,
-        "model": completion.request.model,
-    }
+def head(request: ChatRequest, kind: str, name: str, created: int) -> dict[str, Any]:
+    """What an answer, and each part of a stream, begins with."""
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": request.model}
 
 
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
-
-
-def _logprobs(completion: Completion, renderer: Renderer) -> dict[str, Any] | None:
+def logprobs_of(completion: Completion, renderer: Renderer) -> dict[str, Any] | None:
     """Of each sampled token, the one that ends the turn included: it is trained on, too."""
     if not completion.request.logprobs:
         return None

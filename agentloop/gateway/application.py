@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentloop.gateway.answers import as_events, as_object
+from agentloop.gateway.answers import as_object
 from agentloop.gateway.errors import HEADERS, ApiError
 from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.streams import streamed
 from agentloop.offloading import off_loop
 from agentloop.tools.serving.bodies import ClientGoneError
 from agentloop.tools.serving.disconnects import unless_gone
@@ -48,10 +49,9 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
         session = session_of(request)
         body = await _read(request)
         asked = await off_loop(len(body), ChatRequest.parse, body)
-        completion = await unless_gone(request, session.complete(asked))
         if asked.stream:
-            return StreamingResponse(as_events(completion, renderer), media_type="text/event-stream")
-        return JSONResponse(as_object(completion, renderer))
+            return await unless_gone(request, streamed(session, asked, renderer))
+        return JSONResponse(as_object(await unless_gone(request, session.complete_all(asked)), renderer))
 
     async def models(request: Request) -> Response:
         session_of(request)

@@ -50,8 +50,8 @@ class _Body(BaseModel):
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
     # What would change what is sampled, and is not done:
-    n: int | None = None
     top_logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -79,6 +79,8 @@ class ChatRequest:
     top_k: int | None
     stop: tuple[str, ...]
     seed: int | None
+    n: int
+    """Turns that are sampled behind the conversation; all but one are branches."""
     logprobs: bool
     stream: bool
     include_usage: bool
@@ -108,11 +110,18 @@ class ChatRequest:
             top_k=None if read.top_k is None else max(read.top_k, 0),
             stop=tuple(filter(None, [read.stop] if isinstance(read.stop, str) else read.stop or ())),
             seed=read.seed,
+            n=read.n or 1,
             logprobs=bool(read.logprobs),
             stream=bool(read.stream),
             include_usage=read.stream_options is not None and read.stream_options.include_usage,
             return_token_ids=bool(read.return_token_ids),
         )
+
+
+_NO_FORMAT = (
+    "Tokens that a grammar chose are not the policy's: their log-probabilities are of another distribution than the "
+    "learner's, and training on them is wrong. Ask for the format in a message, and let the reward judge it."
+)
 
 
 @lru_cache(maxsize=512)
@@ -126,12 +135,11 @@ def _refuse_what_is_not_done(body: _Body) -> None:
     """Nothing that would change what is sampled is passed over in silence."""
     plain = body.response_format is None or body.response_format.get("type") == "text"
     for param, is_fine, instead in (
-        ("n", body.n in (None, 1), "Send the request n times."),
         ("top_logprobs", not body.top_logprobs, "`logprobs` gives those of the sampled tokens."),
         ("presence_penalty", not body.presence_penalty, "Leave it out."),
         ("frequency_penalty", not body.frequency_penalty, "Leave it out."),
         ("logit_bias", not body.logit_bias, "Leave it out."),
-        ("response_format", plain, "Ask for the format in a message."),
+        ("response_format", plain, _NO_FORMAT),
         ("functions", not body.functions, "Use `tools`."),
         ("tool_choice", body.tool_choice in (None, "auto", "none"), "It may be auto or none."),
     ):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.listening import Listener, listening
 from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.answers import Completion, response_message
 from agentloop.gateway.chat_messages import conversation_keys
@@ -79,10 +80,22 @@ class Session:
         """Tool calls that could be read."""
         self.seconds_generating = 0.0
 
-    async def complete(self, request: ChatRequest) -> Completion:
-        """Sample the turn that follows a conversation. Raises `ApiError`; cancelling it leaves nothing behind."""
+    async def complete(self, request: ChatRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
+        """Sample the turn that follows a conversation, or number `index` of several. Raises `ApiError`; cancelling it
+        leaves nothing behind. `hear` is told the ids as they are sampled, as far as the engine tells them."""
         self._check()
-        return await self._tracked(self._complete(request))
+        return await self._tracked(self._complete(request, index, hear))
+
+    async def complete_all(self, request: ChatRequest) -> list[Completion]:
+        """The `n` turns that a request asks for. Raises `ApiError` of the first that fails; the others end then."""
+        turns = [asyncio.ensure_future(self.complete(request, index)) for index in range(request.n)]
+        try:
+            return await asyncio.gather(*turns)
+        except BaseException:
+            for turn in turns:
+                turn.cancel()
+            await asyncio.wait(turns)
+            raise
 
     async def close(self) -> None:
         """The episode is over: what still runs is cancelled, later calls are refused. Again it does nothing."""
@@ -125,15 +138,18 @@ class Session:
             self.refused = reason
         return ApiError(status, message, code=code or str(reason))
 
-    async def _complete(self, request: ChatRequest) -> Completion:
+    async def _complete(self, request: ChatRequest, index: int, hear: Listener | None) -> Completion:
         self.num_turns += 1
+        tag = self._tag(request)
         place = self._conversations.open(request)
         try:
             if place.parent is None or not await self._render_new(place):
                 place = await self._render_whole(place)
             self._check_room(place)
-            tag = self._tag(request)
-            generation = await self._sample(place, tag)
+            heard = _Heard(hear)
+            with listening(heard.hear if hear is not None else None):
+                generation = await self._sample(place, tag, index)
+            heard.check(generation)
             return await self._finish(place, generation, tag)
         except BaseException:
             self.num_turns -= 1
@@ -188,11 +204,11 @@ class Session:
         self._asked[key] += 1
         return hashlib.blake2b(key + f"{self._seed}-{self._asked[key]}".encode(), digest_size=8).digest()
 
-    async def _sample(self, place: Place, tag: bytes) -> Generation:
+    async def _sample(self, place: Place, tag: bytes, index: int) -> Generation:
         started = time.perf_counter()
         try:
             generation = await self._engine.generate(
-                place.prompt, self._params(place, tag), trajectory_id=place.name, images=place.images
+                place.prompt, self._params(place, tag, index), trajectory_id=place.name, images=place.images
             )
         except EngineError as error:
             self.failures[FailureKind.ENGINE] += 1
@@ -204,7 +220,7 @@ class Session:
             raise self._refusal(StopReason.ABORTED, "The engine was stopped.", status=503)
         return generation
 
-    def _params(self, place: Place, tag: bytes) -> SamplingParams:
+    def _params(self, place: Place, tag: bytes, index: int) -> SamplingParams:
         request, sampling = place.request, self._sampling
         room = min(self._max_tokens - len(place.prompt), self._limits.max_turn_tokens)
         temperature, top_p, top_k, seed = sampling.temperature, sampling.top_p, sampling.top_k, None
@@ -212,7 +228,7 @@ class Session:
             temperature = temperature if request.temperature is None else request.temperature
             top_p = top_p if request.top_p is None else request.top_p
             top_k = top_k if request.top_k is None else request.top_k
-            seed = request.seed
+            seed = None if request.seed is None else request.seed + index
         return SamplingParams(
             max_tokens=min(room, request.max_tokens or room),
             temperature=temperature,
@@ -251,6 +267,25 @@ class Session:
             self._invalid_in_a_row += 1
         else:
             self._invalid_in_a_row = 0
+
+
+class _Heard:
+    """What a client was told of a turn must be what the turn is."""
+
+    def __init__(self, hear: Listener | None) -> None:
+        self._hear = hear
+        self._ids: list[int] = []
+
+    def hear(self, ids: Sequence[int]) -> None:
+        assert self._hear is not None
+        self._ids.extend(ids)
+        self._hear(ids)
+
+    def check(self, generation: Generation) -> None:
+        """Raises `ApiError` where the engine was lost in the middle and another one began anew."""
+        both = zip(self._ids, generation.ids, strict=False)
+        if any(told != sampled for told, sampled in both):
+            raise ApiError(503, "The engine was lost while it streamed this turn. Ask again.", code="engine_restarted")
 
 
 def _size(messages: Sequence[Message]) -> int:

@@ -196,7 +196,8 @@ class NodeActor:
 
 def _see(gpus: Sequence[str] | None, threads: str | None) -> None:
     """What Ray set for an actor that it gave nothing is not meant for rank processes."""
-    for name, value in (("CUDA_VISIBLE_DEVICES", gpus and ",".join(gpus)), ("OMP_NUM_THREADS", threads)):
+    devices = None if gpus is None else ",".join(gpus)
+    for name, value in (("CUDA_VISIBLE_DEVICES", devices), ("OMP_NUM_THREADS", threads)):
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value

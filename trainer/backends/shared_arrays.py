@@ -62,7 +62,7 @@ class Packed:
         with tempfile.NamedTemporaryFile(prefix="agentloop-batch-", dir=_folder(end), delete=False) as file:
             for array, (start, _) in zip(self.arrays, places, strict=True):
                 file.seek(start)
-                file.write(memoryview(array))
+                file.write(array.data)
             file.truncate(max(end, 1))
         return Parcel(self.pickled, file.name, tuple(places))
 
