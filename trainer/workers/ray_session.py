@@ -23,6 +23,8 @@ _OF_OUR_HEAD = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
 }
 _CONNECT_SECONDS = 5.0
+WORKERS_A_CORE = 4
+"""Of this machine, where Ray is started here."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +62,7 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
             os.environ.setdefault(name, value)
         options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
         if config.address is None:
+            check_cores(config, os.cpu_count() or 1)
             cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
         else:
@@ -122,6 +125,18 @@ def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
             "with `ray start --address=...`, or lower learner.ranks or learner.nodes."
         )
     return chosen
+
+
+def check_cores(config: WorkersConfig, cores: int) -> None:
+    """Raises `UserError` where this machine has far too few cores for the workers: on an own Ray they may share them,
+    but each takes seconds of a core to start, and they would not answer in time."""
+    asked, most = config.count * config.cpus, cores * WORKERS_A_CORE
+    if asked > most:
+        raise UserError(
+            f"workers.count is {config.count}, with workers.cpus={config.cpus:g} each: {asked:g} cores, and this "
+            f"machine has {cores}. At most {WORKERS_A_CORE} workers share a core. Set workers.count="
+            f"{int(most / config.cpus)} or less, workers.cpus={math.floor(most / config.count * 100) / 100:g}, or workers.address of a cluster."
+        )
 
 
 def check_workers_fit(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> None:

@@ -7,13 +7,24 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.trainer.workers.config import WorkersConfig
-from agentloop.trainer.workers.ray_session import Node, check_room, connect, of_learner
+from agentloop.trainer.workers.ray_session import Node, check_cores, check_room, connect, of_learner
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'agentloop\[ray\]'.*workers\.kind=local"):
         connect(WorkersConfig(kind="ray"), gpus=0)
+
+
+def test_far_more_workers_than_cores_are_refused_before_ray_is_started():
+    check_cores(WorkersConfig(kind="ray", count=8), cores=2)
+    check_cores(WorkersConfig(kind="ray", count=50, cpus=0.16), cores=2)
+    message = (
+        r"workers\.count is 50, with workers\.cpus=1 each: 50 cores, and this machine has 2\. At most 4 workers share "
+        r"a core\. Set workers\.count=8 or less, workers\.cpus=0\.16"
+    )
+    with pytest.raises(UserError, match=message):
+        check_cores(WorkersConfig(kind="ray", count=50), cores=2)
 
 
 def test_an_address_where_nothing_answers_is_refused_at_once():
