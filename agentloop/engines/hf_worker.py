@@ -261,7 +261,7 @@ class Worker:
             else:
                 self._finish(int(rows[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH)
 
-    def _tell(self, rows: NDArray[np.int64], ids: NDArray[np.int32]) -> None:
+    def _tell(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
         for row, token in zip(rows, ids, strict=True):
             request = self._requests[row]
             if request is not None and request.tell is not None:

@@ -15,6 +15,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.engines.base import FinishReason, SamplingParams
+from agentloop.engines.listening import listening
 from agentloop.engines.vllm import VllmEngine
 from agentloop.errors import EngineError
 from agentloop.vision.image import PixelFormat, PlacedImage, SeenImage
@@ -125,6 +126,19 @@ async def test_a_truncated_distribution_is_renormalised(engine, model):
     for i, token in enumerate(got.ids):
         rank = order[i].tolist().index(token)
         assert abs(got.logprobs[i] - expected[i, rank]) < 2 * TOLERANCE
+
+
+async def test_a_listener_hears_the_turn_before_it_is_over(engine):
+    (prompt,) = prompts_of(1)
+    params = SamplingParams(max_tokens=24, seed=5)
+    alone = await engine.generate(prompt, params, trajectory_id="t")
+    heard: list[list[int]] = []
+    with listening(lambda ids: heard.append(list(ids))):
+        turn = await engine.generate(prompt, params, trajectory_id="t")
+    assert turn == alone
+    told = [token for ids in heard for token in ids]
+    assert len(heard) > 1
+    assert told == turn.ids.tolist()[: len(told)]
 
 
 async def test_a_seed_repeats_the_turn(engine):
