@@ -132,10 +132,11 @@ def check_cores(config: WorkersConfig, cores: int) -> None:
     but each takes seconds of a core to start, and they would not answer in time."""
     asked, most = config.count * config.cpus, cores * WORKERS_A_CORE
     if asked > most:
+        count, cpus = int(most / config.cpus), math.floor(most / config.count * 100) / 100
         raise UserError(
             f"workers.count is {config.count}, with workers.cpus={config.cpus:g} each: {asked:g} cores, and this "
-            f"machine has {cores}. At most {WORKERS_A_CORE} workers share a core. Set workers.count="
-            f"{int(most / config.cpus)} or less, workers.cpus={math.floor(most / config.count * 100) / 100:g}, or workers.address of a cluster."
+            f"machine has {cores}. At most {WORKERS_A_CORE} workers share a core. Set workers.count={count} or less, "
+            f"workers.cpus={cpus:g}, or workers.address of a cluster."
         )
 
 
