@@ -64,9 +64,9 @@ class Sender:
     """
 
     def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
 
-        store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         name = f"{os.getpid()}-{next(_numbers)}"
         self.meeting = Meeting(name, host, store.port, receivers + 1, backend, seconds)
         self._group = _Group(self.meeting, 0, store, host)
@@ -215,7 +215,7 @@ class _Group:
 
 def _store_of(meeting: Meeting) -> Any:
     """Raises `BroadcastFailed` where the sender has given up already."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     try:
         # The store itself asks again and again.
@@ -228,9 +228,10 @@ def _store_of(meeting: Meeting) -> Any:
 
 
 def _gloo(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
-    from torch.distributed import PrefixStore, ProcessGroupGloo
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     # By its own choice gloo takes the address of the host's name, which other hosts may not reach.
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=meeting.seconds)
@@ -238,7 +239,8 @@ def _gloo(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
 
 
 def _nccl(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
-    from torch.distributed import PrefixStore, ProcessGroupNCCL
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(hours=1)  # `_until` is what waits
