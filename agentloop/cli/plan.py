@@ -85,6 +85,7 @@ def _run(config: RunConfig, mean_tokens: float | None, sampled: float) -> Run:
         Precision(parameter=size[learner.param_dtype], compute=size[learner.compute_dtype]),
         concurrency=config.engine.max_concurrency,
         reference=learner.needs_reference,
+        lora_rank=learner.lora.rank if learner.lora else 0,
     )
 
 

@@ -75,6 +75,7 @@ def planned(config: RunConfig, hf_config: Any) -> Run:
         Precision(parameter=_SIZES[learner.param_dtype], compute=_SIZES[learner.compute_dtype]),
         concurrency=config.engine.max_concurrency,
         reference=learner.needs_reference,
+        lora_rank=learner.lora.rank if learner.lora else 0,
     )
 
 

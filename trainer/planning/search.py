@@ -44,6 +44,8 @@ class Run:
     concurrency: int
     """Most episodes in flight."""
     reference: bool = False
+    lora_rank: int = 0
+    """Of adapters; 0: all weights are trained."""
     scale: float = 1.0
     """Measured over estimated seconds of training."""
 
@@ -93,6 +95,7 @@ def search(run: Run, cluster: Cluster, backends: tuple[BackendName, ...]) -> Fou
     obstacles: Counter[str] = Counter()
     fitting: list[Estimate] = []
     longest = run.work.longest
+    backends = ("fsdp",) if run.lora_rank else backends  # the other one has no adapters
     for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
         if reasons := list(problems(layout, run.shape)):
             obstacles.update(reasons[:1])
@@ -132,7 +135,8 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
 def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *, sleeps: bool) -> Estimate:
     shape, work, gpu = run.shape, run.work, cluster.gpu
     micro_batches = work.micro_batches(layout)
-    whole = shape.parameters * (run.precision.compute + 4)
+    trained = shape.adapter_parameters(run.lora_rank) if run.lora_rank else shape.parameters
+    whole = shape.parameters * run.precision.compute + 4 * trained
     training = training_memory(
         shape,
         layout,
@@ -141,6 +145,7 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
         reference=run.reference,
         # As the learner decides where nothing is said.
         gather_once=whole <= gpu.memory / 4,
+        lora_rank=run.lora_rank,
     )
     shares = not cluster.engine_gpus
     sharing = Sharing(
