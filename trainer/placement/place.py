@@ -96,7 +96,7 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     if faults:
         raise UserError(f"This placement contradicts the config. {' '.join(faults)}")
     options = dict(config.engine.options)
-    if placement.layout != "separate" and config.engine.name == "vllm":
+    if placement.layout != "separate" and config.engine.name in ("vllm", "sglang"):
         share = round(_ENGINE_SHARE * placed.engine_memory / gpu.memory, 2)
         options.setdefault("gpu_memory_utilization", share)
     return config.model_copy(

@@ -153,9 +153,11 @@ def test_what_cannot_be_is_refused_with_the_numbers_and_the_fix(config, override
         derive(settings, planned(settings, SHAPE), H200)
 
 
-def test_the_settings_of_workers_learner_and_engine_follow(config):
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_settings_of_workers_learner_and_engine_follow(config, engine):
     settings = config(
-        "placement={n_gpus: 8, layout: mixed, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}"
+        "placement={n_gpus: 8, layout: mixed, learner_gpus: 4}",
+        f"engine={{name: {engine}, options: {{tensor_parallel_size: 2}}}}",
     )
     placed = derive(settings, planned(settings, SHAPE), H200)
     result = with_placement(settings, placed, H200)
