@@ -7,13 +7,11 @@ versions of the engine that sampled them. Environment and tools stay in their wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from agentloop.engines.base import Engine, EngineDead, Generation, SamplingParams
-
-if TYPE_CHECKING:
-    import torch
+from agentloop.engines.wrapping import WrappedEngine
 
 
 class Helper(Protocol):
@@ -94,19 +92,13 @@ class Helpers:
         self.offer({other: room for other, room in self._room.items() if other != helper})
 
 
-class HandingOverEngine:
+class HandingOverEngine(WrappedEngine):
     """`engine`, whose turns are sampled by `helpers` while `is_draining`, as far as these have room."""
 
     def __init__(self, engine: Engine, helpers: Helpers) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.helpers = helpers
         self.is_draining = False
-        self.policy_version = engine.policy_version
-        self.max_model_len = engine.max_model_len
-
-    async def start(self) -> None:
-        await self.engine.start()
-        self.max_model_len = self.engine.max_model_len
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
@@ -116,27 +108,8 @@ class HandingOverEngine:
                 return await self.helpers.generate(prompt, params, trajectory_id=trajectory_id, images=images)
             except EngineDead:
                 pass
-        return await self.engine.generate(prompt, params, trajectory_id=trajectory_id, images=images)
+        return await super().generate(prompt, params, trajectory_id=trajectory_id, images=images)
 
     def release(self, trajectory_id: str) -> None:
         self.helpers.release(trajectory_id)
-        self.engine.release(trajectory_id)
-
-    async def pause(self) -> None:
-        await self.engine.pause()
-
-    async def resume(self) -> None:
-        await self.engine.resume()
-
-    async def sleep(self, *, keep_weights: bool = True) -> None:
-        await self.engine.sleep(keep_weights=keep_weights)
-
-    async def wake(self) -> None:
-        await self.engine.wake()
-
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        await self.engine.update_weights(weights, version)
-        self.policy_version = version
-
-    async def close(self) -> None:
-        await self.engine.close()
+        super().release(trajectory_id)

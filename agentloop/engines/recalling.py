@@ -12,12 +12,10 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
-
-if TYPE_CHECKING:
-    import torch
+from agentloop.engines.wrapping import WrappedEngine
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,13 +30,11 @@ class Turn:
     generation: Generation
 
 
-class RecallingEngine:
+class RecallingEngine(WrappedEngine):
     """`engine`, with a memory of turns and of how long the trajectories in flight are."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.policy_version = engine.policy_version
-        self.max_model_len = engine.max_model_len
+        super().__init__(engine)
         self._known: dict[str, Sequence[Turn]] = {}
         self._new: deque[Turn] = deque()
         self._places: dict[str, int] = {}
@@ -53,10 +49,6 @@ class RecallingEngine:
         """Of all trajectories that were not released, whether their turn runs or they wait for a tool. May be read from
         another thread."""
         return sum(list(self._lengths.values()))
-
-    async def start(self) -> None:
-        await self.engine.start()
-        self.max_model_len = self.engine.max_model_len
 
     def recall(self, turns: Mapping[str, Sequence[Turn]]) -> None:
         """What trajectories that will be played again had sampled, in order."""
@@ -79,7 +71,7 @@ class RecallingEngine:
         self._lengths[trajectory_id] = num_prompt
         generation = self._recalled(trajectory_id, place, digest)
         if generation is None:
-            generation = await self.engine.generate(prompt, params, trajectory_id=trajectory_id, images=images)
+            generation = await super().generate(prompt, params, trajectory_id=trajectory_id, images=images)
             if generation.finish_reason is not FinishReason.ABORT:
                 self._new.append(Turn(trajectory_id, place, digest, generation))
         self._places[trajectory_id] = place + 1
@@ -99,26 +91,7 @@ class RecallingEngine:
         self._known.pop(trajectory_id, None)
         self._places.pop(trajectory_id, None)
         self._lengths.pop(trajectory_id, None)
-        self.engine.release(trajectory_id)
-
-    async def pause(self) -> None:
-        await self.engine.pause()
-
-    async def resume(self) -> None:
-        await self.engine.resume()
-
-    async def sleep(self, *, keep_weights: bool = True) -> None:
-        await self.engine.sleep(keep_weights=keep_weights)
-
-    async def wake(self) -> None:
-        await self.engine.wake()
-
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        await self.engine.update_weights(weights, version)
-        self.policy_version = version
-
-    async def close(self) -> None:
-        await self.engine.close()
+        super().release(trajectory_id)
 
 
 def _digest(ids: Sequence[int]) -> bytes:
