@@ -16,6 +16,8 @@ from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json
 from agentloop.rendering.parsing import CallFormat, CallReader
 
 _MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
+_HEADER = re.compile(r"<\|(?:start|channel)\|>|\A\s*to=")
+"""What begins the header of a message; one without a message says nothing."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|\Z)")
 _HOW = (
@@ -40,7 +42,7 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
                 said.append(match[0])
         else:
             (thought if channel and channel[1] == "analysis" else said).append(match["body"].strip())
-    said.append(text[position:].strip())
+    said.append(_HEADER.split(text[position:], maxsplit=1)[0].strip())
     return ParsedTurn("\n".join(filter(None, said)), "\n".join(thought) if thought else None, tuple(reader.calls))
 
 

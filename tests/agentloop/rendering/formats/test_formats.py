@@ -165,6 +165,8 @@ def test_what_cannot_be_read_is_said_to_the_model(name, text, why):
             "hm",
         ),
         ("harmony", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", None),
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>comm", "", "hm"),
+        ("harmony", " to=functions.f<|channel|>commentary", "", None),
         ("harmony", "words without a channel", "words without a channel", None),
         ("seed", "<seed:think>hm</seed:think>42", "42", "hm"),
         ("gemma4", "<|channel>thought\nhm<channel|>42", "42", "hm"),
