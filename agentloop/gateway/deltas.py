@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _MAY_BEGIN_A_TAG = re.compile(r"[<\[{`|][^\n]{0,31}$")
 """The end of a text that may turn out to be no text: the tag of a call, or of thinking."""
 
+_READS = 256
+"""A turn is read again and again from its start: at each token while it is short, later when it has grown by a 256th,
+so that all readings together are of no more than 256 times its tokens."""
+
 
 class Deltas:
     """Of one turn. Text is told up to where it might become something else: half a tag, half a stop string, half a
@@ -26,11 +30,15 @@ class Deltas:
     def __init__(self, request: ChatRequest, renderer: Renderer) -> None:
         self._request, self._renderer = request, renderer
         self._ids: list[int] = []
+        self._num_read = 0
         self._told = {"content": "", "reasoning_content": ""}
 
     async def more(self, ids: Sequence[int]) -> dict[str, str]:
         """What these tokens add; empty where nothing is certain yet."""
         self._ids.extend(ids)
+        if len(self._ids) - self._num_read < len(self._ids) // _READS:
+            return {}
+        self._num_read = len(self._ids)
         parsed = await off_loop(len(self._ids), self._read, list(self._ids))
         is_over = bool(parsed.calls)  # what stands behind a call comes at the end
         found = {"reasoning_content": parsed.reasoning or "", "content": "" if is_over else parsed.content}

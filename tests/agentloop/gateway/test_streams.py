@@ -207,3 +207,20 @@ def test_all_that_is_told_is_what_was_said(renderer, ids_of, parts, sizes, stop)
     message = response_message(whole)
     assert told["content"] == (message["content"] or "")
     assert told["reasoning_content"] == (whole.reasoning or "")
+
+
+def test_a_long_turn_is_not_read_at_every_token(renderer, ids_of, monkeypatch):
+    request = ChatRequest.parse(json.dumps({"messages": QUESTION}).encode())
+    deltas = Deltas(request, renderer)
+    read = []
+    parse = deltas._read
+    monkeypatch.setattr(deltas, "_read", lambda ids: read.append(len(ids)) or parse(ids))
+    ids = ids_of("so " * 1024)
+
+    async def stream():
+        for token in ids:
+            await deltas.more([token])
+
+    asyncio.run(stream())
+    assert read[:256] == list(range(1, 257))
+    assert sum(read) <= 257 * len(ids)
