@@ -36,7 +36,7 @@ class Deltas:
     async def more(self, ids: Sequence[int]) -> dict[str, str]:
         """What these tokens add; empty where nothing is certain yet."""
         self._ids.extend(ids)
-        if len(self._ids) - self._num_read < len(self._ids) // _READS:
+        if (len(self._ids) - self._num_read) * _READS < len(self._ids):
             return {}
         self._num_read = len(self._ids)
         parsed = await off_loop(len(self._ids), self._read, list(self._ids))
@@ -57,7 +57,7 @@ class Deltas:
         text = _MAY_BEGIN_A_TAG.sub("", text.rstrip("\ufffd")).rstrip()
         for stop in self._request.stop:
             begun = next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-            text = text[: len(text) - begun]
+            text = text[: len(text) - begun].rstrip()
         return text
 
     def _tell(self, found: dict[str, str]) -> dict[str, str]:
