@@ -178,10 +178,11 @@ class RayWorker:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), REPORT_SECONDS)
                 raise WorkerLost("died", self._cause)
+            has_ended = not self.orders  # before the report, which then has all that it did
             report = await self._report()
             self._take(report)
             if self._drains_until is not None:
-                is_empty = not self.orders and not report.guest_turns
+                is_empty = has_ended and not self.orders and not report.guest_turns
                 if is_empty or clock() > self._drains_until:
                     return
             if self.is_draining or report.needs_help:

@@ -18,6 +18,8 @@ from agentloop.trainer.backends.fsdp import FsdpLearner
 _SCRIPT = Path(__file__).parent / "on_ranks.py"
 _CASES = load_object(f"{_SCRIPT}:CASES", "dictionary")
 TP, PP, EP = "tensor_parallel", "pipeline_parallel", "expert_parallel"
+_ONE_TOKEN = 0.006
+"""Of 181: one whose ratio is at the bound, but for rounding, is clipped or not."""
 _OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
 _TOLERANCE = 1e-5
 
@@ -65,7 +67,8 @@ def test_a_layout_computes_what_one_rank_does(name: str, results: Path, expected
         assert got["metrics"].keys() == want["metrics"].keys()
         for key, value in want["metrics"].items():
             if not key.startswith(_OF_THE_CLOCK):
-                assert got["metrics"][key] == pytest.approx(value, rel=_TOLERANCE, abs=1e-6), key
+                slack = _ONE_TOKEN if key.startswith("clip_fraction") else 1e-6
+                assert got["metrics"][key] == pytest.approx(value, rel=_TOLERANCE, abs=slack), key
         assert got["weights"].keys() == want["weights"].keys()
         for key, value in want["weights"].items():
             difference = (got["weights"][key] - value).norm() / value.norm()

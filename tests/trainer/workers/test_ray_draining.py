@@ -61,6 +61,7 @@ async def test_a_worker_that_leaves_hands_its_turns_over_and_nobody_can_tell(ste
     (leaving,) = [slot for slot in workers._slots if slot.is_retired]
     pid, waiting = leaving.worker.pid, leaving.in_flight
     assert waiting
+    await leaving.worker.resume()  # it has heard by then
     sampled = (sums / "log").read_text().splitlines()
     (sums / "gate").unlink()
     groups = await playing
