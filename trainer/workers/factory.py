@@ -62,12 +62,13 @@ def make_replica(config: RunConfig, model: Path) -> Parts:
 def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool, helpers: Helpers | None = None) -> Engine:
     """The engine of the config, started anew where it can die without this process. Meanwhile `helpers` sample its
     turns."""
+    if config.engine.name == "hf":  # on GPUs it would be in bfloat16, whatever the learner computes in
+        config = _with_options(config, {"dtype": config.learner.compute_dtype})
     if config.engine.name not in _GPU_ENGINES:
         return make_engine(config, model)
     sleeps = config.placement.sleeps
     if sleeps:
-        options = {"sleeps": True} | config.engine.options
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"options": options})})
+        config = _with_options(config, {"sleeps": True})
     return RestartingEngine(
         partial(make_engine, config, model),
         budget=RestartBudget(config.workers.max_restarts),
@@ -100,8 +101,12 @@ def on_its_part(config: RunConfig) -> RunConfig:
     gpus = config.workers.gpus
     if gpus is None or not 0 < gpus < 1 or config.engine.name != "vllm":
         return config
-    mine = {"gpu_memory_utilization": round(_USED * gpus, 3), "shares_gpu": True}
-    engine = config.engine.model_copy(update={"options": mine | config.engine.options})
+    return _with_options(config, {"gpu_memory_utilization": round(_USED * gpus, 3), "shares_gpu": True})
+
+
+def _with_options(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+    """With these for the engine, where the config does not say otherwise."""
+    engine = config.engine.model_copy(update={"options": options | config.engine.options})
     return config.model_copy(update={"engine": engine})
 
 

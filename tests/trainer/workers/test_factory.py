@@ -1,0 +1,26 @@
+"""What an engine of a run is made with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.config_loading import load_config
+from agentloop.engines.hf import HfEngine
+from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.workers.factory import restarting_engine
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        (["engine.options={device: cpu}"], torch.float32),
+        (["engine.options={device: cpu}", "learner.compute_dtype=bfloat16"], torch.bfloat16),
+        (["engine.options={device: cpu, dtype: float32}", "learner.compute_dtype=bfloat16"], torch.float32),
+    ],
+)
+def test_the_hf_engine_computes_in_what_the_learner_does(sums, options, dtype):
+    config = load_config(RunConfig, sums / "config.yaml", ["engine.name=hf", *options])
+    engine = restarting_engine(config, Path(config.model), copy_weights=False)
+    assert isinstance(engine, HfEngine)
+    assert engine._dtype == dtype
