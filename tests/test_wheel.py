@@ -1,0 +1,28 @@
+"""What `pip install agentloop` brings: pyproject.toml names packages and data by hand, since folders are renamed."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+_PREFIXES = {"agentloop": "agentloop"} | {
+    name: f"agentloop/{name}" for name in ("envs", "recipes", "sandboxes", "tools", "trainer")
+}
+
+
+def test_the_wheel_has_every_file_of_the_sources(tmp_path):
+    listed = subprocess.run(
+        ["git", "ls-files", *_PREFIXES], cwd=_ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    # A copy, for the build leaves folders behind in its source.
+    for name in [*listed, "pyproject.toml", "README.md", "LICENSE"]:
+        copy = tmp_path / "source" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((_ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(tmp_path / "source")], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("agentloop-*.whl")
+    expected = {name.replace(folder := name.split("/")[0], _PREFIXES[folder], 1) for name in listed}
+    assert expected
+    assert expected - set(zipfile.ZipFile(wheel).namelist()) == set()
