@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py --model 0.6B --trained 0.25
     python benchmarks/train_step.py --layouts fsdp fsdp,checkpointing=full fsdp,offload=optimizer,token_budget=65536
+    python benchmarks/train_step.py --layouts fsdp fsdp,lora.rank=32 --name train_step_lora
     torchrun --nproc-per-node 2 benchmarks/train_step.py --layouts fsdp megatron megatron,tp2 megatron,pp2
 
 A layout is a backend, degrees of parallelism and settings of `learner`. A step is everything from a batch of
@@ -49,7 +50,11 @@ def config_of(layout: str, args: argparse.Namespace) -> LearnerConfig:
             options[_DEGREES[found[1]]] = int(found[2])
         else:
             name, _, value = part.partition("=")
-            options[name] = value
+            *outer, last = name.split(".")
+            inner = options
+            for key in outer:
+                inner = inner.setdefault(key, {})
+            inner[last] = value
     plain = {
         "model": str(random_model(args.model, args.folder)),
         "backend": backend,

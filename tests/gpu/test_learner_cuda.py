@@ -148,3 +148,27 @@ def test_gathering_once_changes_nothing(model_folder: Path):
         results.append(learner.step(_batch()))
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], abs=1e-3)
     assert results[0]["grad_norm"] == pytest.approx(results[1]["grad_norm"], rel=1e-2)
+
+
+def test_adapters_learn_on_cuda_what_they_do_on_a_cpu(model_folder: Path):
+    lora = {"rank": 8, "alpha": 16}
+    here, there = (_learner(model_folder, lora=lora, device=device, lr=1e-2, eps=1e-8) for device in ("cuda", "cpu"))
+    for learner in (here, there):
+        learner.step(_batch())
+        learner.step(_batch())
+    start = dict(AutoModelForCausalLM.from_pretrained(model_folder).named_parameters())
+    for (name, got), (_, want) in zip(here.weights(), there.weights(), strict=True):
+        got, before = got.cpu(), start[name].detach()
+        assert (got - want).norm() <= 0.02 * (want - before).norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "full", "sparse"])
+def test_compiled_layers_with_adapters_in_bfloat16_come_near_float32(model_folder: Path, checkpointing: str):
+    lora = {"rank": 8, "alpha": 16}
+    exact = _learner(model_folder, lora=lora, lr=1e-2, eps=1e-8)
+    rough = _learner(model_folder, lora=lora, lr=1e-2, eps=1e-8, compute_dtype="bfloat16", checkpointing=checkpointing)
+    for _ in range(2):
+        want, got = exact.step(_batch()), rough.step(_batch())
+    assert got["loss"] == pytest.approx(want["loss"], abs=0.02)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.05)
+    assert {weight.dtype for _, weight in rough.weights()} == {torch.bfloat16}
