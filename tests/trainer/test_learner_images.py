@@ -102,6 +102,19 @@ def test_a_frozen_tower_is_left_as_it_is(model, samples):
         assert torch.equal(parameter, before[name]) == (".visual." in name), name
 
 
+def test_a_run_without_pictures_so_far_is_resumed(model, samples, tmp_path):
+    learners = [learner_of(model, lr=1e-2) for _ in range(3)]
+    for learner in learners[:2]:
+        learner.step(TrainBatch(samples[5:]))
+    learners[1].save(tmp_path / "state")
+    learners[2].load(tmp_path / "state")
+    for learner in learners:
+        learner.step(TrainBatch(samples))
+    unbroken, *others = ({name: weight.clone() for name, weight in learner.weights()} for learner in learners)
+    for name, weight in unbroken.items():
+        assert all(torch.equal(other[name], weight) for other in others), name
+
+
 def test_sequence_parallelism_refuses_a_vision_model_before_it_is_loaded(model, tmp_path):
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())  # and no weights
     with pytest.raises(UserError, match="divides text only, and this model has a vision tower"):

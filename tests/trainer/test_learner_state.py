@@ -69,6 +69,24 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tiny_qwen3, tmp_path: 
     assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
 
 
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}, {"gather_once": False}])
+def test_a_state_saved_before_the_first_update_is_that_of_a_new_learner(tiny_qwen3, tmp_path: Path, options):
+    """As while a critic warms up: the policy has had no update when the run is saved."""
+    new, saved, resumed = (
+        FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", lr=1e-2, weight_decay=0.1, **options))
+        for _ in range(3)
+    )
+    saved.step(TrainBatch([]))
+    saved.save(tmp_path / "state")
+    resumed.load(tmp_path / "state")
+    for learner in (new, saved, resumed):
+        learner.step(_batch(0))
+        learner.step(_batch(1))
+    for (name, want), (_, one), (_, other) in zip(new.weights(), saved.weights(), resumed.weights(), strict=True):
+        assert torch.equal(one, want), name
+        assert torch.equal(other, want), name
+
+
 def test_a_captured_state_does_not_move_with_the_learner(tiny_qwen3, tmp_path: Path):
     learner = _learner(tiny_qwen3())
     learner.step(_batch(0))

@@ -40,6 +40,7 @@ class LearnerState:
 
     def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Copies to the memory of the host: parameters and optimizer of this rank's shards."""
+        _give_all_a_state(optimizer)
         model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
         # A copy of plain tensors: pinned and shared memory would stay allocated between checkpoints.
         options = StagingOptions(
@@ -67,6 +68,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Prog
         raise UserError(
             f"{folder} does not hold the state of a learner: {error}. Give a folder that save wrote."
         ) from error
+    _give_all_a_state(optimizer)
     model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     try:
@@ -83,6 +85,26 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Prog
     if file.is_file():
         set_random_state(torch.load(file, weights_only=True))
     return progress
+
+
+def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
+    """That of the first step to parameters that had none: no update was made yet, or none of them had a gradient, such
+    as a vision tower without pictures. torch would make it too, where there is none at all, but with that step done.
+    """
+    new = [each for group in optimizer.param_groups for each in group["params"] if each not in optimizer.state]
+    if not new:
+        return
+    for parameter in new:
+        parameter.grad = torch.zeros_like(parameter)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in new:
+        parameter.grad = None
+        optimizer.state[parameter]["step"].zero_()
 
 
 def save_hf(folder: Path, policy: Policy, source: Path, adapters: LoraConfig | None) -> None:
