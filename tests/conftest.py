@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 _BUILD = Path(__file__).parents[1] / "build"
 
@@ -22,10 +23,11 @@ def python_with() -> Callable[..., str]:
     def made(folder: str, *requirements: str) -> str:
         python = _BUILD / folder / "bin" / "python"
         done = _BUILD / folder / "installed"
-        if not done.exists() or done.read_text() != "\n".join(requirements):
-            venv.create(_BUILD / folder, with_pip=True, clear=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True, timeout=600)
-            done.write_text("\n".join(requirements))
+        with _one_at_a_time(folder):
+            if not done.exists() or done.read_text() != "\n".join(requirements):
+                venv.create(_BUILD / folder, with_pip=True, clear=True)
+                subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True, timeout=600)
+                done.write_text("\n".join(requirements))
         return str(python)
 
     return made
@@ -37,11 +39,18 @@ def verl_package() -> Path:
     the rest of its requirements does not agree with them."""
     folder, packages = _BUILD / "verl-0.9.1", ("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
     done = folder / "installed"
-    if not done.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
-        subprocess.run([*install, *packages], check=True, timeout=600)
-        done.touch()
+    with _one_at_a_time(folder.name):
+        if not done.exists():
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]
+            subprocess.run([*install, str(folder), *packages], check=True, timeout=600)
+            done.touch()
     return folder
+
+
+def _one_at_a_time(folder: str) -> FileLock:
+    """What one process of pytest makes below build/, another one waits for."""
+    _BUILD.mkdir(exist_ok=True)
+    return FileLock(_BUILD / f"{folder}.lock")
 
 
 @contextmanager
@@ -78,20 +87,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[_VLLM_TESTS] = {item.nodeid for item in items if item.get_closest_marker("vllm")}
-
-
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if not session.config.getoption("--no-skips") or exitstatus != pytest.ExitCode.OK:
-        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--no-skips") or exitstatus != pytest.ExitCode.OK or reporter is None:
+        return  # a worker of xdist has no reporter: the process that started it hears of all tests
     skipped = reporter.stats.get("skipped", [])
-    passed = {report.nodeid for report in reporter.stats.get("passed", [])}
-    if skipped or not passed & session.config.stash[_VLLM_TESTS]:
-        reporter.write_line(f"\n--no-skips: {len(skipped)} skipped; tests of the vLLM engine that ran: ")
-        reporter.write_line(f"{len(passed & session.config.stash[_VLLM_TESTS])}")
+    ran = [report for report in reporter.stats.get("passed", []) if "vllm" in report.keywords]
+    if skipped or not ran:
+        reporter.write_line(f"\n--no-skips: {len(skipped)} skipped; tests of the vLLM engine that ran: {len(ran)}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-_VLLM_TESTS = pytest.StashKey[set[str]]()
