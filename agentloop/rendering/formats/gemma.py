@@ -10,7 +10,10 @@ from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}]+)\s*(?=\{)")
-_KEY = re.compile(r"\s*(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]+))\s*:\s*", re.DOTALL)
+_KEY = re.compile(
+    r"(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]*(?:[^\S\n]+[^\s:,{}\[\]<]+)*))\s*:\s*", re.DOTALL
+)
+"""Bare keys may hold blanks, and be empty: templates write those of any object so."""
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?(?=[,}\]\s])")
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 _WORD = re.compile(r"\w+")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from agentloop.messages import ParsedTurn
-from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, near, skip_space
+from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_of
 from agentloop.rendering.parsing import CallFormat, CallReader
 
 _MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
@@ -48,12 +48,11 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
 
 def _call(reader: CallReader, recipient: str, body: str) -> None:
     try:
-        value, end = json_at(body, skip_space(body, 0)) if body.strip() else ({}, len(body))
-        if skip_space(body, end) != len(body):
-            raise Malformed(f"there is text behind the JSON object: {near(body, end)}")
-        reader.add(recipient.removeprefix("functions."), arguments_of(value))
+        arguments = arguments_of(json_of(body) if body.strip() else {})
     except Malformed as error:
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", body)
+    else:
+        reader.add(recipient.removeprefix("functions."), arguments)
 
 
 HARMONY = CallFormat(

@@ -83,7 +83,7 @@ def named_call(value: Any) -> tuple[str, dict[str, Any]]:
 def arguments_of(value: Any) -> dict[str, Any]:
     """The arguments of a call, which may be encoded twice, as the APIs do it. Raises `Malformed`."""
     if isinstance(value, str):
-        value = _decoded(value) if value.strip() else {}
+        value = json_of(value) if value.strip() else {}
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -99,10 +99,11 @@ def _check_surrogates(value: Any) -> None:
         raise Malformed("a \\u escape is half of a surrogate pair") from None
 
 
-def _decoded(text: str) -> Any:
+def json_of(text: str) -> Any:
+    """The JSON value that is all of a text. Raises `Malformed`."""
     value, end = json_at(text, skip_space(text, 0))
-    if skip_space(text, end) != len(text):
-        raise Malformed('"arguments" is a string with text behind its JSON object')
+    if (rest := skip_space(text, end)) != len(text):
+        raise Malformed(f"there is text behind the JSON object: {near(text, rest)}")
     return value
 
 

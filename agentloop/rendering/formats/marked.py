@@ -30,7 +30,7 @@ class Marked:
         position = start + len(self.opening)
         try:
             header = self.header.match(text, position)
-            if header is None:
+            if header is None or not header["name"].strip():
                 raise Malformed(f"no function is named at {near(text, position)}")
             value, position = json_at(text, skip_space(text, header.end()))
             arguments = arguments_of(value)

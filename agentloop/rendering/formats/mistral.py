@@ -13,7 +13,8 @@ from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json
 from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 _OPEN = "[TOOL_CALLS]"
-_HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]]*)?(?:\[ARGS\])?\s*(?=\{)")
+_HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?(?:\[ARGS\])?\s*(?=\{)")
+_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _HOW = f'Write calls as {_OPEN}[{{"name": "TOOL", "arguments": {{...}}}}], or as {_OPEN}TOOL[ARGS]{{...}}.'
 
 
@@ -23,10 +24,10 @@ def _read(reader: CallReader, start: int) -> int:
     try:
         if header := _HEADER.match(text, position):
             value, position = json_at(text, header.end())
-            calls = [(header["name"], arguments_of(value))]
+            calls = [(header["name"], arguments_of(value), header["id"])]
         else:
             value, position = json_at(text, skip_space(text, position))
-            calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
+            calls = [(*named_call(item), item.get("id")) for item in (value if isinstance(value, list) else [value])]
         if not calls:
             raise Malformed("its list holds no call")
         position = skip_space(text, position)
@@ -36,13 +37,13 @@ def _read(reader: CallReader, start: int) -> int:
         end = end_of_bad(text, position, _OPEN, "")
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
         return end
-    for name, arguments in calls:
-        reader.add(name, arguments)
+    for name, arguments, call_id in calls:
+        reader.add(name, arguments, call_id if isinstance(call_id, str) and _ID.fullmatch(call_id) else None)
     return position
 
 
 def _make_id(call: str) -> str:
-    """Nine letters and digits: the templates refuse any other id."""
+    """As `_ID`: the templates refuse any other."""
     return f"{zlib.crc32(call.encode()):09d}"[-9:]
 
 

@@ -7,25 +7,33 @@ import json
 import re
 from typing import Any
 
-from agentloop.rendering.formats.json_calls import Malformed
+from agentloop.rendering.formats.json_calls import Malformed, json_of
 from agentloop.rendering.parsing import CallFormat, CallReader
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _HOW = f'Write calls as {_OPEN}[TOOL(key="value")]{_CLOSE}, with literals as values.'
+_TOKENS = re.compile(rf"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|{re.escape(_CLOSE)}", re.DOTALL)
+"""Strings of Python, and the closing tag where it stands outside of them."""
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def _read(reader: CallReader, start: int) -> int:
-    text = reader.text
-    close = text.find(_CLOSE, start)
-    end = close + len(_CLOSE) if close >= 0 else len(text)
-    try:
-        calls = _calls(text[start + len(_OPEN) : close if close >= 0 else len(text)].strip())
-    except Malformed as error:
-        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
-        return end
-    for name, arguments in calls:
-        reader.add(name, arguments)
+    text, begin = reader.text, start + len(_OPEN)
+    close = text.find(_CLOSE, begin)
+    first = close if close >= 0 else len(text)
+    unquoted = next((token.start() for token in _TOKENS.finditer(text, begin) if token[0] == _CLOSE), first)
+    refused: Malformed | None = None
+    for close in dict.fromkeys((first, unquoted)):
+        try:
+            calls = _calls(text[begin:close].strip())
+        except Malformed as error:
+            refused = refused or error
+            continue
+        for name, arguments in calls:
+            reader.add(name, arguments)
+        return min(close + len(_CLOSE), len(text))
+    end = min(first + len(_CLOSE), len(text))
+    reader.refuse(f"This tool call cannot be read: {refused}. {_HOW}", text[start:end])
     return end
 
 
@@ -43,26 +51,37 @@ def _calls(code: str) -> list[tuple[str, dict[str, Any]]]:
 def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
         raise Malformed(f"{_short(node)} is no call with named arguments")
-    return ast.unparse(node.func), {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg in arguments:
+            raise Malformed(f"argument {keyword.arg!r} is given twice")
+        arguments[str(keyword.arg)] = _value(keyword.value)
+    return _source(node.func), arguments
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal of Python; templates write objects as JSON, whose words are names to Python."""
+    """A literal of Python as the JSON value that it stands for; templates write objects as JSON, whose words are names
+    to Python."""
 
     class Words(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.AST:
             return ast.Constant(_JSON_WORDS[name.id]) if name.id in _JSON_WORDS else name
 
     try:
-        value = ast.literal_eval(Words().visit(node))
-        json.dumps(value)
+        return json_of(json.dumps(ast.literal_eval(Words().visit(node))))
     except (ValueError, TypeError, RecursionError) as error:
         raise Malformed(f"{_short(node)} is no value ({error})") from None
-    return value
 
 
 def _short(node: ast.expr) -> str:
-    return repr(ast.unparse(node)[:40])
+    return repr(_source(node)[:40])
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        raise Malformed("it is nested too deep") from None
 
 
 LFM2 = CallFormat("lfm2", (_OPEN,), re.escape(_OPEN), _read)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentloop.rendering.base import ToolSchemas
+from agentloop.rendering.formats.json_calls import Malformed, json_of
 
 _MISSING = object()
 
@@ -59,8 +60,8 @@ def _of_type(text: str, kind: str) -> Any:
     if kind == "null" and text.strip() == "None":
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_of(text)
+    except Malformed:
         return _MISSING
     return value if _is_of_type(value, kind) else _MISSING
 

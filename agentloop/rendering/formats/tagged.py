@@ -72,7 +72,7 @@ class _Tags:
         position = start + len(self.wrapper) if wrapped else start
         found: list[tuple[str, dict[str, Any]]] = []
         try:
-            while match := self.function_re.match(text, position):
+            while (match := self.function_re.match(text, position)) and match["name"].strip():
                 position = self._function(text, match.end(), match["name"].strip(), reader.tools, found)
                 if not self.function_end:
                     break

@@ -88,6 +88,21 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
             [("f", {"s": "a)", "i": -1}), ("g", {})],
         ),
         ("lfm2", '<|tool_call_start|>[a.b(l=["x", true, null])]<|tool_call_end|>', [("a.b", {"l": ["x", True, None]})]),
+        (
+            "lfm2",
+            "<|tool_call_start|>[f(s='<|tool_call_end|>'), g()]<|tool_call_end|>",
+            [("f", {"s": "<|tool_call_end|>"}), ("g", {})],
+        ),
+        (
+            "lfm2",
+            "<|tool_call_start|>[f(l=(1, 'a'), o={1: 2})]<|tool_call_end|>",
+            [("f", {"l": [1, "a"], "o": {"1": 2}})],
+        ),
+        (
+            "gemma4",
+            "<|tool_call>call:f{o:{New York:1,:2, a b :3}}<tool_call|>",
+            [("f", {"o": {"New York": 1, "": 2, "a b": 3}})],
+        ),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"s": "]"}}]', [("f", {"s": "]"})]),
         ("mistral", '[TOOL_CALLS]f[ARGS]{"i": 1}[TOOL_CALLS]g[ARGS]{}', [("f", {"i": 1}), ("g", {})]),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"i": 1}', [("f", {"i": 1})]),
@@ -120,9 +135,11 @@ def test_calls_are_read(name, text, calls):
         ("glm", glm(pair("s", "1") + pair("s", "2")), "given twice"),
         ("glm", glm("just words"), "</tool_call> is missing"),
         ("kimi", kimi(f"functions.f:0{ARGUMENT}{{"), "Expecting property name"),
+        ("glm", "<tool_call> </tool_call>", "no function is named"),
         ("kimi", kimi("functions.f:0"), "no function is named"),
         ("kimi", kimi(f"functions.f:0{ARGUMENT}[1]"), "is a list, not an object"),
         ("deepseek_v3_1", deepseek("f<｜tool▁sep｜>{} and more"), "is missing"),
+        ("deepseek_v3_1", deepseek(" <｜tool▁sep｜>{}"), "no function is named"),
         ("deepseek_r1", deepseek("function<｜tool▁sep｜>f\n{}"), "no function is named"),
         ("minimax", '<minimax:tool_call><invoke name="f"><parameter name="s">a</invoke>', "'s' is not closed"),
         ("gemma4", '<|tool_call>call:f{s:<|"|>open}<tool_call|>', "not closed"),
@@ -135,6 +152,10 @@ def test_calls_are_read(name, text, calls):
         ("lfm2", "<|tool_call_start|>[f(s=open('x'))]<|tool_call_end|>", "no value"),
         ("lfm2", "<|tool_call_start|>[f(<|tool_call_end|>", "it is no Python"),
         ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", "its list holds no call"),
+        ("lfm2", "<|tool_call_start|>[f(s=1, s=2)]<|tool_call_end|>", "given twice"),
+        ("lfm2", "<|tool_call_start|>[f(s='\\ud83d')]<|tool_call_end|>", "half of a surrogate pair"),
+        ("lfm2", f"<|tool_call_start|>[f(s={'-' * 600}1)]<|tool_call_end|>", "nested too deep"),
+        ("lfm2", f"<|tool_call_start|>[f{'()' * 700}]<|tool_call_end|>", "nested too deep"),
         ("mistral", "[TOOL_CALLS]f", "Expecting value"),
         ("mistral", "[TOOL_CALLS][]", "its list holds no call"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}] and more', "text behind the JSON"),
@@ -189,6 +210,11 @@ def test_ids_are_those_that_templates_take():
     assert len({call.id for call in both}) == 2
     assert all(len(call.id) == 9 and call.id.isalnum() for call in both)
     assert parse("kimi", kimi(f"functions.f:7{ARGUMENT}{{}}")).calls[0].id == "functions.f:7"
+    own = ("[TOOL_CALLS]f[CALL_ID]aB3defghi[ARGS]{}", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "aB3defghi"}]')
+    for text in own:
+        assert parse("mistral", text).calls[0].id == "aB3defghi"
+        (call,) = parse("mistral", text.replace("aB3defghi", "call_0")).calls
+        assert len(call.id) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -137,3 +137,8 @@ def test_a_cut_turn_has_no_calls(length):
     turn = parse(text, complete=False, tools=TOOLS)
     assert turn.calls == ()
     assert turn.content == text.strip()
+
+
+def test_half_a_character_is_no_list():
+    (call,) = parse(write(l='["\\ud83d"]'), tools=TOOLS).calls
+    assert call.arguments == {"l": '["\\ud83d"]'}
