@@ -85,6 +85,6 @@ async def _fit(result: ToolResult, max_tokens: int, renderer: Renderer) -> ToolR
 
 def _message(call: Call, result: ToolResult) -> Message:
     message: Message = {"role": "tool", "content": result.content, "tool_call_id": call.id}
-    if isinstance(call, ToolCall):
+    if call.name:
         message["name"] = call.name
     return message

@@ -54,6 +54,8 @@ class InvalidCall:
     error: str
     raw: str
     id: str
+    name: str = ""
+    """Of the function, as far as it could be read: some templates show it beside the result."""
 
 
 @dataclass(slots=True, frozen=True)

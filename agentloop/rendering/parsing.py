@@ -29,9 +29,10 @@ class CallReader:
         """A call; its id is `call_id` where the model gave one."""
         self.calls.append(ToolCall(name, arguments, call_id or self._next_id()))
 
-    def refuse(self, error: str, raw: str) -> None:
-        """Count something that cannot be read as a call; `error` is shown to the model."""
-        self.calls.append(InvalidCall(error, raw, self._next_id()))
+    def refuse(self, error: str, raw: str, name: str = "") -> None:
+        """Count something that cannot be read as a call, of the function `name` where that is known; `error` is shown
+        to the model."""
+        self.calls.append(InvalidCall(error, raw, self._next_id(), name))
 
     def _next_id(self) -> str:
         call_id = f"{self.call_id_prefix}{len(self.calls)}"

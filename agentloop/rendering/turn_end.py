@@ -221,7 +221,7 @@ def _turns_with_calls(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
             {
                 "id": message.get("tool_call_id", "z00000000"),
                 "type": "function",
-                "function": {"name": message.get("name", "f"), "arguments": {"a": argument}},
+                "function": {"name": message.get("name", "unknown"), "arguments": {"a": argument}},
             }
             for message in results
         ]

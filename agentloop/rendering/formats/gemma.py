@@ -24,8 +24,8 @@ _LONGEST_NUMBER = 400
 def _read(reader: CallReader, start: int) -> int:
     text = reader.text
     position = start + len(_OPEN)
+    name = _NAME.match(text, position)
     try:
-        name = _NAME.match(text, position)
         if name is None:
             raise Malformed(f"no function is named at {near(text, position)}")
         arguments, position = _value(text, name.end(), 0)
@@ -34,7 +34,7 @@ def _read(reader: CallReader, start: int) -> int:
     except Malformed as error:
         end = end_of_bad(text, max(position, start + len(_OPEN)), _OPEN, _CLOSE)
         how = f"Write each call as {_OPEN}call:TOOL{{key:value}}{_CLOSE}, with text between {_QUOTE} and {_QUOTE}"
-        reader.refuse(f"This tool call cannot be read: {error}. {how}.", text[start:end])
+        reader.refuse(f"This tool call cannot be read: {error}. {how}.", text[start:end], name["name"] if name else "")
         return end
     reader.add(name["name"], arguments)
     return position + len(_CLOSE)

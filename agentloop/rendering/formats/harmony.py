@@ -37,7 +37,7 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
         recipient = _RECIPIENT.search(match["header"])
         if recipient and recipient[1] != "user":
             if complete:
-                _call(reader, recipient[1], match["body"])
+                _call(reader, recipient[1].removeprefix("functions."), match["body"])
             else:
                 said.append(match[0])
         else:
@@ -46,13 +46,13 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
     return ParsedTurn("\n".join(filter(None, said)), "\n".join(thought) if thought else None, tuple(reader.calls))
 
 
-def _call(reader: CallReader, recipient: str, body: str) -> None:
+def _call(reader: CallReader, name: str, body: str) -> None:
     try:
         arguments = arguments_of(json_of(body) if body.strip() else {})
     except Malformed as error:
-        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", body)
+        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", body, name)
     else:
-        reader.add(recipient.removeprefix("functions."), arguments)
+        reader.add(name, arguments)
 
 
 HARMONY = CallFormat(

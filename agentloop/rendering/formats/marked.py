@@ -28,9 +28,10 @@ class Marked:
             if text.startswith(token, start):
                 return start + len(token)
         position = start + len(self.opening)
+        header = self.header.match(text, position)
+        name = header["name"].strip() if header else ""
         try:
-            header = self.header.match(text, position)
-            if header is None or not header["name"].strip():
+            if header is None or not name:
                 raise Malformed(f"no function is named at {near(text, position)}")
             value, position = json_at(text, skip_space(text, header.end()))
             arguments = arguments_of(value)
@@ -43,10 +44,10 @@ class Marked:
         except Malformed as error:
             end = end_of_bad(text, position, self.opening, self.closing)
             reader.refuse(
-                f"This tool call cannot be read: {error}. Write each call as {self.example}.", text[start:end]
+                f"This tool call cannot be read: {error}. Write each call as {self.example}.", text[start:end], name
             )
             return end
-        reader.add(header["name"].strip(), arguments, header.groupdict().get("id"))
+        reader.add(name, arguments, header.groupdict().get("id"))
         return position
 
 

@@ -21,8 +21,9 @@ _HOW = f'Write calls as {_OPEN}[{{"name": "TOOL", "arguments": {{...}}}}], or as
 def _read(reader: CallReader, start: int) -> int:
     text = reader.text
     position = start + len(_OPEN)
+    header = _HEADER.match(text, position)
     try:
-        if header := _HEADER.match(text, position):
+        if header:
             value, position = json_at(text, header.end())
             calls = [(header["name"], arguments_of(value), header["id"])]
         else:
@@ -35,7 +36,9 @@ def _read(reader: CallReader, start: int) -> int:
             raise Malformed(f"there is text behind the JSON: {near(text, position)}")
     except Malformed as error:
         end = end_of_bad(text, position, _OPEN, "")
-        reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", text[start:end])
+        reader.refuse(
+            f"This tool call cannot be read: {error}. {_HOW}", text[start:end], header["name"] if header else ""
+        )
         return end
     for name, arguments, call_id in calls:
         reader.add(name, arguments, call_id if isinstance(call_id, str) and _ID.fullmatch(call_id) else None)

@@ -7,6 +7,8 @@ stream of prompt, sampled turn and continuation must be the template's own text 
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from agentloop.call_answers import answer_calls
 from agentloop.errors import UserError
+from agentloop.limits import Limits
 from agentloop.messages import ToolCall
 from agentloop.rendering import renderer_for
 
@@ -271,3 +275,23 @@ def test_a_template_that_hides_results_is_refused():
     renderer = renderer_for(tokenizer)
     with pytest.raises(UserError, match="does not show results of tools"):
         renderer.render_continuation([], [{"role": "tool", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "shown"),
+    [
+        (
+            "gptoss",
+            " to=functions.get_weather<|channel|>commentary json<|message|>{<|call|>",
+            "functions.get_weather to=",
+        ),
+        ("gemma4_v5", "<|tool_call>call:get_weather{city:Oslo}<tool_call|><|tool_response>", "response:get_weather{"),
+        ("gemma4_v5", "<|tool_call>get_weather()<tool_call|><|tool_response>", "response:unknown{"),
+    ],
+)
+def test_the_answer_to_a_malformed_call_is_of_the_function_that_was_named(name, written, shown):
+    renderer = renderer_of(name)
+    sampled = renderer.encoder.encode_rendered(written)
+    (call,) = renderer.parse(sampled, tools=TOOLS).calls
+    (message,) = asyncio.run(answer_calls([call], None, Limits(), math.inf, renderer)).messages
+    assert shown in renderer.decode(renderer.render_continuation(sampled, [message], TOOLS).observation)
