@@ -324,4 +324,5 @@ def _on_ranks(
 ) -> Learner:
     from agentloop.trainer.backends.ranked import RankedLearner
 
-    return RankedLearner(backend, config, home) if config.ranks > 1 else backend(config)
+    alone = config.ranks == 1 and config.nodes in (None, 1)
+    return backend(config) if alone else RankedLearner(backend, config, home)

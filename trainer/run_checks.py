@@ -55,6 +55,11 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.sequence_parallel is {learner.sequence_parallel} and {ranks} ranks train: groups of equal size "
             f"share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
         )
+    if ranks % (learner.nodes or 1):
+        yield (
+            f"learner.nodes is {learner.nodes} and {ranks} ranks train: each node has as many as the others. Set "
+            f"learner.ranks to a multiple of {learner.nodes}, or leave learner.nodes out."
+        )
     if config.sampling.temperature not in (0, learner.temperature):
         yield (
             f"learner.temperature is {learner.temperature} and sampling.temperature {config.sampling.temperature}: the "

@@ -237,5 +237,6 @@ def _total_updates(data: Mapping[str, Any]) -> int | None:
     """Length of a learning-rate schedule that ends with the run."""
     if _get(data, "learner", "lr_schedule") in (None, "constant"):
         return None
-    steps, mini_batches = _get(data, "run", "steps"), _get(data, "learner", "mini_batches") or 1
+    steps = _get(data, "run", "steps") or RunSettings.model_fields["steps"].default
+    mini_batches = _get(data, "learner", "mini_batches") or 1
     return steps * mini_batches if isinstance(steps, int) and isinstance(mini_batches, int) else None

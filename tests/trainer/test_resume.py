@@ -23,6 +23,9 @@ def changes(**sections):
         {"engine": {"name": "vllm", "options": {"x": 1}, "max_concurrency": 4}},
         {"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "eval": {"every": 3}},
         {"learner": {"device": "cpu", "token_budget": 99999}},
+        {"learner": {"ranks": 4, "nodes": 2, "shard": "node"}},
+        {"workers": {"kind": "ray", "count": 3, "max_restarts": 9}, "placement": {"sleep": True}},
+        {"profiler": {"timeline": True, "steps": [3]}},
     ],
 )
 def test_what_does_not_decide_what_is_learned_may_change(sections):

@@ -37,6 +37,12 @@ def test_the_learner_shares_temperature_seed_and_length_with_the_run(tmp_path):
     assert (config.learner.temperature, config.learner.seed, config.learner.total_updates) == (0.7, 3, 80)
 
 
+def test_a_schedule_is_as_long_as_the_run_also_where_that_has_its_default_length(tmp_path):
+    config = load(tmp_path, "learner.lr_schedule=linear")
+    check_trainable(config)
+    assert config.learner.total_updates == config.run.steps == 100
+
+
 def test_tools_are_names_or_names_with_options(tmp_path):
     config = load(tmp_path, "env.tools=[search, {name: 'a.py:T', options: {k: 3}}]")
     in_file = load(tmp_path, text=MINIMAL.replace("}\nenv: {", "}\nenv: {tools: [b.py:T], "))
@@ -103,6 +109,7 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
         (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens 99999"]),
         (["eval.every=5"], ["data.eval"]),
         (["learner.ranks=3", "learner.sequence_parallel=2"], ["sequence_parallel is 2", "3 ranks"]),
+        (["learner.nodes=2"], ["learner.nodes is 2", "1 ranks"]),
         (["learner.mini_batches=500"], ["learner.mini_batches is 500", "128"]),
         (["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"], ["warmup_updates is 5 of 5"]),
     ],
