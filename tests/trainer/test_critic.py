@@ -38,6 +38,14 @@ def _samples(num: int) -> list[Sample]:
     return samples
 
 
+def test_the_head_of_a_frozen_backbone_is_trained_in_the_precision_of_parameters(model_folder: Path):
+    learner = LearnerConfig(model=str(model_folder), device="cpu", compute_dtype="bfloat16", lora={"rank": 2})
+    critic = create_critic(CriticConfig(lr=1e-2).as_learner(learner))
+    assert {each.dtype for each in critic.policy.parameters() if each.requires_grad} == {torch.float32}
+    critic.step(TrainBatch(_samples(4)))
+    assert critic.policy.value_head.bias.abs() > 0
+
+
 def test_values_are_zero_at_first_and_become_the_targets(model_folder: Path):
     critic = _critic(model_folder, lr=2e-2, clip=None)
     samples = _samples(8)

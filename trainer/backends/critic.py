@@ -19,12 +19,12 @@ from agentloop.trainer.fused_head import ChunkLoss
 class ValueModel(Policy):
     """The backbone of a language model with a value head, which says 0 before it is trained."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        """`dtype` of the head: it is trained also where the backbone is frozen, in another one."""
         backbone: Any = policy.model.base_model
         super().__init__(backbone)
-        weight = next(backbone.parameters())
         hidden_size = backbone.config.get_text_config().hidden_size
-        self.value_head = nn.Linear(hidden_size, 1, dtype=weight.dtype)
+        self.value_head = nn.Linear(hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -52,4 +52,4 @@ class FsdpCritic(FsdpLearner):
     _fuses_head = False
 
     def _wrap(self, policy: Policy) -> Policy:
-        return ValueModel(policy)
+        return ValueModel(policy, getattr(torch, self.config.param_dtype))
