@@ -116,6 +116,7 @@ def test_a_critic_is_trained_by_the_same_processes(learner: Learner, sums_model:
     values = critic.logprobs(samples)
     assert [len(part) for part in values] == [sample.num_sampled for sample in samples]
     critic.close()
+    critic.close()
     assert multiprocessing.active_children() == pids
     assert learner.step(_batch())["updates"] == 1
 

@@ -36,6 +36,7 @@ class RankedLearner:
     ) -> None:
         """`make` is what every rank makes, a class of a backend. Raises `UserError` as it does."""
         self._name = next(_names)
+        self._is_closed = False
         device = pick_device(config.device).type
         config = config.model_copy(update={"nodes": num_nodes(config, device)})
         self._ranks = _join(config, device, home)
@@ -93,7 +94,9 @@ class RankedLearner:
 
     def close(self) -> None:
         """See `Learner.close`."""
-        _leave(self._ranks)
+        if not self._is_closed:
+            self._is_closed = True
+            _leave(self._ranks)
 
     def _everywhere(self, method: str, *args: Any) -> Any:
         return self._ranks.run(partial(getattr(self._local, method), *args), _call, self._name, method, *args)
