@@ -6,8 +6,8 @@ import sys
 HEAVY = ("torch", "ray", "vllm", "transformers")
 
 
-def heavy_modules_after(statement: str) -> str:
-    code = f"{statement}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])"
+def heavy_modules_after(statement: str, heavy: tuple[str, ...] = HEAVY) -> str:
+    code = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -22,3 +22,7 @@ def test_every_public_name_is_there_and_light():
 
 def test_the_engines_protocol_is_light():
     assert heavy_modules_after("import agentloop.engines, agentloop.rollout, agentloop.cli") == "[]"
+
+
+def test_a_learner_imports_no_compiler_before_it_compiles():
+    assert heavy_modules_after("import agentloop.trainer.backends.fsdp", ("torch._inductor.compile_fx",)) == "[]"

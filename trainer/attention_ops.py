@@ -7,6 +7,8 @@ backward hands the merged output and log-sum-exp to both calls, which makes it e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ def packed_attention(
         return out, lse
     to_prefix = Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale)
     rows = query.index_select(0, queries), key.index_select(0, keys), value.index_select(0, keys)
-    merge = _merge_compiled if query.is_cuda else _merge
+    merge = _merge_compiled() if query.is_cuda else _merge
     merged, merged_lse = merge(out, lse, queries, *forward(*rows, to_prefix))
     return out.index_copy_(0, queries, merged), lse.index_copy_(1, queries, merged_lse)
 
@@ -58,8 +60,10 @@ def _merge(out: Tensor, lse: Tensor, queries: Tensor, part: Tensor, part_lse: Te
     return (own * own_share + part * share).to(out.dtype), merged
 
 
-_merge_compiled = torch.compile(_merge, dynamic=True)
-"""One kernel instead of ten; compiled at the first call."""
+@cache
+def _merge_compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    """One kernel instead of ten. Only where it is called: the compiler takes seconds to import."""
+    return torch.compile(_merge, dynamic=True)
 
 
 @torch.library.custom_op("agentloop::packed_attention_backward", mutates_args=())
