@@ -17,6 +17,11 @@ class HostHandle(NamedTuple):
     descriptor: int
     size: int
 
+    @property
+    def path(self) -> str:
+        """The memory as a file, for processes of the same user while the descriptor is open."""
+        return f"/proc/{self.pid}/fd/{self.descriptor}"
+
 
 class DeviceHandle(NamedTuple):
     """Of memory of a GPU."""
@@ -40,8 +45,7 @@ def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
     import torch
 
     if isinstance(handle, HostHandle):
-        path = f"/proc/{handle.pid}/fd/{handle.descriptor}"
-        return torch.from_file(path, shared=True, size=handle.size, dtype=torch.uint8)
+        return torch.from_file(handle.path, shared=True, size=handle.size, dtype=torch.uint8)
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     # The driver maps memory of any GPU that this one reaches, also where this process does not see it.

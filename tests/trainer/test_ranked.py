@@ -170,17 +170,17 @@ def _is_running(pid: int) -> bool:
 def test_arrays_reach_another_process_through_shared_memory_and_leave_nothing():
     batch = _batch()
     sent = pack((batch, "and a word")).share()
-    assert sent.path is not None
+    assert sent.memory is not None
     assert len(sent.pickled) < sum(len(sample) for sample in batch.samples) * 13
     got, word = sent.open()
     sent.remove()
-    assert not Path(sent.path).exists()
+    assert not Path(sent.memory.path).exists()
     assert word == "and a word"
     for mine, theirs in zip(batch.samples, got.samples, strict=True):
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
         np.testing.assert_array_equal(mine.loss_mask, theirs.loss_mask)
         theirs.token_ids[0] = 5  # not an array that refuses to be written to
-    assert pack(("no arrays",)).share().path is None
+    assert pack(("no arrays",)).share().memory is None
 
 
 _SLOW_DRIVER = """

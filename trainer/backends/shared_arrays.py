@@ -5,8 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_SHARED_MEMORY = "/dev/shm"
+from agentloop.engines.weight_buckets import HostHandle
+
 _ALIGNMENT = 64
 
 
@@ -23,23 +22,24 @@ class Parcel:
     """What travels on one host: a pickle without its arrays, and where these are."""
 
     pickled: bytes
-    path: str | None
-    """File with the arrays, None where there are none; whoever sent it removes it."""
+    memory: HostHandle | None
+    """Of the arrays, without a name in any folder: it is gone with those that have it, however they end. None where
+    there are none; whoever sent it removes it."""
     places: tuple[tuple[int, int], ...]
     """(start, size) of each array, in bytes."""
 
     def open(self) -> Any:
         """The object. Its arrays are this process's own to write to, and copied where it does."""
-        if self.path is None:
+        if self.memory is None:
             return pickle.loads(self.pickled)
-        with open(self.path, "rb") as file:
+        with open(self.memory.path, "rb") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return pickle.loads(self.pickled, buffers=[memory[start : start + size] for start, size in self.places])
 
     def remove(self) -> None:
         """What has opened it keeps its arrays."""
-        if self.path is not None:
-            os.unlink(self.path)
+        if self.memory is not None:
+            os.close(self.memory.descriptor)
 
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
@@ -50,7 +50,7 @@ class Packed:
     arrays: Sequence[NDArray[np.uint8]]
 
     def share(self) -> Parcel:
-        """Arrays go to the shared memory of this host, or to a temporary file where that is too small."""
+        """For the processes of this host."""
         if not self.arrays:
             return Parcel(self.pickled, None, ())
         places = []
@@ -59,12 +59,13 @@ class Packed:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = start + array.nbytes
             places.append((start, array.nbytes))
-        with tempfile.NamedTemporaryFile(prefix="agentloop-batch-", dir=_folder(end), delete=False) as file:
+        descriptor = os.memfd_create("agentloop-batch")
+        with open(descriptor, "wb", closefd=False) as file:
             for array, (start, _) in zip(self.arrays, places, strict=True):
                 file.seek(start)
                 file.write(array.data)
             file.truncate(max(end, 1))
-        return Parcel(self.pickled, file.name, tuple(places))
+        return Parcel(self.pickled, HostHandle(os.getpid(), descriptor, end), tuple(places))
 
 
 def pack(value: Any) -> Packed:
@@ -75,9 +76,3 @@ def pack(value: Any) -> Packed:
     if not any(array.nbytes for array in arrays):
         return Packed(pickle.dumps(value, protocol=5), ())
     return Packed(pickled, arrays)
-
-
-def _folder(size: int) -> str | None:
-    """Shared memory where it has room; containers often have little."""
-    has_room = os.access(_SHARED_MEMORY, os.W_OK) and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size
-    return _SHARED_MEMORY if has_room else None
