@@ -118,7 +118,8 @@ class Session:
         try:
             return await task
         except asyncio.CancelledError:
-            if self._closed:
+            caller = asyncio.current_task()
+            if self._closed and not (caller and caller.cancelling()):
                 raise ApiError(410, "This episode is over.", code="episode_over") from None
             raise
 

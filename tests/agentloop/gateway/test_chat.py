@@ -12,6 +12,7 @@ from agentloop.engines.base import FinishReason
 from agentloop.engines.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
+from agentloop.gateway.requests import ChatRequest
 from agentloop.trajectory import SegmentKind
 
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
@@ -406,6 +407,25 @@ async def test_what_runs_when_the_episode_ends_is_cancelled(renderer, serving, a
             await ask(client, "?")
         assert caught.value.status_code == 410
     assert session.trajectories() == []
+
+
+async def test_a_call_that_is_given_up_as_the_episode_ends_is_cancelled(renderer, serving):
+    class Endless(ScriptedEngine):
+        running = asyncio.Event()
+
+        async def generate(self, prompt, params, *, trajectory_id, images=()):
+            self.running.set()
+            return await asyncio.Event().wait()
+
+    engine = Endless([[0]])
+    async with serving(engine) as (_, session):
+        request = ChatRequest.parse(b'{"messages": [{"role": "user", "content": "?"}]}')
+        call = asyncio.create_task(session.complete(request))
+        await engine.running.wait()
+        call.cancel()
+        await session.close()
+        await asyncio.wait([call])
+        assert call.cancelled()
 
 
 async def test_an_engine_that_fails_is_no_limit_and_is_not_asked_again(renderer, serving, ask):
