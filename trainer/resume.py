@@ -60,7 +60,7 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """'key: old -> new' of each setting that decides what is learned and differs."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+    old, new = dict(flat(before)), dict(flat(after))
     return [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
@@ -72,10 +72,11 @@ def _may_change(key: str) -> bool:
     return key != "run.seed" and any(key == free or key.startswith((f"{free}.", f"{free}_")) for free in MAY_CHANGE)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, as on the command line, with their values."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -26,7 +26,7 @@ from agentloop.trainer.companions import ActorCritic, WithProcessReward
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.evaluation import evaluate
 from agentloop.trainer.failures import check_failures
-from agentloop.trainer.loggers import Logger, make_loggers
+from agentloop.trainer.loggers import Logger, open_loggers
 from agentloop.trainer.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.model_folder import local_model
 from agentloop.trainer.observers import Observer, Stage
@@ -63,24 +63,22 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
-    workers = make_workers(config, model, episodes, folder)
-    try:
-        await workers.start()
-        if config.placement.sleeps:
-            await workers.sleep()  # the learner is loaded in its turn
-        with closing(_make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
-            run = Run(episodes, workers, learner, run_folder, observer)
-            if checkpoint:
-                await run.restore(*checkpoint)
-            loggers = make_loggers(config, folder, done=step if checkpoint else -1)
-            try:
-                await run.to_the_end(loggers)
-            finally:
-                await run.close()
-                for logger in loggers:
-                    logger.close()
-    finally:
-        await workers.close()
+    with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
+        workers = make_workers(config, model, episodes, folder)
+        try:
+            await workers.start()
+            if config.placement.sleeps:
+                await workers.sleep()  # the learner is loaded in its turn
+            with closing(_make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
+                run = Run(episodes, workers, learner, run_folder, observer)
+                if checkpoint:
+                    await run.restore(*checkpoint)
+                try:
+                    await run.to_the_end(loggers)
+                finally:
+                    await run.close()
+        finally:
+            await workers.close()
     return run_folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator, with_config
 
@@ -17,12 +17,11 @@ from agentloop.rendering.inline import InlineFormat
 from agentloop.trainer.algorithm import AlgorithmConfig
 from agentloop.trainer.companions import CriticConfig, ProcessRewardConfig
 from agentloop.trainer.learner import LearnerConfig
+from agentloop.trainer.loggers import known_logger
 from agentloop.trainer.placement.config import PlacementConfig
 from agentloop.trainer.recording import ProfilerTool, RecordingConfig
 from agentloop.trainer.staleness.config import StalenessConfig
 from agentloop.trainer.workers.config import WorkersConfig
-
-LoggerName = Literal["tensorboard", "wandb"]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -56,7 +55,7 @@ class ToolConfig(Config):
     """Arguments of its constructor."""
 
 
-def _tool(value: Any) -> Any:
+def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -67,7 +66,7 @@ class EnvConfig(Config):
     """A registered environment (`tool`, `gymnasium`, `openenv`), or one of your own: 'file.py:name',
     'package.module:name'. Called as factory(row, toolset=..., reward=..., **options) for every episode."""
     options: ConfigOptions = Field(default_factory=dict)
-    tools: list[Annotated[ToolConfig, BeforeValidator(_tool), HAS_PATHS]] = Field(default_factory=list)
+    tools: list[Annotated[ToolConfig, BeforeValidator(_named), HAS_PATHS]] = Field(default_factory=list)
     """What the model may call; a plain string is the name of a tool."""
     reward: RewardSpec | None = None
     """A built-in reward (docs/rewards.md), one of your own, 'file.py:name' / 'package.module:name', or a list of
@@ -134,6 +133,13 @@ class EvalConfig(Config):
     """None: that of `sampling`."""
 
 
+class LoggerConfig(Config):
+    name: Annotated[ConfigPath, AfterValidator(known_logger)]
+    """`tensorboard`, `wandb`, `mlflow`, or one of your own, 'file.py:Class' / 'package.module:Class'."""
+    options: ConfigOptions = Field(default_factory=dict)
+    """Arguments of its constructor, such as {project: my-agents} of wandb."""
+
+
 class RunSettings(Config):
     folder: str | None = None
     """Where everything is written; a folder with a checkpoint is gone on with. Default: a new one below runs/."""
@@ -147,8 +153,10 @@ class RunSettings(Config):
     """Trajectories of each step that are written; None writes all."""
     max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
     """Stop when more of a step's episodes failed."""
-    loggers: tuple[LoggerName, ...] = ("tensorboard",)
-    """Beside metrics.jsonl, which is always written."""
+    loggers: tuple[Annotated[LoggerConfig, BeforeValidator(_named), HAS_PATHS], ...] = (
+        LoggerConfig(name="tensorboard"),
+    )
+    """Beside metrics.jsonl, which is always written; a plain string is the name of a logger."""
 
 
 class ProfilerConfig(Config):

@@ -15,10 +15,10 @@ from agentloop.config_loading import validated
 from agentloop.envs.rewards import BUILT_IN, load_reward
 from agentloop.loading import load_object
 from agentloop.tools import registry
-from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig
+from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig, RunSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("tools.md", "rewards.md", "datasets.md", "gateway.md", "from-verl.md")
+PAGES = ("tools.md", "rewards.md", "datasets.md", "gateway.md", "from-verl.md", "view.md")
 _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -44,6 +44,8 @@ def check_config(config: dict, page: str) -> None:
         load_reward(env.reward, env.reward_options)
     if "rendering" in config:
         validated(RenderingConfig, config["rendering"], page)
+    if "run" in config:
+        validated(RunSettings, config["run"], page)
 
 
 @pytest.mark.parametrize("page", PAGES)
