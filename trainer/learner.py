@@ -145,7 +145,8 @@ class LearnerConfig(Config):
     """Compute the prompt of a group once for all its trajectories. None: where attention is FlashAttention."""
 
     loss: ConfigPath = "ppo"
-    """`ppo`, `gspo`, `cispo`, `sapo`, `gmpo`, `reinforce`, `sft`, or one that a file registers, 'file.py:name'."""
+    """`ppo`, `gspo`, `cispo`, `sapo`, `gmpo`, `dppo_tv`, `dppo_kl`, `reinforce`, `sft`, or one that a file registers,
+    'file.py:name'."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Of that loss; ppo: clip_low, clip_high, dual_clip."""
     aggregation: Aggregation | None = None
@@ -207,8 +208,14 @@ class LearnerConfig(Config):
 
     @property
     def needs_reference(self) -> bool:
-        """A reference model has to be loaded."""
+        """There is a reference model."""
         return self.kl_coef > 0 or self.reference is not None
+
+    @property
+    def loads_reference(self) -> bool:
+        """It is a model of its own, and not this one without its adapters."""
+        starts_as_reference = self.lora is not None and self.reference in (None, self.model)
+        return self.needs_reference and not starts_as_reference
 
 
 def learning_rate(config: LearnerConfig, update: int) -> float:

@@ -37,6 +37,7 @@ def plan(
     from agentloop.cli.plan_report import print_found
     from agentloop.cli.recipe import load_run_config
     from agentloop.trainer.placement.derive import wanted_sleep
+    from agentloop.trainer.placement.place import planned
     from agentloop.trainer.planning import gpus as known_gpus
     from agentloop.trainer.planning.search import Cluster, search
 
@@ -52,7 +53,7 @@ def plan(
         engine_gpus=engine_gpus,
         sleep=wanted_sleep(config),
     )
-    run = _run(config, mean_tokens, sampled)
+    run = planned(config, _hf_config(config.model), mean_tokens=mean_tokens, sampled=sampled)
     if measured is not None:
         run = _calibrated(run, config, cluster, measured, measured_gpus)
     backends: Any = ("fsdp", "megatron") if backend == "all" else (backend,)
@@ -62,31 +63,6 @@ def plan(
         typer.echo(json.dumps(_plain(found, own), indent=1))
     else:
         print_found(found, own, run, cluster, top)
-
-
-def _run(config: RunConfig, mean_tokens: float | None, sampled: float) -> Run:
-    from agentloop.trainer.planning.memory import Precision
-    from agentloop.trainer.planning.search import Run
-    from agentloop.trainer.planning.step_time import Work
-
-    mean = mean_tokens or config.limits.max_tokens / 2
-    work = Work(
-        trajectories=config.trajectories_per_step,
-        mean_tokens=min(mean, config.limits.max_tokens),
-        longest=config.limits.max_tokens,
-        trained=sampled,
-        updates=config.learner.mini_batches,
-    )
-    size = {"float32": 4, "bfloat16": 2}
-    learner = config.learner
-    return Run.of(
-        _hf_config(config.model),
-        work,
-        Precision(parameter=size[learner.param_dtype], compute=size[learner.compute_dtype]),
-        concurrency=config.engine.max_concurrency,
-        reference=learner.needs_reference,
-        lora_rank=learner.lora.rank if learner.lora else 0,
-    )
 
 
 def _hf_config(model: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _WIDTH = 96
 """Of the table: on a narrower terminal its lines wrap, which loses nothing; columns cut short would."""
-_PARTS = ("weights", "compute_weights", "gradients", "optimizer", "activations", "working", "head", "reference")
 
 
 def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, top: int) -> None:
@@ -124,7 +124,7 @@ def _name(found: Estimate) -> str:
 
 
 def _parts(found: Estimate) -> str:
-    sizes = [(name, getattr(found.training, name) / _GIB) for name in _PARTS]
+    sizes = [(part.name, getattr(found.training, part.name) / _GIB) for part in fields(found.training)]
     return ", ".join(f"{name.replace('_', ' ')} {size:.1f}" for name, size in sizes if size >= 0.05)
 
 

@@ -175,6 +175,30 @@ def test_a_measured_run_puts_the_seconds_right(tmp_path: Path):
         scale_from_metrics(path, run, cluster, layout)
 
 
+@pytest.mark.parametrize("layout", [Layout(), Layout(gpus=8), Layout(offload="optimizer"), Layout(offload="all")])
+def test_adapters_save_the_gradients_of_weights_and_their_optimizer(layout: Layout):
+    whole, adapters = (
+        training_seconds(SHAPE, FLOPS, layout, WORK, find("H200"), 8, lora_rank=rank) for rank in (0, 32)
+    )
+    assert 0.5 < adapters / whole < 0.75
+
+
+def test_what_is_trained_beside_the_policy_takes_memory_and_time():
+    cluster, layout = Cluster(gpu=find("H200"), gpus=8), Layout(gpus=8)
+    alone, critic, judge = (
+        estimated(_run(companions=count, companion_references=judges), cluster, layout, 1)
+        for count, judges in ((0, 0), (1, 0), (1, 1))
+    )
+    state = alone.training.weights + alone.training.optimizer
+    assert critic.training.companion == pytest.approx(state)
+    assert judge.training.companion == pytest.approx(state + 2 * SHAPE.parameters / 8)
+    assert critic.training.total == pytest.approx(alone.training.total + state)
+    assert critic.training_seconds == pytest.approx(2 * alone.training_seconds)
+    asleep = (estimated(_run(companions=count), replace(cluster, sleep=True), layout, 1) for count in (0, 1))
+    one, other = (estimate.sharing.learner_away for estimate in asleep)
+    assert other == pytest.approx(one + state)
+
+
 def test_gpus_by_name_and_size():
     assert find("h200:100").memory == 100 * 2**30
     with pytest.raises(UserError, match="Did you mean 'H200'"):

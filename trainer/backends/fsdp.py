@@ -36,7 +36,7 @@ from agentloop.trainer.learner import LearnerConfig, learning_rate
 from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.planning.costs import Measured
 from agentloop.trainer.planning.layouts import Layout
-from agentloop.trainer.planning.memory import training_memory
+from agentloop.trainer.planning.memory import Precision, training_memory
 from agentloop.trainer.planning.model_shape import ModelShape
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class FsdpLearner(PlannedLearner):
         self._policy = policy.to(self._device)
         self._placement = self._place(self._policy)
         self._reference: Policy | None = None
-        if config.needs_reference and not self._starts_as_reference:
+        if config.loads_reference:
             folder = Path(config.reference or config.model).expanduser()
             reference = load_policy(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
             self._reference = reference.requires_grad_(False).to(self._device)
@@ -114,12 +114,6 @@ class FsdpLearner(PlannedLearner):
         tower = policy.tower_layers()
         layers = [layer for layer in policy.layers() if layer not in tower]
         lora.add_adapters(policy.model, layers, config.lora, getattr(torch, config.param_dtype), config.seed)
-
-    @property
-    def _starts_as_reference(self) -> bool:
-        """The reference model is this one without its adapters."""
-        config = self.config
-        return config.lora is not None and config.reference in (None, config.model)
 
     def _set_costs(self) -> None:
         """What plans and rates are made from."""
@@ -163,6 +157,7 @@ class FsdpLearner(PlannedLearner):
             expected = training_memory(
                 shape,
                 replace(Layout.of(self.config, self._world), token_budget=self.largest_row),
+                precision=Precision.of(self.config),
                 reference=self._reference is not None,
                 gather_once=self._once,
                 lora_rank=self.config.lora.rank if self.config.lora else 0,

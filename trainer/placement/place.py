@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentloop.errors import UserError
+from agentloop.trainer import advantages
 from agentloop.trainer.placement.derive import Placed, derive
 from agentloop.trainer.planning import gpus as known_gpus
 from agentloop.trainer.planning.gpus import Gpu
@@ -16,7 +17,6 @@ from agentloop.trainer.run_config import RunConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SIZES = {"float32": 4, "bfloat16": 2}
 _SAMPLED = 0.5
 """Part of an episode's tokens that is sampled; the rest are prompts and what tools say."""
 _ENGINE_SHARE = 0.95
@@ -59,22 +59,28 @@ def check_devices(config: RunConfig) -> None:
         )
 
 
-def planned(config: RunConfig, hf_config: Any) -> Run:
-    """What the estimates need to know of the run."""
-    learner = config.learner
+def planned(config: RunConfig, hf_config: Any, *, mean_tokens: float | None = None, sampled: float = _SAMPLED) -> Run:
+    """What the estimates need to know of the run; episodes have `mean_tokens` (None: half of the longest), of which
+    this part is sampled. A companion is taken to be as large as the policy."""
+    learner, longest = config.learner, config.limits.max_tokens
+    advantage = advantages.get(config.algorithm.advantage)
     work = Work(
         trajectories=config.trajectories_per_step,
-        mean_tokens=config.limits.max_tokens / 2,
-        longest=config.limits.max_tokens,
-        trained=_SAMPLED,
+        mean_tokens=min(mean_tokens or longest / 2, longest),
+        longest=longest,
+        trained=sampled,
         updates=learner.mini_batches,
     )
     return Run.of(
         hf_config,
         work,
-        Precision(parameter=_SIZES[learner.param_dtype], compute=_SIZES[learner.compute_dtype]),
+        Precision.of(learner),
         concurrency=config.engine.max_concurrency,
-        reference=learner.needs_reference,
+        reference=learner.loads_reference,
+        companions=int(advantage.value_targets is not None or advantage.needs_process_rewards),
+        companion_references=int(
+            advantage.needs_process_rewards and config.process_reward.as_learner(learner).loads_reference
+        ),
         lora_rank=learner.lora.rank if learner.lora else 0,
     )
 

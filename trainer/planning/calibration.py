@@ -49,5 +49,7 @@ def _ratio(step: dict[str, float], run: Run, cluster: Cluster, layout: Layout) -
         mean_tokens=tokens / trajectories,
         trained=sampled or run.work.trained,
     )
-    expected = training_seconds(run.shape, run.flops, layout, work, cluster.gpu, cluster.gpus_per_node)
+    expected = training_seconds(
+        run.shape, run.flops, layout, work, cluster.gpu, cluster.gpus_per_node, lora_rank=run.lora_rank
+    )
     return tokens / _get(step, "tokens_per_second") / expected

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from agentloop.trainer.learner import SPARSE
+from agentloop.trainer.learner import SPARSE, LearnerConfig
 from agentloop.trainer.planning.layouts import Layout
 from agentloop.trainer.planning.model_shape import ModelShape
 
@@ -21,6 +21,7 @@ _TILE = 16384
 OUTSIDE = 1.5 * 2**30
 """What a GPU holds beside tensors: CUDA's context, buffers of collectives, the allocator's gaps; assumed."""
 _HALF, _SINGLE = 2, 4
+_SIZES = {"float32": _SINGLE, "bfloat16": _HALF}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class TrainingMemory:
     """Logits of a chunk, or what the backward of one layer needs; one comes after the other."""
     reference: float = 0.0
     """Weights of a reference model."""
+    companion: float = 0.0
+    """Of a critic or a process reward model between its steps."""
 
     @property
     def total(self) -> float:
@@ -53,6 +56,11 @@ class Precision:
 
     parameter: int = _SINGLE
     compute: int = _HALF
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> Precision:
+        """That a config asks for."""
+        return cls(parameter=_SIZES[config.param_dtype], compute=_SIZES[config.compute_dtype])
 
 
 def training_memory(
@@ -68,7 +76,7 @@ def training_memory(
     """`micro_batches` of a rank and update: while the first is computed there are no gradients yet. `gather_once` as of
     `LearnerConfig`; with a `lora_rank` adapters are trained. Of several stages, that which needs most."""
     if lora_rank:
-        return _adapter_memory(shape, layout, precision, gather_once, lora_rank)
+        return _adapter_memory(shape, layout, precision, reference, gather_once, lora_rank)
     stages = {True, False} if layout.pipeline > 1 else {True}
     every = (
         _stage_memory(shape, layout, precision, micro_batches, reference, gather_once, is_first=is_first)
@@ -110,9 +118,9 @@ def _stage_memory(
 
 
 def _adapter_memory(
-    shape: ModelShape, layout: Layout, precision: Precision, gather_once: bool, rank: int
+    shape: ModelShape, layout: Layout, precision: Precision, reference: bool, gather_once: bool, rank: int
 ) -> TrainingMemory:
-    """Of fsdp: a frozen model in compute_dtype, which is the reference model, too, and what trains its adapters."""
+    """Of fsdp: a frozen model in compute_dtype, and what trains its adapters."""
     adapters = shape.adapter_parameters(rank)
     layer = shape.dense_layer_parameters + shape.expert_layer_parameters
     whole = shape.parameters if gather_once else 2 * layer + shape.vocabulary_parameters
@@ -127,6 +135,7 @@ def _adapter_memory(
         activations=_activations(shape, layout, precision, 1),
         head=0.0,
         working=max(min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab), working),
+        reference=precision.compute * shape.parameters / layout.shards if reference else 0.0,
     )
 
 

@@ -93,6 +93,10 @@ class ModelShape:
         mlp = 0 if self.num_experts else 3 * (self.hidden + self.mlp)
         return self.layers * rank * (attention + mlp)
 
+    def trained_parameters(self, lora_rank: int) -> int:
+        """Those of adapters of that rank; 0: all."""
+        return self.adapter_parameters(lora_rank) if lora_rank else self.parameters
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Of the cache of an engine in half precision."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentloop.trainer.learner import BackendName
@@ -44,6 +44,11 @@ class Run:
     concurrency: int
     """Most episodes in flight."""
     reference: bool = False
+    """One is loaded, as large as the model."""
+    companions: int = 0
+    """Models beside it that are trained as it is."""
+    companion_references: int = 0
+    """Of those, with a reference model that is loaded."""
     lora_rank: int = 0
     """Of adapters; 0: all weights are trained."""
     scale: float = 1.0
@@ -135,8 +140,7 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
 def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *, sleeps: bool) -> Estimate:
     shape, work, gpu = run.shape, run.work, cluster.gpu
     micro_batches = work.micro_batches(layout)
-    trained = shape.adapter_parameters(run.lora_rank) if run.lora_rank else shape.parameters
-    whole = shape.parameters * run.precision.compute + 4 * trained
+    whole = shape.parameters * run.precision.compute + 4 * shape.trained_parameters(run.lora_rank)
     training = training_memory(
         shape,
         layout,
@@ -147,6 +151,7 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
         gather_once=whole <= gpu.memory / 4,
         lora_rank=run.lora_rank,
     )
+    training = replace(training, companion=_beside(run, layout, training))
     shares = not cluster.engine_gpus
     sharing = Sharing(
         gpu=gpu,
@@ -159,7 +164,8 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
     engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
     per_token = shape.kv_bytes_per_token / engine_tensor
     slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
-    train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale)
+    train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank)
+    train *= 1 + run.companions
     rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu)
     return Estimate(
         layout=layout,
@@ -174,6 +180,12 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
         sharing=sharing,
         obstacle=sharing.obstacle(per_token * work.longest),
     )
+
+
+def _beside(run: Run, layout: Layout, training: TrainingMemory) -> float:
+    """Bytes of companions while the policy has its step."""
+    reference = run.precision.compute * run.shape.parameters / layout.shards
+    return run.companions * (training.weights + training.optimizer) + run.companion_references * reference
 
 
 def _shelf(shape: ModelShape, layout: Layout, cluster: Cluster, *, sleeps: bool) -> float:

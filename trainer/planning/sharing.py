@@ -31,7 +31,9 @@ class Sharing:
     @property
     def learner_away(self) -> float:
         """Bytes that the learner moves to the host, and back, for the engine's turn."""
-        return self.training.weights + self.training.optimizer + self.training.reference if self.sleeps else 0.0
+        training = self.training
+        kept = training.weights + training.optimizer + training.reference + training.companion
+        return kept if self.sleeps else 0.0
 
     @property
     def beside_engine(self) -> float:
@@ -56,6 +58,7 @@ class Sharing:
         beside = OUTSIDE + self.shelf + (ASLEEP if self.sleeps else 0.0)
         if training.total + beside > memory:
             kept = training.weights + training.compute_weights + training.gradients + training.optimizer
+            kept += training.reference + training.companion
             what = "weights, gradients and optimizer alone" if kept > memory else "activations beside the weights"
             return f"The learner needs more than a GPU has ({memory / _GIB:.0f} GiB): {what}."
         if self.sleeps and self.learner_away + self.engine_weights + beside > memory:

@@ -50,26 +50,36 @@ class Work:
         return max(1, -(-int(of_rank) // int(0.9 * layout.token_budget)))
 
 
-def step_flops(flops: ModelFlops, work: Work) -> float:
-    """Forward and backward; the mean square of lengths is taken to be 1.5 times the square of the mean."""
+def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False) -> float:
+    """Forward and backward; the mean square of lengths is taken to be 1.5 times the square of the mean. Weights that
+    are frozen have no gradient."""
     pairs = 1.5 * causal_pairs(round(work.mean_tokens)) * (flops.per_pair + flops.per_window_pair)
-    of_one = flops.per_token * work.mean_tokens + pairs + flops.per_head_token * work.trained * work.mean_tokens
-    return 3 * of_one * work.trajectories
+    matrices = (flops.per_token + flops.per_head_token * work.trained) * work.mean_tokens
+    return (3 * pairs + (2 if is_frozen else 3) * matrices) * work.trajectories
 
 
 def training_seconds(
-    shape: ModelShape, flops: ModelFlops, layout: Layout, work: Work, gpu: Gpu, gpus_per_node: int, scale: float = 1.0
+    shape: ModelShape,
+    flops: ModelFlops,
+    layout: Layout,
+    work: Work,
+    gpu: Gpu,
+    gpus_per_node: int,
+    scale: float = 1.0,
+    lora_rank: int = 0,
 ) -> float:
-    """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU."""
-    needed = step_flops(flops, work)
+    """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU. With a
+    `lora_rank` adapters are trained."""
+    trained = shape.trained_parameters(lora_rank)
+    needed = step_flops(flops, work, is_frozen=lora_rank > 0)
     recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
     efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
     compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
     micro_batches = work.micro_batches(layout)
     if layout.pipeline > 1:
         compute *= 1 + (layout.pipeline - 1) / micro_batches / layout.virtual
-    transfers = _transfer_seconds(shape, layout, micro_batches, gpu, gpus_per_node) * work.updates
-    return (compute + transfers + work.updates * _optimizer_seconds(shape, layout, gpu)) * scale
+    transfers = _transfer_seconds(shape, trained, layout, micro_batches, gpu, gpus_per_node) * work.updates
+    return (compute + transfers + work.updates * _optimizer_seconds(trained, layout, gpu)) * scale
 
 
 def _efficiency(hidden: float) -> float:
@@ -84,21 +94,24 @@ def _efficiency(hidden: float) -> float:
     return first
 
 
-def _transfer_seconds(shape: ModelShape, layout: Layout, micro_batches: int, gpu: Gpu, gpus_per_node: int) -> float:
-    """Of one update."""
+def _transfer_seconds(
+    shape: ModelShape, trained: int, layout: Layout, micro_batches: int, gpu: Gpu, gpus_per_node: int
+) -> float:
+    """Of one update; there are as many gradients as `trained` parameters."""
 
     def rate(ranks: int) -> float:
         return gpu.link if ranks <= gpus_per_node else gpu.network
 
     parameters = shape.parameters / (layout.tensor * layout.pipeline)
+    gradients = _SINGLE * trained / (layout.tensor * layout.pipeline)
     seconds = 0.0
     if layout.backend == "fsdp" and layout.gpus > 1:
-        gathered = 2 * _HALF * parameters + _SINGLE * parameters
+        gathered = 2 * _HALF * parameters + gradients
         seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.shards)
         if layout.copies > 1:  # gradients of the shards are summed over the nodes
-            seconds += (1 - _OVERLAP) * micro_batches * _SINGLE * parameters / layout.shards / gpu.network
+            seconds += (1 - _OVERLAP) * micro_batches * gradients / layout.shards / gpu.network
     if layout.offload == "all":  # weights come twice a micro-batch, gradients go
-        seconds += micro_batches * 3 * _SINGLE * parameters / layout.shards / _PCIE
+        seconds += micro_batches * (2 * _SINGLE * parameters + gradients) / layout.shards / _PCIE
     if layout.backend == "megatron" and layout.gpus > 1:
         copies = layout.data * layout.context
         seconds += (_SINGLE + _HALF) * parameters / rate(layout.gpus) if copies > 1 else 0.0
@@ -113,9 +126,9 @@ def _transfer_seconds(shape: ModelShape, layout: Layout, micro_batches: int, gpu
     return seconds
 
 
-def _optimizer_seconds(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
+def _optimizer_seconds(trained: int, layout: Layout, gpu: Gpu) -> float:
     """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
-    shard = shape.parameters / layout.shards
+    shard = trained / layout.shards
     if layout.offload == "optimizer":
         return 8 * shard / _PCIE  # both ways at once
     if layout.offload == "all":

@@ -38,6 +38,23 @@ def derived(config):
     return derive(config, planned(config, SHAPE), H200).placement
 
 
+@pytest.mark.parametrize(
+    ("overrides", "models"),
+    [
+        ([], (False, 0, 0)),
+        (["learner.kl_coef=0.1"], (True, 0, 0)),
+        (["learner.kl_coef=0.1", "learner.lora={rank: 8}"], (False, 0, 0)),
+        (["learner.reference=./other", "learner.lora={rank: 8}"], (True, 0, 0)),
+        (["algorithm.advantage=gae"], (False, 1, 0)),
+        (["algorithm.advantage=prime"], (False, 1, 1)),
+        (["algorithm.advantage=prime", "learner.lora={rank: 8}"], (False, 1, 0)),
+    ],
+)
+def test_every_model_that_will_be_loaded_is_counted(config, overrides, models):
+    run = planned(config(*overrides), SHAPE)
+    assert (run.reference, run.companions, run.companion_references) == models
+
+
 def test_separate_gpus_are_divided_between_learner_and_engines(config):
     placement = derived(
         config("placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")
