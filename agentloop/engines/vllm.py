@@ -38,7 +38,7 @@ _ENVIRONMENT = {
     # flashinfer's sampler compiles at first use; vLLM's own does not.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # A fork cannot use CUDA once this process has as much as asked whether there is any, which vLLM does not notice.
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_CACHE_GIB = "2"
 
