@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,7 +210,13 @@ class _Group:
         self._store = None  # with the sender's, nobody can wait for it any more
         group, self._group = self._group, None
         if group is not None:
-            group.abort()
+            # NCCL ends a communicator only when the others end it, too, or their processes do: nobody waits for that.
+            threading.Thread(target=_end, args=(group,), name="weights-end", daemon=True).start()
+
+
+def _end(group: Any) -> None:
+    with suppress(RuntimeError):  # torch's own, where the others never end it
+        group.abort()
 
 
 def _store_of(meeting: Meeting) -> Any:

@@ -83,7 +83,8 @@ def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Oth
     model = Qwen3ForCausalLM(Qwen3Config(**shape, **heads, tie_word_embeddings=True))
     model.save_pretrained(tmp_path)
     expected = {name: weight.detach().bfloat16() for name, weight in model.named_parameters()}
-    learner = create(LearnerConfig(model=str(tmp_path), device="cuda", ranks=2, compile_layers=False))
+    settings = {"device": "cuda", "compute_dtype": "bfloat16", "ranks": 2, "compile_layers": False}
+    learner = create(LearnerConfig(model=str(tmp_path), **settings))
     taker = Taker()
     for _ in range(2):
         asyncio.run(learner.publish(taker, 1))
