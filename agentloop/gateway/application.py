@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -63,7 +63,13 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
         for prefix in ("", "/{key}")
         for path, endpoint, method in (("/chat/completions", chat, "POST"), ("/models", models, "GET"))
     ]
-    handlers = {ApiError: _refused, HTTPException: _no_route, ClientGoneError: _gone, Exception: _broken}
+    handlers = {
+        ApiError: _refused,
+        HTTPException: _no_route,
+        ClientDisconnect: _gone,  # as it asked
+        ClientGoneError: _gone,
+        Exception: _broken,
+    }
     return Starlette(routes=routes, exception_handlers=handlers)
 
 

@@ -115,9 +115,8 @@ class _Turns:
             self._news.put_nowait(error)
             return
         finally:
-            if not turn.done():
-                turn.cancel()
-                await asyncio.wait([turn])
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
         self._finish(index, completion, deltas)
 
     def _finish(self, index: int, completion: Completion, deltas: Deltas) -> None:

@@ -12,6 +12,7 @@ from agentloop.engines.base import FinishReason
 from agentloop.engines.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
+from agentloop.gateway.application import application
 from agentloop.gateway.requests import ChatRequest
 from agentloop.trajectory import SegmentKind
 
@@ -385,6 +386,22 @@ async def test_a_client_that_leaves_leaves_nothing_behind(renderer, serving, ask
         assert session.num_turns == 0
         await ask(client, "?")
     assert len(session.trajectories()) == 1
+
+
+async def test_a_client_that_leaves_while_it_asks_is_no_failure(renderer):
+    events = iter([{"type": "http.request", "body": b'{"mess', "more_body": True}, {"type": "http.disconnect"}])
+    sent = []
+
+    async def receive():
+        return next(events)
+
+    async def send(event):
+        sent.append(event)
+
+    path = "/key/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    await application({"key": None}, renderer, "policy")(scope, receive, send)
+    assert sent[0]["status"] == 499
 
 
 async def test_what_runs_when_the_episode_ends_is_cancelled(renderer, serving, ask):
