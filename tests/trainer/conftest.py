@@ -11,7 +11,18 @@ _FIXTURES = Path(__file__).parent / "sums" / "fixtures.py"
 sums_model = load_object(f"{_FIXTURES}:sums_model", "fixture")
 sums = load_object(f"{_FIXTURES}:sums", "fixture")
 
+_run_on_ranks = load_object(f"{Path(__file__).parent / 'ranks.py'}:run_on_ranks", "function")
 _save_tiny_qwen3 = load_object(f"{Path(__file__).parent / 'tiny.py'}:save_tiny_qwen3", "function")
+
+
+@pytest.fixture(scope="session")
+def run_on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Call as run_on_ranks(ranks, script, *arguments)."""
+
+    def run(ranks: int, script: Path, *arguments: object, timeout: float = 300.0) -> None:
+        _run_on_ranks(ranks, script, *arguments, timeout=timeout, log=tmp_path_factory.mktemp("ranks") / "log")
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What each rank of test_plan_invariance.py runs under torchrun: MODEL OUT."""
+"""What each rank of test_plan_invariance.py runs: MODEL OUT."""
 
 import sys
 from itertools import product

@@ -1,6 +1,6 @@
 """Trajectories of text and pictures, sampled by the hf engine: some share a prompt with a picture, one has none.
 
-Under torchrun (MODEL OUT) each rank computes the gradients of one update over them.
+As a script (MODEL SAMPLES OUT) each rank computes the gradients of one update over them.
 """
 
 import asyncio

@@ -1,8 +1,5 @@
 """Learning from pictures: the engine's log-probabilities, whatever the plan, with the tower trained or frozen."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,19 +69,11 @@ def test_loss_and_gradients_do_not_depend_on_the_plan(model, samples):
         assert_equal(found, expected, case["options"])
 
 
-def test_two_ranks_compute_the_same_where_one_has_no_picture(model, samples, tmp_path):
+def test_two_ranks_compute_the_same_where_one_has_no_picture(model, samples, tmp_path, run_on_ranks):
     mixed = [samples[5], samples[0]]  # text only on one rank, pictures on the other
     loss, expected = gradients(learner_of(model), mixed)
     torch.save(mixed, tmp_path / "samples")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(_SAMPLES)]
-    done = subprocess.run(
-        [*launch, str(model), str(tmp_path / "samples"), str(tmp_path / "out")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[:6000]
+    run_on_ranks(2, _SAMPLES, model, tmp_path / "samples", tmp_path / "out")
     for other_loss, found, logprobs in torch.load(tmp_path / "out", weights_only=True):
         assert abs(other_loss - loss) <= _TOLERANCE * abs(loss)
         assert_equal(found, expected, "two ranks")

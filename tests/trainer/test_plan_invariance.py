@@ -1,8 +1,5 @@
 """Loss and gradients do not depend on ranks, micro-batches or order: relative differences below 1e-5 in float32."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,26 +17,17 @@ def model(tiny_qwen3) -> Path:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_loss_and_gradients_do_not_depend_on_the_plan(model: Path, tmp_path: Path, ranks: int):
+def test_loss_and_gradients_do_not_depend_on_the_plan(model: Path, tmp_path: Path, run_on_ranks, ranks: int):
     run, cases = load_object(f"{_SCRIPT}:run", "function"), load_object(f"{_SCRIPT}:CASES", "list")
     [(loss, gradients)] = run(model, [(False, 1000, "forward")])
     assert all(gradient.norm() > 1e-3 for gradient in gradients.values())
-    results = run(model, cases) if ranks == 1 else _on_ranks(ranks, model, tmp_path / "results")
+    if ranks == 1:
+        results = run(model, cases)
+    else:
+        run_on_ranks(ranks, _SCRIPT, model, tmp_path / "results")
+        results = torch.load(tmp_path / "results", weights_only=True)
     for case, (other_loss, other) in zip(cases, results, strict=True):
         assert abs(other_loss - loss) <= _TOLERANCE * abs(loss), case
         for name, gradient in gradients.items():
             difference = (other[name] - gradient).norm() / gradient.norm()
             assert difference <= _TOLERANCE, (case, name)
-
-
-def _on_ranks(ranks: int, model: Path, out: Path) -> list[tuple[float, dict[str, torch.Tensor]]]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*launch, str(_SCRIPT), str(model), str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(out, weights_only=True)

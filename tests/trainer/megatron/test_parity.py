@@ -1,8 +1,6 @@
 """Whatever the layout, loss, gradients, log-probabilities and metrics are those of the FSDP backend on one rank."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,18 +23,10 @@ _TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def results(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(models: Path, tmp_path_factory: pytest.TempPathFactory, run_on_ranks: Callable[..., None]) -> Path:
     """A folder with what each of four ranks found in each case."""
     out = tmp_path_factory.mktemp("results")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [*launch, str(_SCRIPT), str(models), str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_on_ranks(4, _SCRIPT, models, out, timeout=900.0)
     return out
 
 
