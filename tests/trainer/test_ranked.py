@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from safetensors.torch import load_file
 
 from agentloop.config_loading import load_config
 from agentloop.errors import UserError
-from agentloop.trainer.backends import ranked
+from agentloop.trainer.backends import process_group, ranked
+from agentloop.trainer.backends.rank_processes import RankProcesses
 from agentloop.trainer.backends.shared_arrays import pack
 from agentloop.trainer.batch import Sample, TrainBatch
 from agentloop.trainer.learner import Learner, LearnerConfig, create, create_critic
@@ -74,6 +76,21 @@ def test_a_rank_that_dies_is_named(sums_model: Path):
     with pytest.raises(UserError, match=r"rank 1 of 2 was killed by signal 9 \(SIGKILL\)"):
         learner.step(_batch())
     learner.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_rank_that_dies_before_all_have_met_is_named(monkeypatch: pytest.MonkeyPatch):
+    join = process_group.join
+
+    def join_alone(*args: Any) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        join(*args)
+
+    monkeypatch.setattr(process_group, "join", join_alone)
+    with pytest.raises(UserError, match=r"rank 1 of 2 was killed by signal 9 \(SIGKILL\)"):
+        RankProcesses(2, "cpu")
     assert not multiprocessing.active_children()
 
 

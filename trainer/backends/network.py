@@ -34,16 +34,19 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def hang_up(address: str) -> None:
-    """End this process's connections to a host that is gone: who waits for an answer from there hears that there is
-    none. The network itself says so after a quarter of an hour, and gloo cannot be told to stop waiting."""
+def hang_up(address: str, port: int | None = None) -> None:
+    """End this process's connections to a host that is gone, or to this port of a host: who waits for an answer from
+    there hears that there is none. The network itself says so after a quarter of an hour, and gloo cannot be told to
+    stop waiting."""
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed since
             if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(descriptor))) as connection:
-                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if is_internet and connection.getpeername()[0].removeprefix("::ffff:") == address:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                host, at, *_ = connection.getpeername()
+                if host.removeprefix("::ffff:") == address and port in (None, at):
                     connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from agentloop.errors import UserError
 from agentloop.trainer.backends import process_group
-from agentloop.trainer.backends.network import use_interface_of
+from agentloop.trainer.backends.network import hang_up, use_interface_of
 from agentloop.trainer.backends.process_group import Meeting
 from agentloop.trainer.backends.rank_host import HostRanks, Ranks
 from agentloop.trainer.backends.shared_arrays import pack
@@ -60,6 +61,7 @@ class RankProcesses:
         self._lock = threading.Lock()
         self._hosts: list[Ranks] = []
         per_host = ranks // nodes
+        self._has_joined = False
         if nodes == 1:
             store = process_group.listen(ranks)
             meeting = Meeting("127.0.0.1", store.port, ranks, per_host)
@@ -71,6 +73,7 @@ class RankProcesses:
             store = process_group.listen(ranks, here.address)
             meeting = Meeting(here.address, store.port, ranks, per_host)
             use_interface_of(here.address)
+        self._meeting = meeting
         self._here = HostRanks(range(1, per_host), meeting, device, self._on_end)
         self._hosts.append(self._here)
         ready = [self._here.ready]
@@ -83,10 +86,19 @@ class RankProcesses:
             ready.append(there.ready)
         try:
             self._wait(ready)
+            self._join(store)
         except BaseException:
             self._kill()
             raise
-        process_group.join(device, 0, meeting, store)
+
+    def _join(self, store: TCPStore) -> None:
+        try:
+            process_group.join(self.device, 0, self._meeting, store)
+        except RuntimeError as error:
+            if not self._has_reason():
+                raise
+            raise UserError(self._message()) from error
+        self._has_joined = True
 
     @property
     def is_alive(self) -> bool:
@@ -179,6 +191,8 @@ class RankProcesses:
                 host.find_lost()
         self._failed.set()
         self._kill()
+        if not self._has_joined:  # torch would wait for the rank for half an hour
+            hang_up(self._meeting.address, self._meeting.port)
         # gloo ends a collective whose other side is gone; NCCL waits until it is told.
         if self.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
