@@ -1,9 +1,6 @@
 """Published weights that are spread over ranks, with real ranks on CPUs."""
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from hypothesis import given
@@ -15,25 +12,16 @@ _SCRIPT = Path(__file__).parent / "spread_on_ranks.py"
 _BATCH = 64 << 10
 
 
-def test_every_weight_is_with_one_rank_and_no_rank_ever_has_all_of_them():
+def test_every_weight_is_with_one_rank_and_no_rank_ever_has_all_of_them(tmp_path: Path, run_on_ranks):
     ranks = 4
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    processes = [
-        subprocess.Popen([sys.executable, _SCRIPT, str(rank), str(ranks), str(port)], stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    says = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks
-    result = json.loads(says[0])
+    run_on_ranks(ranks, _SCRIPT, tmp_path / "found")
+    result = json.loads((tmp_path / "found").read_text())
     assert result["same"] == [True] * 4
     assert result["mapped again"]
     assert result["is of this process"]
     assert result["overwritten"]
     total = sum(result["parts"])
     assert max(result["parts"]) - min(result["parts"]) < 0.01 * total
-    print(result)
     # First its part of the shelf, with what is lost at the ends of buckets; then only its shards of a batch, where the
     # same shards are replicated over two ranks half of it.
     assert all(first < total / 2 for first, *_ in result["peaks"])
