@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentloop.messages import Message
+from agentloop.tools.threads import run_in_threads
 
 if TYPE_CHECKING:
     from agentloop.tools.toolset import Toolset
@@ -24,13 +25,18 @@ class Observation:
 class Env(ABC):
     """One episode's environment.
 
-    The loop runs the calls of a turn itself, on `toolset`; `step` gets the turns that call nothing.
+    The loop runs the calls of a turn itself, on `toolset`; `step` gets the turns that call nothing. Methods that are
+    not `async` run in threads.
     """
 
     task: Mapping[str, Any] = {}
     """The dataset row; tools see it as `ctx.task`."""
     toolset: Toolset | None = None
     """The tools of this episode, shared by all episodes that have the same."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        run_in_threads(cls, ("reset", "step", "score", "close"))
 
     @abstractmethod
     async def reset(self) -> Observation:

@@ -15,11 +15,12 @@ from agentloop.limits import StopReason
 from agentloop.messages import Content
 from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
+from agentloop.tools.threads import run_in_threads
 
 
 @dataclass(slots=True, frozen=True)
 class ToolResult:
-    """What a call gives back. A tool may return a plain string instead."""
+    """What a call gives back. A tool may return a string instead, or anything that JSON can say."""
 
     content: Content
     """Text, or text and image parts; shown to the model."""
@@ -90,7 +91,8 @@ class Tool:
             timeout = 5.0
             async def call(self, ctx: ToolContext, city: Annotated[str, "City name"]) -> str: ...
 
-    The JSON Schema comes from the signature of `call`; arguments are validated against it before the call.
+    The JSON Schema comes from the signature of `call`; arguments are validated against it before the call. Methods
+    that are not `async` run in threads.
     """
 
     name: str = _DefaultName()  # type: ignore[assignment]
@@ -104,6 +106,10 @@ class Tool:
     limit: SharedLimit | None = None
     """Bounds its calls over all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        run_in_threads(cls, ("start", "shutdown", "open", "call", "close"))
+
     async def start(self) -> None:
         """Make ready what all trajectories share; before any of them, so that what is missing is an error at once.
         May be called again: then it does nothing. Raises `UserError` where the tool cannot work here."""
@@ -114,7 +120,7 @@ class Tool:
     async def open(self, ctx: ToolContext) -> Any:
         """Make the state of one trajectory; before its first call. What it returns becomes `ctx.state`."""
 
-    async def call(self, ctx: ToolContext, *args: Any, **arguments: Any) -> str | ToolResult:
+    async def call(self, ctx: ToolContext, *args: Any, **arguments: Any) -> Any:
         """Subclasses give it typed parameters: they are what the model may pass."""
         raise NotImplementedError
 

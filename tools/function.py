@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from agentloop.tools import docstrings
-from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.base import Tool, ToolContext
+from agentloop.tools.threads import threaded
 
 Function = Callable[..., Any]
-
-_THREADS = ThreadPoolExecutor(max_workers=128, thread_name_prefix="agentloop-tool")
-"""For tools that wait. More than asyncio's own, so that the calls of many episodes do not time out in a queue; a thread
-exists from when it is first needed."""
 
 
 class FunctionTool(Tool):
@@ -31,11 +25,11 @@ class FunctionTool(Tool):
         if timeout is not None:
             self.timeout = timeout
         self._run = (
-            function if inspect.iscoroutinefunction(function) else _inline(function) if inline else _threaded(function)
+            function if inspect.iscoroutinefunction(function) else _inline(function) if inline else threaded(function)
         )
         functools.update_wrapper(self, function)
 
-    async def call(self, ctx: ToolContext, **arguments: Any) -> str | ToolResult:
+    async def call(self, ctx: ToolContext, **arguments: Any) -> Any:
         return await (self._run(ctx, **arguments) if self.takes_context else self._run(**arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,14 +67,5 @@ def tool(
 def _inline(function: Function) -> Function:
     async def call(*args: Any, **arguments: Any) -> Any:
         return function(*args, **arguments)
-
-    return call
-
-
-def _threaded(function: Function) -> Function:
-    async def call(*args: Any, **arguments: Any) -> Any:
-        context = contextvars.copy_context()
-        run = functools.partial(context.run, function, *args, **arguments)
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, run)
 
     return call

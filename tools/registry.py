@@ -91,8 +91,16 @@ def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
                 f"The tool {spec!r} cannot be made with these options: {error}. It takes: {', '.join(known) or 'none'}."
             ) from error
         return found(**options)
-    if not isinstance(found, Tool | ToolSource) and not inspect.isfunction(found):
-        raise UserError(f"{spec!r} is {type(found).__name__}, not a Tool class, a Tool or a function.")
+    made = as_tool(spec, found)
     if options:
         raise UserError(f"The tool {spec!r} is already made, so that it takes no options: got {', '.join(options)}.")
-    return found if isinstance(found, Tool | ToolSource) else tool(found)
+    return made
+
+
+def as_tool(spec: str, found: Any) -> Tool | ToolSource:
+    """What `spec` names and is no class of tools, as a tool. Raises `UserError` where it is none."""
+    if isinstance(found, Tool | ToolSource):
+        return found
+    if not inspect.isfunction(found):
+        raise UserError(f"{spec!r} is {type(found).__name__}, not a Tool class, a Tool or a function.")
+    return tool(found)

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from agentloop.errors import FailureKind, ToolError, nearest
 from agentloop.messages import ToolCall
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.schema import ArgumentError
+from agentloop.tools.told_once import tell_once
 
 _logger = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class ToolSessions:
         except ToolError as error:
             return _failed(str(error))
         except (Exception, SystemExit) as error:  # the boundary: a tool cannot hurt more than its call
+            tell_once(call.name, error)
             return _failed(_shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
 
     def _session(self, tool: Tool) -> _Session:
@@ -140,11 +144,21 @@ async def _run(session: _Session, arguments: dict[str, Any], deadline: float) ->
         if expiry is not None and expiry.expired():
             return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
         raise
+    return result if isinstance(result, ToolResult) else ToolResult(_as_text(result, session.tool.name))
+
+
+def _as_text(result: object, tool: str) -> str:
+    """What a tool returned in place of a `ToolResult`. Raises `TypeError`."""
     if isinstance(result, str):
-        return ToolResult(result)
-    if isinstance(result, ToolResult):
         return result
-    return _failed(f"The tool {session.tool.name!r} returned {type(result).__name__}, not a string or a ToolResult.")
+    if result is None:
+        raise TypeError(f"the tool {tool!r} returned nothing, and a model has to read something")
+    try:
+        return to_json(result).decode()
+    except PydanticSerializationError as error:
+        raise TypeError(
+            f"the tool {tool!r} returned {type(result).__name__}, which is neither text, nor a ToolResult, nor JSON"
+        ) from error
 
 
 async def _call(session: _Session, arguments: dict[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 from agentloop.tools import docstrings, registry
 from agentloop.tools.base import Tool
-from agentloop.tools.function import tool
 from agentloop.tools.schema import Arguments
 from agentloop.tools.toolset import arguments_of
 
@@ -25,9 +24,11 @@ class Summary:
 def summary(name: str) -> Summary:
     """Of a registered tool. Raises `UserError` where it does not import, or cannot be shown to a model."""
     found = registry.definition(name)
-    if isinstance(found, type):
+    if isinstance(found, type) and issubclass(found, Tool | registry.ToolSource):
         return Summary(_needs(found), _parameters_of_class(found), _description(found))
-    made = found if isinstance(found, Tool) else tool(found)
+    made = registry.as_tool(name, found)
+    if not isinstance(made, Tool):
+        return Summary("", (), " ".join(docstrings.split(type(made).__doc__)[0].split()))
     return Summary("", tuple(arguments_of(made).schema["properties"]), made.description)
 
 

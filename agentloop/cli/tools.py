@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentloop.errors import UserError
-from agentloop.messages import ToolCall, text_of
+from agentloop.messages import Content, ToolCall
 from agentloop.tools import registry
 from agentloop.tools.base import ToolResult
 from agentloop.tools.serving.settings import Settings
@@ -59,13 +59,23 @@ def call_tool(
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the tool itself; may be given again.")
     ] = None,
+    task: Annotated[str | None, typer.Option(help="The row that the tool sees as ctx.task, a JSON object.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="A picture of ctx.images; may be given again.")] = None,
+    show_schema: Annotated[
+        bool, typer.Option("--schema", help="Only print what a model is shown of the tool, as JSON.")
+    ] = False,
 ) -> None:
     """Call a tool once and print its result. Exits with 1 where that is an error."""
     toolset = Toolset([registry.load(name, **_read_pairs(option or [], {}))])
     (schema,) = toolset.schemas
-    given = _read_json(as_json) | _read_pairs(arguments or [], schema["function"]["parameters"]["properties"])
-    result = asyncio.run(_call(toolset, ToolCall(schema["function"]["name"], given, "call_0")))
-    print(text_of(result.content))
+    if show_schema:
+        print(json.dumps(schema, indent=2, ensure_ascii=False))
+        return
+    function = schema["function"]
+    given = _read_json(as_json, "--json") | _read_pairs(arguments or [], function["parameters"]["properties"])
+    row, pictures = _read_json(task, "--task"), [_read_image(path) for path in image or []]
+    result = asyncio.run(_call(toolset, ToolCall(function["name"], given, "call_0"), row, pictures))
+    print(_shown(result.content))
     raise typer.Exit(int(result.is_error))
 
 
@@ -155,9 +165,9 @@ def index_corpus(
     Console().print(f"{index}: {count:,} passages, {size:.1f} MB", markup=False, highlight=False)
 
 
-async def _call(toolset: Toolset, call: ToolCall) -> ToolResult:
+async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: list[Any]) -> ToolResult:
     await toolset.start()
-    sessions = toolset.sessions("shell", task={}, seed=0)
+    sessions = toolset.sessions("shell", task=task, seed=0, images=images)
     try:
         return await sessions.call(call, time.monotonic() + toolset.tools[call.name].timeout)
     finally:
@@ -165,13 +175,33 @@ async def _call(toolset: Toolset, call: ToolCall) -> ToolResult:
         await toolset.shutdown()
 
 
-def _read_json(text: str | None) -> dict[str, Any]:
+def _shown(content: Content) -> str:
+    """Text as it is; of pictures, that there is one."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        part["text"] if part["type"] == "text" else "[picture of {} x {} pixels]".format(*part["image"].size)
+        for part in content
+    )
+
+
+def _read_image(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"--image {path} cannot be read as a picture: {error}.") from error
+
+
+def _read_json(text: str | None, option: str) -> dict[str, Any]:
     try:
         given = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise UserError(f"--json is no JSON: {error}.") from error
+        raise UserError(f"{option} is no JSON: {error}.") from error
     if not isinstance(given, dict):
-        raise UserError("--json must be an object: '{\"key\": value}'.")
+        raise UserError(f"{option} must be an object: '{{\"key\": value}}'.")
     return given
 
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentloop.tools.threads import run_in_threads
+
 if TYPE_CHECKING:
     from agentloop.trajectory import Trajectory
 
@@ -18,7 +20,11 @@ F = TypeVar("F", bound=RawReward)
 
 class Reward(ABC):
     """A reward that holds something: processes, connections, a sandbox. Made once a run with its options as keyword
-    arguments, asked by all episodes at once."""
+    arguments, asked by all episodes at once. Methods that are not `async` run in threads."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        run_in_threads(cls, ("start", "shutdown", "__call__"))
 
     async def start(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Make ready; again it does nothing. Raises `UserError` where it cannot work here, before any episode."""

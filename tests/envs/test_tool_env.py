@@ -1,5 +1,8 @@
+import threading
+
 import pytest
 
+from agentloop.envs.base import Env, Observation
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.trajectory import Trajectory
@@ -12,6 +15,31 @@ async def test_shows_the_row_and_ends_with_the_first_answer():
     assert list((await env.reset()).messages) == ROW["messages"]
     observation, reward, terminated, truncated = await env.step({"role": "assistant", "content": "42"})
     assert (list(observation.messages), reward, terminated, truncated) == ([], 0.0, True, False)
+
+
+class Blocking(Env):
+    """Written without async."""
+
+    def reset(self):
+        return Observation([{"role": "user", "content": threading.current_thread().name}])
+
+    def step(self, message):
+        return Observation(), 1.0, True, False
+
+    def score(self, trajectory):
+        return 0.5
+
+    def close(self):
+        self.closed_in = threading.current_thread().name
+
+
+async def test_methods_of_an_env_without_async_run_in_threads():
+    env = Blocking()
+    assert (await env.reset()).messages[0]["content"].startswith("agentloop-tool")
+    assert (await env.step({"role": "assistant", "content": "42"}))[1] == 1.0
+    assert await env.score(Trajectory()) == 0.5
+    await env.close()
+    assert env.closed_in.startswith("agentloop-tool")
 
 
 async def test_score_asks_the_reward_with_the_row():

@@ -1,8 +1,13 @@
+import json
+from importlib.metadata import EntryPoint
+
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from agentloop.cli.tools import app
 from agentloop.errors import UserError
+from agentloop.tools import registry
 
 TOOLS = '''
 from agentloop import tool
@@ -49,6 +54,52 @@ def test_list_says_which_options_a_tool_needs(monkeypatch):
 def test_call_with_pairs_and_json(spec):
     assert run("call", spec, 'words=["a", "b"]', "count=2", "sign=1").output == "a1b1a1b\n"
     assert run("call", spec, "--json", '{"words": ["a", "b"]}', "sign=-").output == "a-b\n"
+
+
+CONTEXT = '''
+from agentloop import Tool, ToolContext, ToolResult
+
+
+class Look(Tool):
+    """Look at the first picture."""
+
+    async def call(self, ctx: ToolContext, side: int = 8) -> ToolResult:
+        small = ctx.images[0].resize((side, side))
+        return ToolResult([{"type": "text", "text": ctx.task["sky"] + ": "}, {"type": "image", "image": small}])
+'''
+
+
+def test_a_call_may_have_a_row_and_pictures(tmp_path):
+    (tmp_path / "look.py").write_text(CONTEXT)
+    Image.new("RGB", (32, 32)).save(tmp_path / "sky.png")
+    given = ["--task", '{"sky": "blue"}', "--image", str(tmp_path / "sky.png")]
+    assert run("call", f"{tmp_path}/look.py:Look", *given).output == "blue: [picture of 8 x 8 pixels]\n"
+    broken = run("call", f"{tmp_path}/look.py:Look", "--image", str(tmp_path / "look.py"))
+    assert "cannot be read as a picture" in str(broken.exception)
+
+
+def test_what_raises_shows_where_to_whoever_wrote_it(tmp_path, caplog):
+    (tmp_path / "look.py").write_text(CONTEXT)
+    result = run("call", f"{tmp_path}/look.py:Look")
+    assert (result.exit_code, result.stdout) == (1, "IndexError: list index out of range\n")
+    assert "small = ctx.images[0]" in caplog.text
+
+
+def test_the_schema_is_printed_as_models_see_it(spec):
+    shown = json.loads(run("call", spec, "--schema").output)
+    assert shown["function"]["name"] == "join"
+    assert shown["function"]["parameters"]["required"] == ["words"]
+
+
+def test_list_says_what_is_no_tool_and_goes_on(monkeypatch):
+    entry = EntryPoint("seven", "agentloop.tools.sessions:logging", registry.GROUP)
+    entries = {**registry.available(), "seven": entry}
+    monkeypatch.setattr(registry, "available", lambda: entries)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run("list")
+    assert result.exit_code == 0
+    assert "'seven' is module, not a Tool class" in result.output
+    assert "web_search" in result.output
 
 
 def test_call_says_what_is_wrong_and_exits_with_1(spec):

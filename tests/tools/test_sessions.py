@@ -1,7 +1,11 @@
 import asyncio
+import logging
+import threading
 import time
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from agentloop.errors import FailureKind, ToolError, UserError
 from agentloop.messages import ToolCall
@@ -54,8 +58,8 @@ class Misbehaves(Tool):
                 raise SystemExit(1)
             case "cancels itself":
                 raise asyncio.CancelledError
-            case "returns a number":
-                return 3  # type: ignore[return-value]
+            case "returns itself":
+                return self  # type: ignore[return-value]
         return None  # type: ignore[return-value]
 
 
@@ -122,13 +126,101 @@ async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
         ("raises a timeout of its own", "TimeoutError: upstream"),
         ("exits", "SystemExit: 1"),
         ("cancels itself", "The tool was cancelled."),
-        ("returns a number", "The tool 'misbehaves' returned int, not a string or a ToolResult."),
-        ("returns nothing", "The tool 'misbehaves' returned NoneType, not a string or a ToolResult."),
+        ("returns nothing", "TypeError: the tool 'misbehaves' returned nothing, and a model has to read something"),
+        (
+            "returns itself",
+            "TypeError: the tool 'misbehaves' returned Misbehaves, which is neither text, nor a ToolResult, nor JSON",
+        ),
     ],
 )
 async def test_whatever_a_tool_does_becomes_its_result(how, content):
     result = await sessions(Misbehaves()).call(call("misbehaves", how=how), soon())
     assert result == ToolResult(content, is_error=True, failure=FailureKind.TOOL)
+
+
+class Place(BaseModel):
+    city: str
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        ("as it is", "as it is"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
+        ({"Zürich": [1, None]}, '{"Zürich":[1,null]}'),
+        (Place(city="Rome"), '{"city":"Rome"}'),
+    ],
+)
+async def test_values_are_shown_as_json(value, content):
+    @tool(inline=True)
+    def look_up() -> Any:
+        """Look it up."""
+        return value
+
+    assert await sessions(look_up).call(call("look_up"), soon()) == ToolResult(content)
+
+
+class Blocking(Tool):
+    """Written without async."""
+
+    timeout = 5.0
+    threads: set[str]
+
+    def start(self):
+        self.threads = {threading.current_thread().name}
+
+    def open(self, ctx):
+        self.threads.add(threading.current_thread().name)
+        return threading.Event()
+
+    def call(self, ctx: ToolContext, sign: str = "") -> str:
+        """Wait for a call that gives the sign."""
+        self.threads.add(threading.current_thread().name)
+        if sign:
+            ctx.state.set()
+        assert ctx.state.wait(5)
+        return f"seen {sign}"
+
+    def close(self, ctx):
+        ctx.state.clear()
+
+    def shutdown(self):
+        self.threads.add(threading.current_thread().name)
+
+
+async def test_methods_without_async_run_in_threads():
+    tools = Toolset([blocking := Blocking()])
+    await tools.start()
+    session = tools.sessions("trajectory", {}, 0)
+    waits = asyncio.create_task(session.call(call("blocking"), soon()))
+    answered = await session.call(call("blocking", sign="go"), soon())
+    assert [(await waits).content, answered.content] == ["seen ", "seen go"]
+    event = session._sessions["blocking"].ctx.state
+    assert await session.close() == []
+    await tools.shutdown()
+    assert not event.is_set()
+    assert all(name.startswith("agentloop-tool") for name in blocking.threads)
+    assert tools.schemas[0]["function"]["parameters"]["properties"]["sign"]["type"] == "string"
+
+
+async def test_where_a_tool_raised_is_logged_once_for_each_place(caplog):
+    @tool(inline=True)
+    def divide(by: int) -> float:
+        """Divide."""
+        if by == 7:
+            raise LookupError("seven")
+        return 1 / by
+
+    session = sessions(divide)
+    with caplog.at_level(logging.WARNING):
+        for by in (0, 0, 7, 1):
+            await session.call(call("divide", by=by), soon())
+    first, second = caplog.records
+    assert "ZeroDivisionError: division by zero" in first.exc_text
+    assert "LookupError: seven" in second.exc_text
+    assert first.exc_text.count("File ") == 1  # the tool's own line, none of agentloop's
 
 
 async def test_the_deadline_of_the_episode_counts_too():

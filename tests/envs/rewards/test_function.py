@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from agentloop.envs.rewards import RewardFunction, inline, load_reward
+from agentloop.envs.rewards import Reward, RewardFunction, inline, load_reward
 from agentloop.errors import UserError
 from agentloop.trajectory import Trajectory
 
@@ -114,3 +114,17 @@ def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
         load_reward(f"{tmp_path}/r.py:value")
     with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task, tolerence=\.\.\.\)"):
         load_reward("last_number", {"tolerence": 1})
+
+
+async def test_methods_of_a_class_without_async_run_in_threads():
+    class Blocking(Reward):
+        def start(self):
+            self.started_in = threading.current_thread().name
+
+        def __call__(self, trajectory, task):
+            return {"reward": 1.0, "in_thread": threading.current_thread().name.startswith("agentloop-tool")}
+
+    reward = RewardFunction(blocking := Blocking(), name="blocking")
+    await reward.start()
+    assert blocking.started_in.startswith("agentloop-tool")
+    assert (await reward.judge(Trajectory(), {})).metrics == {"in_thread": 1.0}
