@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentloop.cli.hints import Hints
 from agentloop.trainer.batch_sizes import BatchSizes
 from agentloop.trainer.observers import Observer, Stage
 
@@ -53,6 +54,9 @@ class RunProgress(Observer):
         self._stage = self._progress.add_task("", total=None, visible=False)
         self._live = Live(console=self._console, get_renderable=self._renderable, refresh_per_second=4)
         self._episodes: dict[Stage, int] = {}
+        self._folder: Path | None = None
+        """Of the run, once it has begun."""
+        self._hints = Hints(Path())
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -62,14 +66,19 @@ class RunProgress(Observer):
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         if self._console.is_terminal:
             self._live.stop()
+        if kind is None and self._folder is not None:
+            self._say(f"model in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+        self._folder, self._hints = folder, Hints(folder)
         self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
         self._progress.update(self._steps, total=config.run.steps, completed=done)
         gone_on = f", going on after step {done}" if done else ""
-        self._console.print(f"run folder {folder}{gone_on}", markup=False, highlight=False, soft_wrap=True)
+        self._say(f"run folder {folder}{gone_on}")
+        if done >= config.run.steps:
+            self._say(f"all {config.run.steps} steps are done; set run.steps to more to train further")
         for name, value in BatchSizes.of(config).lines().items() if not done else ():
-            self._console.print(f"{name:16} {value}", markup=False, highlight=False, soft_wrap=True)
+            self._say(f"{name:16} {value}")
 
     def on_stage(self, step: int, stage: Stage) -> None:
         self._progress.reset(
@@ -78,13 +87,19 @@ class RunProgress(Observer):
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         self._progress.advance(self._stage)
+        self._say(*self._hints.of_trajectory(trajectory))
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.update(self._steps, completed=step)
         self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
         if not self._console.is_terminal:
             shown = [f"{name} {_cell(metrics, name)}" for name in _COLUMNS if _cell(metrics, name)]
-            self._console.print(f"step {step}: {', '.join(shown)}", markup=False, highlight=False, soft_wrap=True)
+            self._say(f"step {step}: {', '.join(shown)}")
+        self._say(*self._hints.of_step(step, metrics))
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _renderable(self) -> Group:
         table = Table("step", *(name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows)))

@@ -67,7 +67,7 @@ def rollout(
     figures = summary(groups, threshold=threshold)
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print_report(console, groups, figures)
-    console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written to {folder}: agentloop view {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 async def _play(

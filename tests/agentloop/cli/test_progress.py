@@ -28,7 +28,35 @@ def test_without_a_terminal_it_is_one_line_a_step():
     assert out.getvalue().splitlines() == [
         "run folder runs/x, going on after step 3",
         "step 4: reward 0.250, tool calls 50%, logprob diff 0.0123, rollout s 1.5",
+        "model in runs/x/model; curves and trajectories: agentloop view runs/x",
     ]
+
+
+def test_what_goes_wrong_is_said_once():
+    failed = Trajectory(task={"id": "16"}, error="the reward raised KeyError: 'anwser'")
+    wrong = {"reward/equal_groups": 1.0, "rollout/calls": 2.0, "rollout/episodes": 4.0, "failures/model": 5.0}
+    out = StringIO()
+    with RunProgress(Console(file=out, width=40)) as progress:
+        progress.on_start(CONFIG, Path("runs/x"), 3)
+        for step in (4, 5):
+            progress.on_trajectory(step, failed)
+            progress.on_step(step, wrong)
+    assert out.getvalue().splitlines()[1:-1] == [
+        "an episode of row 16 failed: the reward raised KeyError: 'anwser'",
+        "step 4: ",
+        "step 4: all episodes of each task had the same reward, so that nothing could be learned from them. "
+        "Look at its trajectories: agentloop view runs/x",
+        "step 4: 5 of 8 calls could not be used: no such tool, wrong arguments, or malformed. "
+        "Look at its trajectories: agentloop view runs/x",
+        "step 5: ",
+    ]
+
+
+def test_a_run_that_is_done_says_so():
+    out = StringIO()
+    with RunProgress(Console(file=out)) as progress:
+        progress.on_start(CONFIG, Path("runs/x"), 100)
+    assert "all 100 steps are done; set run.steps to more to train further" in out.getvalue()
 
 
 def test_in_a_terminal_the_last_frame_has_the_table_and_the_stage():
