@@ -77,6 +77,7 @@ _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
         "sequence_parallel",
         "refine_costs",
         "gather_once",
+        "early_gradients",
         "freeze_vision",
         "lora",
         "shard",
@@ -187,6 +188,9 @@ class LearnerConfig(Config):
     """Optimizer updates that one batch is split into."""
     token_budget: int = Field(default=16384, ge=1)
     """Most tokens of one micro-batch; bounds memory, not the result. No trajectory may be longer."""
+    early_gradients: bool = False
+    """Compute the gradients of groups that have ended while others of the same step play. A step then ends sooner after
+    its last episode; its batch is summed in another order, so that runs are the same to rounding only."""
     skip_zero_advantage: bool = True
     """Leave out the passes of trajectories whose advantage is 0 where that does not change the gradient; they still
     count in the averages of the loss, but not in the metrics of the policy."""
@@ -241,6 +245,12 @@ class Captured(Protocol):
 
 class Learner(Protocol):
     """Holds the weights that are trained."""
+
+    def accumulate(self, batch: TrainBatch) -> None:
+        """Compute the gradient of a part of the next batch: `step` then gets the rest of it, and trains on all as if it
+        had got them together. Blocks, and raises, as `step` does; only with `learner.early_gradients`.
+        """
+        ...
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train on a batch, each sample once, in `mini_batches` updates, and say how it went.

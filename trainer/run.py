@@ -21,8 +21,10 @@ from agentloop.rollout import Group
 from agentloop.trainer import advantages
 from agentloop.trainer import learner as learners
 from agentloop.trainer.batch import TokenModels, TrainBatch, make_batch
+from agentloop.trainer.batch_sizes import BatchSizes
 from agentloop.trainer.checkpoints import CheckpointWriter, RunState
 from agentloop.trainer.companions import ActorCritic, WithProcessReward
+from agentloop.trainer.early_gradients import EarlyGradients
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.evaluation import evaluate
 from agentloop.trainer.failures import check_failures
@@ -122,6 +124,7 @@ class Run:
         self._step_seconds = 0.0
         """Of the last training step."""
         self._seconds: dict[str, float] = {}
+        self.early = EarlyGradients(learner, self._make_batch, _tokens_of_a_pass(self.config))
         self.turns = Turns(workers, learner, alternate=self.config.placement.sleeps, stage=self._stage)
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
@@ -198,7 +201,8 @@ class Run:
             if not waits and (selection := self.producer.select()) is not None:
                 self._check_failures(selection.departed)
                 return selection
-            await self.producer.changed()
+            if not (self.config.learner.early_gradients and await self.early.compute(self.queue.certain())):
+                await self.producer.changed()
 
     async def _let_engines_play(self) -> None:
         """Where something is to be played: the next step may have all its groups already."""
@@ -224,17 +228,21 @@ class Run:
         step = self.step + 1
         await self.turns.to_learner()
         with self._stage(Stage.TRAIN, step):
-            batch = await asyncio.to_thread(self._make_batch, played)
+            early, groups, early_metrics = self.early.take(played.trained)
+            rest = await asyncio.to_thread(self._make_batch, groups, played.baselines)
+            batch = TrainBatch.joined([early, rest])
             stale = token_staleness(batch, version=self.policy_version)
             assert stale.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
             started = _now()
-            learned = await asyncio.to_thread(self.learner.step, batch)
+            learned = await asyncio.to_thread(self.learner.step, rest)
             self._step_seconds = _now() - started
         self.policy_version += 1
         self.step = step
         await self._publish()
         self._state = self._state_now()
         metrics = {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch} | played.metrics
+        if self.config.learner.early_gradients:
+            metrics |= early_metrics
         if self.policy.overlaps:
             if not self.turns.alternate:
                 self.producer.admit()
@@ -256,13 +264,13 @@ class Run:
             with self._stage(Stage.PUBLISH):
                 await self.learner.publish(self.workers, self.policy_version)
 
-    def _make_batch(self, played: _Played) -> TrainBatch:
+    def _make_batch(self, groups: Sequence[Group], baselines: Sequence[float | None] | None = None) -> TrainBatch:
         return make_batch(
-            [group.trajectories for group in played.trained],
+            [group.trajectories for group in groups],
             self.config.algorithm,
             policy_version=self.policy_version,
             oldest_version=self.policy_version - self.policy.max_staleness,
-            baselines=played.baselines,
+            baselines=baselines,
             models=TokenModels(
                 reference=self.learner.reference_logprobs,
                 critic=self.learner.values if isinstance(self.learner, ActorCritic) else None,
@@ -341,6 +349,11 @@ def _make_learner(config: RunConfig, model: str, home: Home) -> learners.Learner
         judge = learners.create(config.process_reward.as_learner(settings), home)
         return WithProcessReward(policy, judge, beta=config.process_reward.beta)
     return policy
+
+
+def _tokens_of_a_pass(config: RunConfig) -> int:
+    """A micro-batch for each rank that has trajectories of its own."""
+    return BatchSizes.of(config).ranks * config.learner.token_budget
 
 
 def _groups(admitted: Sequence[Admitted]) -> list[Group]:

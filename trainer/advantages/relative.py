@@ -37,7 +37,7 @@ def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     return (rewards - rewards.mean()) * (n / (n - 1))
 
 
-@register_outcomes("opo")
+@register_outcomes("opo", by_group=True)
 def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
     """r - mean of rewards weighted with the sampled tokens: close to the baseline of least variance, since a longer
     trajectory has a larger gradient. arXiv 2505.23585."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
+from agentloop.trainer.backends.mini_batch import MiniBatch
 from agentloop.trainer.backends.parked import Parked
 from agentloop.trainer.backends.process_group import pick_device
 from agentloop.trainer.backends.rank_state import Progress
@@ -34,6 +35,16 @@ IDLE = Sample(
     reference_logprobs=np.zeros(1, np.float32),
 )
 """What a rank without work in a micro-batch passes with weight 0: collectives need every rank."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A step of which parts are computed."""
+
+    metrics: StepMetrics
+    parts: list[TrainBatch] = field(default_factory=list)
+    mini_batch: MiniBatch = field(default_factory=MiniBatch)
+    """The first, with its gradient."""
 
 
 class PlannedLearner(ABC):
@@ -61,6 +72,7 @@ class PlannedLearner(ABC):
         self._progress = Progress()
         self._parked = Parked()
         self._recorder: Recorder | None = None
+        self._begun: _Begun | None = None
         self.largest_row = 0
         """Tokens of the largest micro-batch that this rank has had."""
 
@@ -70,8 +82,12 @@ class PlannedLearner(ABC):
         return self._progress
 
     @abstractmethod
-    def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
-        """One optimizer step on a mini-batch; `is_first` of those of a batch."""
+    def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
+        """Add samples and their gradient to a mini-batch."""
+
+    @abstractmethod
+    def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
+        """One optimizer step with the gradient of a mini-batch."""
 
     @abstractmethod
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -90,22 +106,41 @@ class PlannedLearner(ABC):
     def capture(self) -> Captured:
         """See `Learner.capture`."""
 
+    def accumulate(self, batch: TrainBatch) -> None:
+        """See `Learner.accumulate`."""
+        assert self.config.early_gradients, "else all is there at once"
+        assert not self._parked.num_bytes, "awake"
+        # Nothing is left of it where this fails.
+        begun, self._begun = self._begun or _Begun(StepMetrics(self._device)), None
+        samples = self._with_logprobs(batch.samples, begun.metrics)
+        if samples:
+            self._add(begun.mini_batch, samples, begun.metrics)
+        begun.parts.append(batch)
+        self._begun = begun
+
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. An empty batch changes nothing but the number of steps."""
         assert not self._parked.num_bytes, "awake"
-        metrics = StepMetrics(self._device)
+        begun, self._begun = self._begun or _Begun(StepMetrics(self._device)), None
+        metrics, mini_batch = begun.metrics, begun.mini_batch
         if self._recorder is None:
             self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
         with self._recorder.step(self._progress.steps + 1):
             samples = self._with_logprobs(batch.samples, metrics)
-            for number, indices in enumerate(self._mini_batches(len(samples))):
-                self._update([samples[index] for index in indices], metrics, is_first=number == 0)
+            for indices in self._mini_batches(len(samples)) or [[]] * bool(mini_batch.samples):
+                mini_batch.is_whole = True
+                self._add(mini_batch, [samples[index] for index in indices], metrics)
+                self._finish(mini_batch, metrics)
+                mini_batch = MiniBatch(is_first=False)
             self._progress.steps += 1
             result = metrics.result()
         self._recorder.write(metrics.spans)
-        result["num_tokens"] = float(batch.num_tokens)
-        result["num_sampled"] = float(batch.num_sampled)
-        result["num_trajectories"] = float(len(samples))
+        whole = TrainBatch.joined([*begun.parts, batch])
+        result["num_tokens"] = float(whole.num_tokens)
+        result["num_sampled"] = float(whole.num_sampled)
+        result["num_trajectories"] = float(len(whole))
+        if self.config.early_gradients:
+            result["early_tokens"] = 1 - batch.num_tokens / max(whole.num_tokens, 1)
         result["updates_skipped_total"] = float(self._progress.updates_skipped)
         return result
 
@@ -142,12 +177,16 @@ class PlannedLearner(ABC):
                 work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
         return work
 
-    def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
-        """The samples to compute. Where none has an advantage all are, so that the policy's metrics stay known."""
-        everything = list(range(len(samples)))
-        if not (self.config.skip_zero_advantage and self._objective.is_zero_without_advantage):
-            return everything
-        return [index for index in everything if samples[index].has_advantage] or everything
+    def _with_gradient(self, mini_batch: MiniBatch, samples: Sequence[Sample]) -> list[int]:
+        """Which of the samples to compute that were added last. Where none of the mini-batch has an advantage these
+        are, so that the policy's metrics stay known."""
+        found = list(range(len(samples)))
+        if self.config.skip_zero_advantage and self._objective.is_zero_without_advantage:
+            chosen = [index for index in found if samples[index].has_advantage]
+            if chosen or mini_batch.num_computed or not mini_batch.is_whole:
+                found = chosen
+        mini_batch.num_computed += len(found)
+        return found
 
     def _rows(
         self, samples: Sequence[Sample], indices: list[int], metrics: StepMetrics | None = None
