@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -13,10 +14,12 @@ from typing import Any
 
 from agentloop.errors import SandboxError
 from agentloop.sandboxes import boot
+from agentloop.sandboxes.inside import removal
 from agentloop.sandboxes.pooled import PooledSandbox
 from agentloop.sandboxes.rootfs import ENVIRONMENT
 from agentloop.sandboxes.worlds import PidFd, World
 
+_logger = logging.getLogger(__name__)
 _SETUP_SECONDS = 30.0
 _CLEAR_SECONDS = 5.0
 
@@ -38,12 +41,12 @@ class DirectorySandbox(PooledSandbox):
         return
 
     async def _make(self) -> World:
-        process, control = await asyncio.to_thread(self._spawn)
-        world = World(control, _Process(process))
+        process, control, directory = await asyncio.to_thread(self._spawn)
+        world = World(control, _Process(process, directory))
         await world.ready(_SETUP_SECONDS)
         return world
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
         directory = tempfile.mkdtemp(prefix="agentloop-")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         source = boot.source("single", self._plan(directory), self.modules)
@@ -61,18 +64,20 @@ class DirectorySandbox(PooledSandbox):
                 )
             except OSError as error:
                 ours.close()
+                os.rmdir(directory)
                 raise SandboxError(f"A process could not be started: {error}.") from error
             finally:
                 os.close(source)
-        return process, ours
+        return process, ours, directory
 
 
 class _Process(PidFd):
-    """It ends when its socket closes, and clears up; only where that takes too long it is killed."""
+    """It ends when its socket closes, and clears up; where that takes too long it is killed, and the owner does."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
         super().__init__(os.pidfd_open(process.pid))
         self._process = process
+        self._directory = directory
 
     def kill(self) -> None:
         if not self._loop.is_closed():
@@ -80,7 +85,17 @@ class _Process(PidFd):
 
     def _end(self) -> None:
         super()._end()
-        self._process.wait()  # at once: it has ended
+        if self._process.wait() < 0:  # at once: it has ended
+            self._loop.run_in_executor(None, _clear, self._directory)
+
+
+def _clear(directory: str) -> None:
+    try:
+        removal.remove(directory)
+    except FileNotFoundError:
+        pass  # it was at the end of it
+    except OSError as error:
+        _logger.warning("A directory is left behind: %s", error)
 
 
 def _environment(directory: str) -> dict[str, str]:

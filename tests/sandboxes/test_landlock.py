@@ -1,6 +1,7 @@
 """The level `landlock`: what it leaves to the code, and that nothing outlives an execution without a pid namespace."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -9,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -243,3 +245,17 @@ async def test_no_program_can_give_capabilities_back(sandbox):
     if os.geteuid() == 0:  # another user's bounding set is full, and of no use
         bounding = "[number for number in range(41) if libc.prctl(23, number, 0, 0, 0) == 1]"  # PR_CAPBSET_READ
         assert await attempt(sandbox, bounding) == "[]"
+
+
+async def test_the_directory_of_a_world_that_was_killed_is_removed(sandbox):
+    session = await sandbox.session()
+    made = await session.run("import os; os.makedirs('/'.join('d' * 500)); print(os.getcwd())")
+    directory = Path(made.stdout.strip())
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if Path(process.cwd()) == directory:
+                process.kill()
+    async with asyncio.timeout(60):
+        while directory.exists():  # noqa: ASYNC110, ASYNC240 - nothing tells
+            await asyncio.sleep(0.05)
+    await session.close()

@@ -182,7 +182,8 @@ async def test_after_all_attacks_at_once_the_slots_are_as_new():
 
     await sandbox.close()
     ended = Footprint.now()
-    assert (ended.processes, ended.cgroups, ended.mounts) == (before.processes, before.cgroups, before.mounts)
+    assert ended.processes <= before.processes  # one of another file may have ended meanwhile
+    assert (ended.cgroups, ended.mounts) == (before.cgroups, before.mounts)
     assert ended.descriptors <= before.descriptors + 1
 
 
