@@ -208,6 +208,8 @@ class LearnerConfig(Config):
             raise ValueError(f"backend is {self.backend}, but only {other} has {', '.join(foreign)}")
         if self.backend == "megatron" and self.checkpointing == "sparse":
             raise ValueError("backend is megatron, but only fsdp has checkpointing=sparse")
+        if self.share_prefixes and self.context_parallel > 1:
+            raise ValueError("share_prefixes is true, but context_parallel divides rows whose prompts are not shared")
         return self
 
     @property

@@ -367,6 +367,18 @@ def test_sharing_the_prompt_of_a_group_changes_nothing_but_the_tokens_computed(
     _assert_close(_weights(shared), _weights(plain))
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 1}, {"share_prefixes": True}, "cannot share a prompt"),
+        ({}, {"refine_costs": True, "gather_once": False}, r"Set learner\.gather_once=true"),
+    ],
+)
+def test_what_cannot_be_done_is_not_left_out_in_silence(tiny_qwen3, model: dict, options: dict, said: str):
+    with pytest.raises(UserError, match=said):
+        create(_plain(tiny_qwen3(**model), **options))
+
+
 def test_an_update_that_failed_leaves_no_gradients(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
     batch = _batch()
     untroubled, troubled = (create(_plain(model_folder, token_budget=40)) for _ in range(2))

@@ -134,6 +134,10 @@ def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path)
             {"backend": "megatron", "offload": "all", "gather_once": True},
             "backend is megatron, but only fsdp has offload, gather_once",
         ),
+        (
+            {"backend": "megatron", "context_parallel": 2, "share_prefixes": True},
+            "context_parallel divides rows whose prompts are not shared",
+        ),
     ],
 )
 def test_settings_of_another_backend_are_not_left_out_in_silence(options: dict, said: str):

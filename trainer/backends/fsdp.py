@@ -62,8 +62,7 @@ class FsdpLearner(PlannedLearner):
         kernel = choose(config.attention, self._device, self._compute_dtype)
         self._padded = kernel == "sdpa"
         policy = self._load(kernel)
-        self._share = kernel != "sdpa" if config.share_prefixes is None else config.share_prefixes
-        self._share = self._share and not policy.has_sliding_window
+        self._share = self._shares_prefixes(policy, kernel)
         self._offload = config.offload if self._device.type == "cuda" else "off"
         self._once = self._gathers_once(policy)
         if config.checkpointing == "sparse" and not self._once:
@@ -90,6 +89,15 @@ class FsdpLearner(PlannedLearner):
         )
         self._set_costs()
         self._shelf = SpreadShelf()
+
+    def _shares_prefixes(self, policy: Policy, kernel: str) -> bool:
+        asked = self.config.share_prefixes
+        if asked and policy.has_sliding_window:
+            raise UserError(
+                "learner.share_prefixes is true, but this model has layers that see a window of the nearest tokens "
+                "only, and these cannot share a prompt. Leave share_prefixes out."
+            )
+        return not policy.has_sliding_window and (kernel != "sdpa" if asked is None else asked)
 
     def _load(self, kernel: str) -> Policy:
         config = self.config
@@ -122,6 +130,11 @@ class FsdpLearner(PlannedLearner):
         self._flops = ModelFlops.from_config(hf_config)
         self._vision_passes = 1 if self.config.freeze_vision else 3
         self._cost = replace(CostModel.from_config(hf_config), per_vision_flop=float(self._vision_passes))
+        if refines and not self._once:
+            raise UserError(
+                "learner.refine_costs measures micro-batches, in which ranks wait for each other unless parameters are "
+                "gathered once. Set learner.gather_once=true, or leave refine_costs out."
+            )
         if refines is None:
             refines = self._num_ranks > 1 and self._device.type == "cuda"
         self._measured_costs = MeasuredCosts(self._cost) if refines and self._once else None

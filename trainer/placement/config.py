@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentloop.config import Config
 
@@ -29,6 +29,21 @@ class PlacementConfig(Config):
     estimated to be shorter; without `n_gpus` false."""
     gpu: str | None = None
     """Kind of GPU, as `agentloop plan --gpu`; None: the one that is here."""
+
+    @model_validator(mode="after")
+    def _counts_what_it_divides(self) -> Self:
+        """What says how GPUs are divided is not left out in silence."""
+        given = [
+            name for name in ("nnodes", "learner_gpus") if getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if given and self.n_gpus is None:
+            raise ValueError(f"{' and '.join(given)} divide n_gpus, the GPUs of all nodes together: set it too")
+        if self.layout == "colocated" and self.learner_gpus not in (None, self.n_gpus):
+            raise ValueError(
+                f"learner_gpus is {self.learner_gpus} and layout colocated: the learner is then on all {self.n_gpus} "
+                "GPUs. Leave learner_gpus out, or set layout=mixed"
+            )
+        return self
 
     @property
     def sleeps(self) -> bool:

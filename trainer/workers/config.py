@@ -56,8 +56,9 @@ class WorkersConfig(Config):
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
-        if self.kind == "local" and (self.count > 1 or self.address is not None):
+        if self.kind == "local" and (self.count > 1 or self.address is not None or self.gpus):
             raise ValueError(
-                "workers.count and workers.address are of workers in processes of their own: set workers.kind=ray too"
+                "workers.count, workers.address and workers.gpus are of workers in processes of their own: set "
+                "workers.kind=ray too"
             )
         return self

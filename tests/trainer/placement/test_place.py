@@ -201,6 +201,18 @@ def test_without_a_number_of_gpus_the_config_stays_as_it_is(config, sums_model):
     check_devices(settings)
 
 
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        ("{nnodes: 2, learner_gpus: 4}", "nnodes and learner_gpus divide n_gpus"),
+        ("{n_gpus: 8, layout: colocated, learner_gpus: 4}", "learner_gpus is 4 and layout colocated.*all 8 GPUs"),
+    ],
+)
+def test_settings_that_nothing_would_follow_from_are_refused(config, placement, said):
+    with pytest.raises(UserError, match=said):
+        config(f"placement={placement}")
+
+
 def test_more_gpus_than_the_node_has_are_refused(config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     check_devices(config("placement.n_gpus=4"))

@@ -6,7 +6,7 @@ from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.workers.factory import on_its_part
 
 
-@pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto"])
+@pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto", "workers.gpus=0.5"])
 def test_settings_of_actors_need_their_kind(sums, override):
     with pytest.raises(UserError, match=r"set workers\.kind=ray too"):
         load_config(RunConfig, sums / "config.yaml", [override])
