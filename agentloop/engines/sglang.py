@@ -153,7 +153,7 @@ class SglangEngine:
         if not 0 < num_prompt < self.max_model_len:
             raise EngineError(f"a prompt of {num_prompt} tokens; the engine takes 1 to {self.max_model_len - 1}")
         end = min(num_prompt + params.max_tokens, self.max_model_len)
-        stops = self._stops.of(params.stop_strings)
+        stops = await asyncio.to_thread(self._stops.of, params.stop_strings) if params.stop_strings else None
         key = f"{self._updates}"
         logprobs, versions = array("f"), array("i")
         reason: FinishReason | None = None

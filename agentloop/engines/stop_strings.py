@@ -6,6 +6,7 @@ stay those that were sampled.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,17 +31,23 @@ class StopStrings:
 
     def completed_by(self, ids: Sequence[int]) -> bool:
         """Whether the last token of a turn completes a stop string, given that none before it does."""
-        text = self._text(ids[-self._window :])
-        return any(string in text for string in self._strings)
+        return self._is_in(ids[-self._window :])
 
     def end(self, ids: Sequence[int]) -> int | None:
-        """How many tokens a turn has up to and with the one that completes the first stop string; None without one."""
-        if not any(string in self._text(ids) for string in self._strings):
-            return None
-        return next((end for end in range(1, len(ids) + 1) if self.completed_by(ids[:end])), None)
+        """How many tokens a turn has up to and with the one that completes the first stop string; None without one.
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
+        Looked for from the end, where it mostly is: a turn is not decoded once a token.
+        """
+        if not self._is_in(ids):
+            return None
+        end, step = len(ids), 1
+        while end > step and self._is_in(ids[: end - step]):
+            end, step = end - step, 2 * step
+        return bisect_left(range(end), True, lo=max(0, end - step), key=lambda length: self._is_in(ids[:length]))
+
+    def _is_in(self, ids: Sequence[int]) -> bool:
+        text = str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
+        return any(string in text for string in self._strings)
 
 
 class StopFinder:

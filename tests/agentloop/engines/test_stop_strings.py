@@ -44,6 +44,23 @@ def test_the_first_of_several_counts():
     assert stops.end([]) is None
 
 
+@pytest.mark.parametrize("before", [0, 1, 1999, 2000])
+def test_a_long_turn_is_not_decoded_once_a_token(before):
+    class Counting:
+        decoded = 0
+
+        def decode(self, ids, **options):
+            self.decoded += len(ids)
+            return TOKENIZER.decode(ids, **options)
+
+    ids = ids_of("a" * before + "</code>" + "b" * (2000 - before))
+    counting = Counting()
+    end = StopStrings(counting, ["</code>"]).end(ids)
+    assert TOKENIZER.decode(ids[:end]).endswith("</code>")
+    assert "</code>" not in TOKENIZER.decode(ids[: end - 1])
+    assert counting.decoded < 25 * len(ids)
+
+
 def test_added_tokens_have_text():
     ids = ids_of("a<tool_call>b</tool_call>c")
     end = StopStrings(TOKENIZER, ["</tool_call>"]).end(ids)
