@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,20 @@ from agentloop.loading import load_object
 
 
 def load_dataset(
-    source: str, *, options: Mapping[str, Any] | None = None, limit: int | None = None
+    source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
 ) -> list[dict[str, Any]]:
     """The rows of a dataset, each as `read_row` gives it.
 
     `source` is a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one that `datasets` saved
     (`save_to_disk`), or the spec of a function, 'package.module:function' or 'file.py:function', which is called with
-    `options` and returns an iterable of rows. `limit` keeps the first rows. Pictures' paths start at the folder.
+    `options` and returns an iterable of rows; or several of these, one after the other. `limit` keeps the first rows.
+    Pictures' paths start at the folder.
 
     Raises `UserError` for a missing file, a malformed row (with its place), or no rows at all.
     """
-    folder, raw_rows = _open(source, options or {})
-    rows = [read_row(raw, where, index, folder) for index, (where, raw) in enumerate(itertools.islice(raw_rows, limit))]
+    opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
+    raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
+    rows = [read_row(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]
     if not rows:
         raise UserError(f"The dataset {source} has no rows. Each row needs at least a 'messages' or a 'prompt' column.")
     return rows

@@ -38,8 +38,8 @@ class DynamicSamplingConfig(Config):
 
 class AlgorithmConfig(Config):
     advantage: ConfigPath = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, `opo`, `remax`, `reinforce_pp`, `reinforce_pp_baseline`, `gae`, `prime`, `turn_grpo`,
-    `gigpo`, or one that a file registers, 'file.py:name'."""
+    """`grpo`, `dr_grpo`, `rloo`, `opo`, `gpg`, `remax`, `reinforce_pp`, `reinforce_pp_baseline`, `gae`, `prime`,
+    `turn_grpo`, `gigpo`, or one that a file registers, 'file.py:name'."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """Of that advantage; gigpo: gamma, step_weight, normalise."""
     group_size: int = Field(default=8, ge=1)

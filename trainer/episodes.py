@@ -22,6 +22,7 @@ from agentloop.rendering import renderer_for
 from agentloop.rollout import GroupSpec, RolloutWorker
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
+from agentloop.trainer.prompt_lengths import of_length
 from agentloop.trainer.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Episodes:
     """Datasets, tools, reward and renderer of a run."""
 
     config: RunConfig
+    """With the steps that follow from the number of tasks."""
     train: list[Row]
     eval: list[Row]
     """Empty where the run has no held-out tasks."""
@@ -56,21 +58,25 @@ class Episodes:
         factory = load_factory(config.env.factory)
         reward = _load_reward(config, factory)
         toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
+        renderer = renderer_for(
+            model,
+            tool_format=config.rendering.tool_format,
+            chat_template_kwargs=config.rendering.chat_template_kwargs,
+            chat_template=config.rendering.chat_template,
+            min_pixels=config.rendering.min_pixels,
+            max_pixels=config.rendering.max_pixels,
+            inline=config.rendering.inline,
+        )
+        fitting = partial(of_length, most=data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
+        train = fitting(load_dataset(data.train, options=data.train_options, limit=data.train_limit))
+        held_out = load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
         episodes = cls(
-            config=config,
-            train=load_dataset(data.train, options=data.train_options, limit=data.train_limit),
-            eval=load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
+            config=config.of_length(len(train)),
+            train=train,
+            eval=fitting(held_out),
             toolset=toolset,
             reward=reward,
-            renderer=renderer_for(
-                model,
-                tool_format=config.rendering.tool_format,
-                chat_template_kwargs=config.rendering.chat_template_kwargs,
-                chat_template=config.rendering.chat_template,
-                min_pixels=config.rendering.min_pixels,
-                max_pixels=config.rendering.max_pixels,
-                inline=config.rendering.inline,
-            ),
+            renderer=renderer,
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
         episodes._check_images()

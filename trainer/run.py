@@ -60,6 +60,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     check_trainable(config)
     model = local_model(config)
     episodes = Episodes.load(config, model)
+    config = episodes.config
     run_folder, checkpoint = open_run(config, folder)
     observer = observer or Observer()
     step = checkpoint[1].step if checkpoint else 0

@@ -78,7 +78,10 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
         )
     if learner.model != config.model:
         yield f"learner.model is {learner.model!r} and model {config.model!r}. Leave learner.model out."
-    if learner.lr_schedule != "constant" and learner.warmup_updates >= (learner.total_updates or 0):
+    if "steps" in config.run.model_fields_set and config.run.epochs is not None:
+        yield f"run.steps is {config.run.steps} and run.epochs {config.run.epochs:g}: say one of them."
+    is_long = config.run.epochs is None and learner.lr_schedule != "constant"
+    if is_long and learner.warmup_updates >= (learner.total_updates or 0):
         yield (
             f"learner.warmup_updates is {learner.warmup_updates} of {learner.total_updates} updates in all. Lower it, "
             "or raise run.steps."

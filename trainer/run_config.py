@@ -31,21 +31,25 @@ class LimitsConfig(Limits):
 
 
 class DataConfig(Config):
-    """Datasets: a .jsonl, .jsonl.gz or .parquet file, or a function 'file.py:name' / 'package.module:name'."""
+    """Datasets: a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
+    list of them."""
 
-    train: ConfigPath
+    train: ConfigPath | tuple[ConfigPath, ...]
     train_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function that `train` names."""
     train_limit: int | None = Field(default=None, ge=1)
     """Use the first rows only."""
     shuffle: bool = True
     """A new order in every epoch."""
-    eval: ConfigPath | None = None
+    eval: ConfigPath | tuple[ConfigPath, ...] | None = None
     """Held-out tasks."""
     eval_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function that `eval` names."""
     eval_limit: int | None = Field(default=None, ge=1)
     """Use the first held-out rows only."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Leave out rows whose messages, with the tools, are more tokens than that. None: `limits.max_tokens` is the only
+    bound, and an episode whose prompt is longer ends at once."""
 
 
 class ToolConfig(Config):
@@ -144,6 +148,8 @@ class RunSettings(Config):
     folder: str | None = None
     """Where everything is written; a folder with a checkpoint is gone on with. Default: a new one below runs/."""
     steps: int = Field(default=100, ge=1)
+    epochs: float | None = Field(default=None, gt=0)
+    """Times that the training tasks are gone through, in place of `steps`."""
     seed: int = 0
     save_every: int = Field(default=10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
@@ -231,6 +237,19 @@ class RunConfig(Config):
         known = {key: value for key, value in shared.items() if value is not None}
         return {**data, "learner": known | dict(data.get("learner", {}))}
 
+    def of_length(self, num_tasks: int) -> RunConfig:
+        """With the steps that `run.epochs` comes to for so many training tasks; as it is where that is not set."""
+        if self.run.epochs is None:
+            return self
+        steps = max(int(num_tasks * self.run.epochs / self.algorithm.groups_per_step), 1)
+        updates = None if self.learner.lr_schedule == "constant" else steps * self.learner.mini_batches
+        return self.model_copy(
+            update={
+                "run": self.run.model_copy(update={"steps": steps, "epochs": None}),
+                "learner": self.learner.model_copy(update={"total_updates": self.learner.total_updates or updates}),
+            }
+        )
+
     @property
     def trajectories_per_step(self) -> int:
         return self.algorithm.groups_per_step * self.algorithm.group_size
@@ -242,8 +261,8 @@ def _get(data: Mapping[str, Any], section: str, key: str) -> Any:
 
 
 def _total_updates(data: Mapping[str, Any]) -> int | None:
-    """Length of a learning-rate schedule that ends with the run."""
-    if _get(data, "learner", "lr_schedule") in (None, "constant"):
+    """Length of a learning-rate schedule that ends with the run; that of epochs is not known yet."""
+    if _get(data, "learner", "lr_schedule") in (None, "constant") or _get(data, "run", "epochs") is not None:
         return None
     steps = _get(data, "run", "steps") or RunSettings.model_fields["steps"].default
     mini_batches = _get(data, "learner", "mini_batches") or 1

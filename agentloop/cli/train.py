@@ -74,6 +74,7 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
 
     check_trainable(config)
     episodes = Episodes.load(config, local_model(config))
+    config = episodes.config
     algorithm, run = config.algorithm, config.run
     epochs = run.steps * algorithm.groups_per_step / len(episodes.train)
     console = Console(soft_wrap=True)

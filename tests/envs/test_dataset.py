@@ -139,3 +139,12 @@ def test_folders_that_the_library_datasets_saved(tmp_path):
 def test_a_folder_without_a_dataset(tmp_path):
     with pytest.raises(UserError, match="has no dataset"):
         load_dataset(str(tmp_path))
+
+
+def test_several_files_follow_each_other_as_one_dataset(tmp_path):
+    first = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}])
+    second = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}, {"prompt": "4"}])
+    rows = load_dataset([second, first], limit=3)
+    assert [(row["prompt"], row["id"]) for row in rows] == [("3", "0"), ("4", "1"), ("1", "2")]
+    with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
+        load_dataset([first, str(tmp_path / "nothing.jsonl")])

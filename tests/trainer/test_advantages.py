@@ -46,6 +46,12 @@ def test_opo_by_hand():
     assert _evaluate("opo", [_outcome(4.0, [(1,)]), _outcome(0.0, [(2,), (1,)])]) == [[3.0, -1.0]]
 
 
+def test_gpg_by_hand():
+    # Four trajectories, one of them with a reward: r - mean counts four times.
+    groups = [_outcome(1.0), _outcome(0.0)], [_outcome(0.0), _outcome(0.0)]
+    assert _evaluate("gpg", *groups) == [[2.0, -2.0], [0.0, 0.0]]
+
+
 def test_remax_by_hand():
     groups = [_outcome(1.0, baseline=0.25), _outcome(0.0, baseline=0.25)], [_outcome(1.0)]
     assert _evaluate("remax", *groups) == [[0.75, -0.25], [0.0]]

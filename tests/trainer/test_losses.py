@@ -12,6 +12,7 @@ from agentloop.trainer import losses
 from agentloop.trainer.kl import KlEstimator, kl_estimate
 from agentloop.trainer.losses import Aggregation, token_weights
 from agentloop.trainer.losses.clipped import CispoOptions, PpoOptions
+from agentloop.trainer.losses.divergence import DppoOptions
 from agentloop.trainer.losses.implicit_reward import ImplicitRewardOptions
 from agentloop.trainer.losses.sequence import GmpoOptions, GspoOptions
 from agentloop.trainer.losses.soft import SapoOptions
@@ -72,6 +73,25 @@ def test_cispo_by_hand():
     assert metrics["clip_fraction"] == [1, 0, 1]
     # Without bounds below it is the importance-weighted policy gradient.
     np.testing.assert_allclose(_evaluate("cispo", [0.1], [1.0])[1], [-0.1])
+
+
+def test_dppo_by_how_far_a_probability_moved():
+    # Old probabilities are 1/e = 0.368: new ones 0.552, 0.552, 0.184, 0.184, 0.736; the last two went far.
+    ratios, advantages = [1.5, 1.5, 0.5, 0.5, 2.0], [1.0, -1.0, 1.0, -1.0, 1.0]
+    _, grad, metrics = _evaluate("dppo_tv", ratios, advantages, DppoOptions(low=0.2, high=0.2, cap=1.2))
+    np.testing.assert_allclose(grad, [-1.2, 1.2, -0.5, 0.5, 0.0])
+    assert metrics["clip_fraction"] == [0, 0, 0, 0, 1]
+    _, grad, metrics = _evaluate("dppo_tv", ratios, advantages, DppoOptions(low=0.15, high=0.4))
+    np.testing.assert_allclose(grad, [-1.5, 1.5, -0.5, 0.0, -2.0])
+
+
+def test_dppo_by_the_kl_of_a_token_and_all_others():
+    p, q = math.exp(-1), 1.5 * math.exp(-1)
+    divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    near, far = DppoOptions(high=divergence + 1e-4), DppoOptions(high=divergence - 1e-4, low=0.0)
+    np.testing.assert_allclose(_evaluate("dppo_kl", [1.5], [1.0], near)[1], [-1.5])
+    # Further than the bound: out, unless it moved against its advantage.
+    np.testing.assert_allclose(_evaluate("dppo_kl", [1.5, 1.5, 0.5], [1.0, -1.0, 1.0], far)[1], [0.0, 1.5, -0.5])
 
 
 def test_reinforce_by_hand():

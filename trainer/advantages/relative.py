@@ -37,6 +37,16 @@ def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     return (rewards - rewards.mean()) * (n / (n - 1))
 
 
+@register_outcomes("gpg")
+def gpg(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
+    """r - mean, times the trajectories of the step over those with a reward that is not 0: what a batch with little
+    reward says counts more. GPG, arXiv 2504.02546, as verl has it; with the loss `reinforce`."""
+    rewards = [rewards_of(group) for group in groups]
+    told = sum(int((values != 0).sum()) for values in rewards)
+    scale = sum(map(len, rewards)) / max(told, 1)
+    return [list(scale * relative(values, lambda each: each - each.mean())) for values in rewards]
+
+
 @register_outcomes("opo", by_group=True)
 def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
     """r - mean of rewards weighted with the sampled tokens: close to the baseline of least variance, since a longer

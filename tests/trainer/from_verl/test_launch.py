@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentloop.cli import main
+from agentloop.errors import UserError
+from agentloop.trainer.from_verl import convert
+from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, script_commands
+
+SCRIPT = r"""
+#!/usr/bin/env bash
+set -xeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+export PATH=/opt/verl/bin:$PATH
+MODEL=${MODEL:-Qwen/Qwen3-8B}
+DEVICE=$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)
+batch=64
+ACTOR=(
+    actor_rollout_ref.model.path=$MODEL
+    actor_rollout_ref.actor.ppo_mini_batch_size=$((batch / 4))
+)
+if [ "$DEVICE" = npu ]; then ACTOR+=(trainer.device=npu); fi
+[[ $batch > 10 ]] && ACTOR+=(actor_rollout_ref.actor.strategy=fsdp2)
+mkdir -p logs; rm -rf logs/*; ray stop --force
+cat > reward.py <<END
+nothing
+END
+until nvidia-smi; do sleep 5; done
+nohup python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_batch_size=$batch \
+    data.train_files="['$PWD/a.parquet', '$PWD/b.parquet']" \
+    "${ACTOR[@]}" \
+    trainer.logger='["console","wandb"]' $@ > "logs/run $(date +%s).log" 2>&1 | tee all.log
+"""
+
+
+def _script(folder: Path, text: str) -> Path:
+    (folder / "examples").mkdir()
+    path = folder / "examples" / "run.sh"
+    path.write_text(text)
+    return path
+
+
+def test_a_script_is_expanded_by_its_shell_and_nothing_of_it_is_done(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("MODEL", raising=False)
+    script = _script(tmp_path, SCRIPT)
+    kept = tmp_path / "examples" / "logs" / "old.log"
+    kept.parent.mkdir()
+    kept.write_text("kept")
+    commands, _ = script_commands(script, ["trainer.nnodes=2"])
+    (launch,) = launches(commands)
+    folder = tmp_path / "examples"
+    assert launch == Launch(
+        "verl.trainer.main_ppo",
+        (
+            "algorithm.adv_estimator=grpo",
+            "data.train_batch_size=64",
+            f"data.train_files=['{folder}/a.parquet', '{folder}/b.parquet']",
+            "actor_rollout_ref.model.path=Qwen/Qwen3-8B",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+            "actor_rollout_ref.actor.strategy=fsdp2",
+            'trainer.logger=["console","wandb"]',
+            "trainer.nnodes=2",
+        ),
+    )
+    assert sorted(path.name for path in folder.rglob("*")) == ["logs", "old.log", "run.sh"]
+    assert kept.read_text() == "kept"
+
+
+def test_variables_of_the_environment_count_as_they_do_in_a_run(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MODEL", "./mine")
+    converted = convert(_script(tmp_path, SCRIPT), "trainer.total_training_steps=9")
+    assert (converted.config["model"], converted.config["run"]["steps"]) == ("./mine", 9)
+    assert len(converted.config["data"]["train"]) == 2
+
+
+def test_what_a_script_lacks_is_said(tmp_path: Path):
+    script = _script(tmp_path, "M=${MODEL_DIR:?set it to a folder}\npython -m verl.trainer.main_ppo trainer.nnodes=1\n")
+    with pytest.raises(UserError, match=r"run\.sh starts no verl.*MODEL_DIR: set it to a folder"):
+        convert(script)
+    with pytest.raises(UserError, match="cannot be read"):
+        convert(tmp_path / "nothing.sh")
+
+
+def test_programs_named_by_a_path_are_not_started(tmp_path: Path):
+    script = _script(tmp_path, f"/bin/touch {tmp_path}/made\necho x > {tmp_path}/written\n\\cd /; >|{tmp_path}/empty\n")
+    script_commands(script)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["examples"]
+
+
+@pytest.mark.parametrize(
+    ("command", "launch"),
+    [
+        ("data.train_batch_size=8", Launch("verl.trainer.main_ppo", ("data.train_batch_size=8",))),
+        (
+            "uv run --extra vllm python -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer ~trainer.logger",
+            Launch("verl.trainer.main_ppo", ("~trainer.logger",), None, "ppo_megatron_trainer"),
+        ),
+        (
+            "torchrun --nnodes=1 train/mine.py --config-path ./config -cn mine +algorithm.x=1 ++reward.y=a.py",
+            Launch("train/mine.py", ("+algorithm.x=1", "++reward.y=a.py"), "./config", "mine"),
+        ),
+        ("ray start --head", None),
+        ("python -m pip install x==1", None),
+    ],
+)
+def test_commands(command: str, launch: Launch | None):
+    assert launch_of(command.split()) == launch
+
+
+def test_a_command_within_a_command():
+    inner = "python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=16"
+    assert launch_of(["srun", "-N1", "bash", "-c", inner]) == Launch(
+        "recipe.dapo.main_dapo", ("actor_rollout_ref.rollout.n=16",)
+    )
+
+
+def test_configs_of_a_users_own(tmp_path: Path):
+    """Named with --config-path and --config-name; what they say counts as said."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "multiturn.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "hydra": {"searchpath": ["file://verl/trainer/config"]},
+                "defaults": ["ppo_megatron_trainer", "_self_"],
+                "actor_rollout_ref": {"rollout": {"multi_turn": {"enable": True, "max_assistant_turns": 5}}},
+                "data": {"max_response_length": 512, "surprise": 1},
+            }
+        )
+    )
+    script = _script(
+        tmp_path,
+        "python -m verl.trainer.main_ppo --config-path=./config --config-name='multiturn' data.max_prompt_length=100\n",
+    )
+    converted = convert(script)
+    assert converted.config["limits"]["max_turns"] == 5
+    assert converted.config["limits"]["max_tokens"] == 612
+    assert converted.config["learner"]["backend"] == "megatron"
+    assert converted.lacks == ["data.surprise was set, and nothing here was made of it."]
+    script.write_text(script.read_text().replace("multiturn", "other"))
+    with pytest.raises(UserError, match=r"There is no config other\.yaml in \./config"):
+        convert(script)
+
+
+def test_trainers_that_are_not_verls_own():
+    with pytest.raises(UserError, match=r"verl\.trainer\.sft_trainer does not train with rewards"):
+        convert("-m", "verl.trainer.sft_trainer", "data.train_files=x.parquet")
+    (lack,) = convert("-m", "recipe.spin.main_spin", "data.train_files=x.parquet").lacks
+    assert "recipe.spin.main_spin is a trainer of its own" in lack
+    with pytest.raises(UserError, match="is no config of verl, no script"):
+        convert("nothing")
+
+
+def test_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("MODEL", "m")
+    script = _script(tmp_path, SCRIPT)
+    for words in (
+        [str(script), "-o", str(tmp_path / "run.yaml"), "trainer.nnodes=2"],
+        ["--", "data.seed=3", "+data.x=1"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["from-verl", *words])
+        assert not ended.value.code
+    said = capsys.readouterr().out
+    assert yaml.safe_load((tmp_path / "run.yaml").read_text())["placement"]["n_gpus"] == 16
+    assert "run.yaml. At its top: 0 settings that were not taken over" in said
+    assert "# Not taken over:\n# - data.x was set" in said
+    assert yaml.safe_load(said.partition("\n")[2])["run"]["seed"] == 3

@@ -1,0 +1,88 @@
+"""Rollout and training at the same time: verl's three asynchronous trainers as one mode each of `staleness`.
+
+A step here ends with new weights for the engines. So it is one synchronisation of verl's fully asynchronous trainer:
+`trigger_parameter_sync_step` times `require_batches` updates, of `ppo_mini_batch_size` tasks each.
+"""
+
+from __future__ import annotations
+
+import math
+
+from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
+from agentloop.trainer.from_verl.corrections import is_bypassed
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def kind(verl: VerlConfig) -> str:
+    """Of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another."""
+    if "async_training" in verl.values:
+        return "fully_async"
+    if "rollout" in verl.values:
+        return "one_step"
+    return str(verl.get("trainer.v1.trainer_mode", default="sync"))
+
+
+def cycle(verl: VerlConfig) -> tuple[int, int]:
+    """Tasks of a step, and updates in it."""
+    tasks, per_update = verl.get("data.train_batch_size", default=1024), verl.get(f"{_ACTOR}.ppo_mini_batch_size")
+    if kind(verl) == "fully_async":
+        batches = verl.get("async_training.require_batches", default=1)
+        updates = batches * verl.get("async_training.trigger_parameter_sync_step", default=4)
+        return updates * per_update, updates
+    if not per_update:
+        return tasks, 1
+    if tasks % per_update:
+        verl.note(
+            f"{tasks} tasks a step are no whole number of mini-batches of {per_update}: here they are as equal as can "
+            "be, in verl the last one is smaller."
+        )
+    return tasks, math.ceil(tasks / per_update)
+
+
+def asynchronous(verl: VerlConfig) -> Settings:
+    match kind(verl):
+        case "sync":
+            return {}
+        case "fully_async":
+            return _fully_async(verl)
+        case "one_step":
+            settings: Settings = {"staleness.mode": "stale", "staleness.max_staleness": 1}
+        case mode:
+            behind = verl.get("trainer.v1.sampler.max_off_policy_threshold", default=8)
+            late = verl.get("trainer.v1.sampler.max_off_policy_strategy", default="drop")
+            every = verl.get("trainer.v1.separate_async.parameter_sync_step", default=4)
+            if mode == "separate_async" and every > 1:
+                verl.note(
+                    f"trainer.v1.separate_async.parameter_sync_step={every}: engines get new weights after every step "
+                    "here; a step of as many tasks and mini-batches together is the same."
+                )
+            settings = {"staleness.mode": "partial", "staleness.max_staleness": behind, "staleness.when_late": late}
+    return settings | _uncorrected(verl)
+
+
+def _fully_async(verl: VerlConfig) -> Settings:
+    threshold = float(verl.get("async_training.staleness_threshold", default=0.1))
+    is_partial = verl.get("async_training.partial_rollout", default=True)
+    verl.unsupported("async_training.compute_prox_log_prob", "learner.old_logprobs says it here.")
+    tasks, _ = cycle(verl)
+    samples = positive(verl.number("rollout.total_rollout_steps"))
+    steps = {"run.steps": math.ceil(samples / tasks)} if samples else {}
+    if threshold <= 0:
+        return steps | {"staleness.mode": "on_policy"}
+    bound = max(math.ceil(threshold), 1)
+    verl.note(
+        f"async_training.staleness_threshold={threshold:g}: verl bounds how many groups are played ahead, here "
+        f"max_staleness={bound} bounds how many steps old the weights of a token are."
+    )
+    mode = "partial" if is_partial else "stale"
+    return steps | {"staleness.mode": mode, "staleness.max_staleness": bound} | _uncorrected(verl)
+
+
+def _uncorrected(verl: VerlConfig) -> Settings:
+    """verl leaves the difference to the ratio of the loss, where nothing else is set."""
+    correction = "algorithm.rollout_correction"
+    is_corrected = not is_bypassed(verl) and any(
+        verl.get(f"{correction}.{name}") for name in ("rollout_is", "rollout_rs")
+    )
+    return {"staleness.allow_uncorrected": None if is_corrected else True}

@@ -1,0 +1,47 @@
+"""Model and datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
+
+
+def data(verl: VerlConfig) -> Settings:
+    if verl.get("data.custom_cls.path"):
+        verl.lack("data.custom_cls: a dataset of your own is a function here: data.train: 'file.py:rows'.")
+    if verl.get("data.sampler.class_path"):
+        verl.lack("data.sampler: tasks come in a new order every epoch here, or as they are (data.shuffle).")
+    for key, ours in (("prompt_key", "prompt"), ("image_key", "images"), ("reward_fn_key", "data_source")):
+        verl.unsupported(f"data.{key}", f"the column must be called {ours!r} here: rename it.", harmless=(None, ours))
+    shuffle = verl.get("data.shuffle")
+    limit = positive(verl.number("data.train_max_samples"))
+    if limit and shuffle:
+        verl.note(f"data.train_max_samples: verl draws {limit} rows, here they are the first ones.")
+    return {
+        "model": verl.get("actor_rollout_ref.model.path"),
+        "data.train": _files(verl.get("data.train_files")),
+        "data.train_limit": limit,
+        "data.shuffle": shuffle,
+        "data.eval": _files(verl.get("data.val_files")),
+        "data.eval_limit": positive(verl.number("data.val_max_samples")),
+        "data.max_prompt_tokens": _longest_prompt(verl),
+    }
+
+
+def _files(files: Any) -> Any:
+    """One file as such."""
+    return files[0] if isinstance(files, list) and len(files) == 1 else files or None
+
+
+def _longest_prompt(verl: VerlConfig) -> int | None:
+    """verl leaves longer prompts out where it is told to; else it fails at one, or cuts it."""
+    cut = verl.get("data.truncation", default="error")
+    if verl.get("data.filter_overlong_prompts", default=False):
+        return int(verl.get("data.max_prompt_length", default=512))
+    if cut != "error":
+        verl.note(
+            f"data.truncation={cut}: verl cuts prompts of more than data.max_prompt_length tokens; here they are "
+            "whole, and leave less room for what follows."
+        )
+    return None

@@ -1,0 +1,133 @@
+"""The optimizer, and how a batch is split into updates and micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop.trainer.from_verl.asynchronous import cycle
+from agentloop.trainer.from_verl.config import Settings, VerlConfig
+from agentloop.trainer.from_verl.environment import lengths
+
+_ACTOR = "actor_rollout_ref.actor"
+_OPTIM = f"{_ACTOR}.optim"
+_SCHEDULES = {"constant": "constant", "cosine": "cosine", "linear": "linear"}
+_TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def learner(verl: VerlConfig) -> Settings:
+    settings = _batches(verl)
+    return settings | _optimizer(verl, settings["learner.mini_batches"]) | _types(verl) | _lora(verl)
+
+
+def _batches(verl: VerlConfig) -> Settings:
+    if verl.get(f"{_ACTOR}.ppo_epochs", default=1) > 1:
+        verl.lack(f"{_ACTOR}.ppo_epochs={verl.get(f'{_ACTOR}.ppo_epochs')}: a batch is trained on once here.")
+    tasks, updates = cycle(verl)
+    return {
+        "algorithm.groups_per_step": tasks,
+        "learner.mini_batches": updates,
+        "learner.token_budget": _token_budget(verl),
+    }
+
+
+def _token_budget(verl: VerlConfig) -> int:
+    """Of ranks that share sequences, together; no trajectory may be longer."""
+    longest, _ = lengths(verl)
+    shared = sequence_parallel(verl) * verl.get(f"{_ACTOR}.megatron.context_parallel_size", default=1)
+    if verl.get(f"{_ACTOR}.use_dynamic_bsz", default=False):
+        return max(int(verl.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", default=16384)) * shared, longest)
+    return longest * (verl.get(f"{_ACTOR}.ppo_micro_batch_size_per_gpu") or 1)  # type: ignore[no-any-return]
+
+
+def sequence_parallel(verl: VerlConfig) -> int:
+    """An older place counts where it is above 1, as in verl."""
+    places = (
+        f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+        f"{_ACTOR}.ulysses_sequence_parallel_size",
+        f"{_ACTOR}.veomni.ulysses_parallel_size",
+    )
+    return max(verl.get(place, default=1) for place in places)
+
+
+def _optimizer(verl: VerlConfig, updates: int) -> Settings:
+    steps = verl.get("trainer.total_training_steps")
+    warmup, ratio = verl.number(f"{_OPTIM}.lr_warmup_steps", default=-1), verl.get(f"{_OPTIM}.lr_warmup_steps_ratio")
+    if warmup < 0 and ratio and not steps:
+        verl.lack(
+            f"{_OPTIM}.lr_warmup_steps_ratio={ratio} is of a number of steps that is not said: set warmup_updates."
+        )
+    if warmup < 0:
+        warmup = int((ratio or 0.0) * (steps or 0))
+    schedule = verl.named(
+        _SCHEDULES,
+        f"{_OPTIM}.warmup_style",
+        f"{_OPTIM}.lr_scheduler_type",
+        f"{_OPTIM}.lr_decay_style",
+        default="constant",
+    )
+    _refuse_optimizers(verl, schedule)
+    betas = verl.get(f"{_OPTIM}.betas")
+    return {
+        "learner.lr": verl.get(f"{_OPTIM}.lr"),
+        "learner.lr_schedule": schedule,
+        "learner.warmup_updates": warmup * updates,  # verl's schedule goes on by steps
+        "learner.betas": betas,
+        "learner.weight_decay": verl.get(f"{_OPTIM}.weight_decay"),
+        "learner.grad_clip": verl.get(f"{_OPTIM}.clip_grad", f"{_OPTIM}.grad_clip", f"{_ACTOR}.grad_clip"),
+    }
+
+
+def _refuse_optimizers(verl: VerlConfig, schedule: str) -> None:
+    optimizer = str(verl.get(f"{_OPTIM}.optimizer", default="AdamW"))
+    if optimizer.lower() not in ("adam", "adamw"):
+        verl.lack(f"{_OPTIM}.optimizer={optimizer}: the optimizer is AdamW here.")
+    verl.unsupported(f"{_OPTIM}.lr_warmup_init", "the learning rate grows from 0 here.", harmless=(None, 0.0))
+    ends: dict[str, tuple[Any, ...]] = {
+        f"{_OPTIM}.min_lr_ratio": (None, 0.0),
+        f"{_OPTIM}.min_lr": (None, 0.0),
+        f"{_OPTIM}.num_cycles": (None, 0.5),
+        f"{_OPTIM}.lr_decay_steps": (None, verl.get("trainer.total_training_steps")),
+    }
+    verl.asked.update(ends)
+    for key, plain in ends.items() if schedule != "constant" else ():
+        verl.unsupported(key, f"a {schedule} schedule goes to 0 once here, with the last step.", harmless=plain)
+
+
+def _types(verl: VerlConfig) -> Settings:
+    """Megatron's optimizer has float32 parameters of its own."""
+    kept = str(verl.get(f"{_ACTOR}.fsdp_config.model_dtype", default="fp32"))
+    places = ("fsdp_config.dtype", "fsdp_config.mixed_precision.param_dtype", "megatron.dtype")
+    computed = [str(verl.get(f"{_ACTOR}.{place}", default="bfloat16")) for place in places]
+    if kept not in _TYPES or not set(computed) <= set(_TYPES):
+        verl.lack(f"The learner computes in {', '.join({kept, *computed} - set(_TYPES))} in verl, in bfloat16 here.")
+    frees = verl.get("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
+    recomputed = verl.get(f"{_ACTOR}.megatron.override_transformer_config.recompute_granularity")
+    is_megatron = verl.get(f"{_ACTOR}.strategy") == "megatron"
+    checkpointing = {"full": "full", "selective": "selective"}.get(str(recomputed), "off") if is_megatron else None
+    return {
+        "learner.param_dtype": _TYPES.get(kept) if kept != "fp32" else None,
+        "learner.compute_dtype": "bfloat16",
+        "learner.checkpointing": checkpointing or ("full" if frees else "off"),
+        "learner.freeze_vision": verl.get(f"{_ACTOR}.freeze_vision_tower") or None,
+    }
+
+
+def _lora(verl: VerlConfig) -> Settings:
+    model = "actor_rollout_ref.model"
+    of_megatron = verl.get(f"{model}.lora.rank", default=0)
+    place = (f"{model}.lora.rank", f"{model}.lora.alpha", f"{model}.lora.target_modules")
+    if not of_megatron:
+        place = (f"{model}.lora_rank", f"{model}.lora_alpha", f"{model}.target_modules")
+    rank, alpha = verl.get(place[0], default=0), verl.get(place[1], default=16)
+    targets = verl.get(place[2], default="all-linear")
+    verl.unsupported(f"{model}.lora_adapter_path", "adapters begin anew here.", harmless=(None, "null"))
+    if not rank:
+        return {}
+    verl.unsupported(f"{model}.exclude_modules", "name those that have one under learner.lora.targets.")
+    if of_megatron:
+        verl.lack(f"{model}.lora: adapters are of the backend fsdp here, not of megatron.")
+    return {
+        "learner.lora.rank": rank,
+        "learner.lora.alpha": float(alpha),
+        "learner.lora.targets": "all" if of_megatron or targets == "all-linear" else targets,
+    }

@@ -1,0 +1,89 @@
+"""Engine, sampling and evaluation."""
+
+from __future__ import annotations
+
+from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def rollout(verl: VerlConfig) -> Settings:
+    verl.unsupported(f"{_ROLLOUT}.ignore_eos", "a turn ends where the model ends it.")
+    for name, plain in (("repetition_penalty", 1.0), ("min_p", 0.0)):
+        verl.unsupported(f"{_ROLLOUT}.{name}", "there is temperature, top_p and top_k.", harmless=(None, plain))
+    return {
+        "rendering.chat_template_kwargs": verl.get("data.apply_chat_template_kwargs") or None,
+        "rendering.chat_template": verl.get("actor_rollout_ref.model.custom_chat_template"),
+        "sampling.temperature": verl.get(f"{_ROLLOUT}.temperature"),
+        "sampling.top_p": verl.get(f"{_ROLLOUT}.top_p"),
+        "sampling.top_k": max(verl.get(f"{_ROLLOUT}.top_k", default=0), 0),
+        **_engine(verl),
+        **_evaluation(verl),
+    }
+
+
+def _engine(verl: VerlConfig) -> Settings:
+    engine = verl.get(f"{_ROLLOUT}.name", default="vllm")
+    if engine not in ("vllm", "sglang"):
+        verl.note(f"{_ROLLOUT}.name={engine}: there is no such engine here; vllm was taken.")
+        engine = "vllm"
+    options: Settings = {"tensor_parallel_size": verl.get(f"{_ROLLOUT}.tensor_model_parallel_size", default=1)}
+    pipeline = verl.get(f"{_ROLLOUT}.pipeline_model_parallel_size", default=1)
+    memory = verl.get(f"{_ROLLOUT}.gpu_memory_utilization")
+    sequences = verl.get(f"{_ROLLOUT}.max_num_seqs")
+    dtype, quantization = verl.get(f"{_ROLLOUT}.dtype", default="bfloat16"), verl.get(f"{_ROLLOUT}.quantization")
+    if memory is not None:
+        options["gpu_memory_utilization"] = memory
+    if pipeline > 1 and engine == "vllm":
+        options["pipeline_parallel_size"] = pipeline
+    if verl.was_said(f"{_ROLLOUT}.max_num_seqs"):
+        options["max_num_seqs"] = sequences
+    if dtype not in ("bfloat16", "auto"):
+        options["dtype"] = dtype
+    if quantization not in (None, "null", "None"):
+        verl.lack(
+            f"{_ROLLOUT}.quantization={quantization}: engines compute in {options.get('dtype', 'bfloat16')} here."
+        )
+    options |= _model_overrides(verl, engine)
+    said = verl.get(f"{_ROLLOUT}.engine_kwargs") or {}
+    own = {name: value for name, value in (said.get(engine) or {}).items() if value is not None}
+    if others := sorted(name for name in said if name != engine and said[name]):
+        verl.note(f"{_ROLLOUT}.engine_kwargs of {', '.join(others)} are not used: the engine is {engine}.")
+    options |= own if engine == "vllm" else {"server_args": own} if own else {}
+    return {"engine.name": engine, "engine.options": options}
+
+
+def _model_overrides(verl: VerlConfig, engine: str) -> Settings:
+    """Changes of the model's config.json: a learner takes sequences of any length, an engine has to be told."""
+    said = dict(verl.get("actor_rollout_ref.model.override_config") or {})
+    said |= said.pop("model_config", None) or {}
+    longest = said.pop("max_position_embeddings", None)
+    others = [name for name, value in said.items() if not name.endswith(("dropout", "pdrop", "attn_implementation"))]
+    if others:
+        verl.lack(f"actor_rollout_ref.model.override_config: {', '.join(others)} are those of the model's config.json.")
+    if longest is None:
+        return {}
+    if engine != "vllm":
+        verl.lack(f"max_position_embeddings={longest}: write it into the model's config.json for {engine}.")
+        return {}
+    return {"hf_overrides": {"max_position_embeddings": longest}}
+
+
+def _evaluation(verl: VerlConfig) -> Settings:
+    kwargs = f"{_ROLLOUT}.val_kwargs"
+    samples = verl.get(f"{kwargs}.do_sample", default=False)
+    top_k, temperature = verl.get(f"{kwargs}.top_k", default=-1), verl.get(f"{kwargs}.temperature", default=0)
+    top_p = verl.get(f"{kwargs}.top_p")
+    if samples and max(top_k, 0) != max(verl.get(f"{_ROLLOUT}.top_k", default=-1), 0):
+        verl.note(f"{kwargs}.top_k={top_k}: evaluation has the top_k of training here.")
+    every = verl.get("rollout.test_freq") if "async_training" in verl.values else None
+    every = positive(every if every is not None else verl.get("trainer.test_freq"))
+    has_files = verl.get("data.val_files") not in (None, [])
+    if verl.get("trainer.val_only", default=False):
+        verl.note("trainer.val_only: that is `agentloop rollout` here.")
+    return {
+        "eval.every": every if has_files else None,
+        "eval.samples": verl.get(f"{kwargs}.n"),
+        "eval.temperature": temperature if samples else 0.0,
+        "eval.top_p": top_p if samples and temperature else None,
+    }

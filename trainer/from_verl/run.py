@@ -1,0 +1,47 @@
+"""How long a run is, what it keeps, and where it logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.trainer.from_verl.asynchronous import kind
+from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
+
+_LOGGERS = {"tensorboard", "wandb"}
+_SHOWN = {"console", "file"}
+"""Always there."""
+
+
+def run(verl: VerlConfig) -> Settings:
+    loggers = verl.get("trainer.logger", default=[])
+    loggers = [loggers] if isinstance(loggers, str) else loggers
+    if others := [name for name in loggers if name not in _LOGGERS | _SHOWN]:
+        verl.note(f"trainer.logger: {', '.join(others)} is not known here; known are {', '.join(sorted(_LOGGERS))}.")
+    return {
+        "run.folder": _folder(verl),
+        **_length(verl),
+        "run.save_every": positive(verl.get("trainer.save_freq")),
+        "run.keep_last": positive(verl.number("trainer.max_actor_ckpt_to_keep")),
+        "run.seed": verl.get("data.seed"),
+        "run.loggers": [name for name in loggers if name in _LOGGERS] or None,
+    }
+
+
+def _folder(verl: VerlConfig) -> str | None:
+    """verl goes on with a run of the same project and name."""
+    mode = verl.get("trainer.resume_mode", default="auto")
+    project, name = verl.get("trainer.project_name"), verl.get("trainer.experiment_name")
+    path = verl.get("trainer.resume_from_path")
+    if mode == "resume_path" and path:
+        verl.note("trainer.resume_from_path: checkpoints of verl are not read; model may be an exported one.")
+    if mode == "disable" or not (verl.was_said("trainer.project_name") or verl.was_said("trainer.experiment_name")):
+        return None
+    return str(Path("runs", *(str(part).strip().replace("/", "-") for part in (project, name) if part)))
+
+
+def _length(verl: VerlConfig) -> Settings:
+    """Steps count where both are said, as in verl."""
+    steps, epochs = positive(verl.number("trainer.total_training_steps")), verl.get("trainer.total_epochs", default=30)
+    if kind(verl) == "fully_async":
+        return {}  # said in tasks
+    return {"run.steps": int(steps)} if steps else {"run.epochs": float(epochs)}

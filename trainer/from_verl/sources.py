@@ -1,0 +1,164 @@
+"""Where a config of verl comes from: a file that Hydra saved, a launch script, or the words of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agentloop.errors import UserError
+from agentloop.trainer.from_verl.config import VerlConfig
+from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, script_commands
+from agentloop.trainer.from_verl.overrides import parse_override
+
+VERSION = "0.9.1"
+"""Of verl, whose defaults are known here."""
+
+_OWN_TRAINERS = ("sft", "generation", "main_eval", "model_merger", "main_gkd")
+"""Parts of names of modules that do not train with rewards."""
+
+
+def read(words: Sequence[str]) -> VerlConfig:
+    """Of a YAML file or a script with what follows it on a command line, or of a command. Raises `UserError`."""
+    first, *rest = words
+    if first.endswith((".yaml", ".yml")):
+        return _saved(Path(first), rest)
+    if first.endswith((".sh", ".bash", ".slurm", ".sbatch")) or Path(first).is_file():
+        return _script(Path(first), rest)
+    launch = launch_of(words)
+    if launch is None:
+        raise UserError(
+            f"{first} is no config of verl, no script that starts it, and no command. Give a config.yaml that Hydra "
+            "saved, a launch script, or -- and the overrides: agentloop from-verl -- data.train_files=... "
+            "actor_rollout_ref.model.path=..."
+        )
+    return _launched(launch, [Path()])
+
+
+def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
+    """As Hydra wrote it, resolved or not; `overrides.yaml` beside it has what was said."""
+    values = _read(source)
+    if "actor_rollout_ref" not in values:
+        raise UserError(
+            f"{source} is no config of verl: it has no 'actor_rollout_ref'. Hydra writes verl's to "
+            "outputs/DATE/TIME/.hydra/config.yaml in the folder where a run was started."
+        )
+    beside = source.with_name("overrides.yaml")
+    said = [parse_override(str(each)).key for each in OmegaConf.load(beside)] if beside.is_file() else []
+    return VerlConfig(values, frozenset([*said, *_override(values, overrides)]))
+
+
+def _script(source: Path, arguments: Sequence[str]) -> VerlConfig:
+    commands, complaint = script_commands(source, arguments)
+    found = launches(commands)
+    if not found:
+        raise UserError(
+            f"{source} starts no verl that could be seen{f' ({complaint})' if complaint else ''}. Variables that it "
+            "needs have to be set, as for the run itself; or give the overrides: agentloop from-verl -- "
+            "data.train_files=..."
+        )
+    below = sorted(source.absolute().parent.glob("*/"))
+    verl = _launched(found[0], [Path(), *source.absolute().parents, *below])
+    if len(found) > 1:
+        verl.note(f"{source.name} starts {len(found)} runs; this is the first, of {found[0].module}.")
+    return verl
+
+
+def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
+    """Defaults, the config that was named, and overrides, each over what is before it. Files are looked for in
+    `folders`."""
+    if any(part in launch.module for part in _OWN_TRAINERS):
+        raise UserError(f"{launch.module} does not train with rewards; what is converted are runs of main_ppo.")
+    known = _known()
+    module = launch.module.removesuffix(".py").replace("/", ".").lstrip(".")
+    engine = next((each.partition("=")[2] for each in launch.overrides if each.startswith("model_engine=")), "")
+    name = (launch.config_name or known["modules"].get(module, "ppo_trainer")).removesuffix(".yaml")
+    layers = list(_layers(name, launch.config_path or "", folders, known["configs"]))
+    if engine == "megatron":
+        layers.insert(1, known["configs"]["ppo_megatron_trainer"])
+    elif engine not in ("", "dp"):
+        layers.insert(1, {"actor_rollout_ref": {"actor": {"strategy": engine}}})
+    values = OmegaConf.merge(*layers)
+    assert isinstance(values, DictConfig)
+    own = () if name in known["configs"] else _changed(layers[-1], OmegaConf.merge(*layers[:-1]))
+    verl = VerlConfig(values, frozenset([*own, *_override(values, launch.overrides)]))
+    verl.note(f"What was not set has the default of verl {VERSION}.")
+    if module not in known["modules"]:
+        verl.lack(f"{launch.module} is a trainer of its own: what it does otherwise than verl's main_ppo is not here.")
+    return verl
+
+
+def _known() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("defaults.yaml").read_text(encoding="utf-8")
+    known: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    return known
+
+
+def _layers(name: str, path: str, folders: Sequence[Path], known: dict[str, Any]) -> Iterator[Any]:
+    """Of one config: those that its list of defaults names, before itself."""
+    if name not in known:
+        config = _read(_find(name, path, folders))
+        defaults = config.pop("defaults", ["ppo_trainer"])
+        config.pop("hydra", None)
+        for each in defaults:
+            if each != "_self_":
+                yield from _layers(str(each), path, folders, known)
+        yield config
+        return
+    if name != "ppo_trainer":
+        yield from _layers("ppo_trainer", path, folders, known)
+    yield known[name]
+
+
+def _find(name: str, path: str, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        for file in (folder / path / f"{name}.yaml", folder / f"{name}.yaml"):
+            if file.is_file():
+                return file
+    raise UserError(
+        f"There is no config {name}.yaml in {path or 'the current folder'}. Start this where verl is started, or give "
+        "the config that Hydra saved: agentloop from-verl outputs/DATE/TIME/.hydra/config.yaml."
+    )
+
+
+def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
+    """Sets and deletes, and returns the keys."""
+    for override in map(parse_override, texts):
+        if override.action == "delete":
+            parent, _, leaf = override.key.rpartition(".")
+            node = OmegaConf.select(values, parent) if parent else values
+            if isinstance(node, DictConfig):
+                node.pop(leaf, None)
+        elif "@" not in override.key:
+            try:
+                OmegaConf.update(values, override.key, override.value, force_add=True)
+            except OmegaConfBaseException as error:
+                raise UserError(f"{override.key} cannot be set: {' '.join(str(error).split())}.") from error
+        yield override.key
+
+
+def _changed(config: Any, below: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the config whose values `below` does not have."""
+    plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    for key, value in plain.items():
+        if isinstance(value, dict) and value:
+            yield from _changed(value, below, f"{prefix}{key}.")
+        elif key != "_target_" and OmegaConf.select(below, f"{prefix}{key}") != value:
+            yield f"{prefix}{key}"
+
+
+def _read(source: Path) -> DictConfig:
+    try:
+        config = OmegaConf.load(source)
+    except FileNotFoundError as error:
+        raise UserError(f"There is no file {source}.") from error
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(config, DictConfig):
+        raise UserError(f"{source} is no config of verl: it has no keys.")
+    return config
