@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,8 @@ class TemplateRenderer:
         self._end_of_cut = self.encoder.encode_rendered(end.before + (end.token or ""))
         self._added_ids = frozenset(self.encoder.added.values())
         self._parser = TurnParser(call_format, starts_in_thinking=self._opens_thinking())
+        self._lock = threading.Lock()
+        """Held while a cache changes."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._shown_tools: dict[int, ToolSchemas] = {}
         """By their `id()`: a prompt has shown them."""
@@ -72,19 +75,17 @@ class TemplateRenderer:
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
         """The first prompt, with the generation prompt at its end. See `Renderer.render_prompt`."""
         key = _exact_key(messages, tools)
-        if key is not None and key in self._prompts:
-            return self._prompts[key][1].copy()
+        if key is not None and (known := self._prompts.get(key)) is not None:
+            return known[1].copy()
         if tools and id(tools) not in self._shown_tools:
             self._check_tools(self._prompt_text(messages, tools), tools)
-            _make_room(self._shown_tools, _MAX_SHAPES)
-            self._shown_tools[id(tools)] = tools
+            self._keep(self._shown_tools, _MAX_SHAPES, id(tools), tools)
         ids = self._spliced(True, messages, tools)
         if ids is None:
             text = self._prompt_text(messages, tools)
             ids = self._with_images(self.encoder.encode_rendered(text, at_start=True), messages)
         if key is not None:
-            _make_room(self._prompts, _MAX_PROMPTS)
-            self._prompts[key] = (tools, ids.copy())
+            self._keep(self._prompts, _MAX_PROMPTS, key, (tools, ids.copy()))
         return ids
 
     def render_continuation(
@@ -126,6 +127,13 @@ class TemplateRenderer:
         """Ids to text, special tokens shown."""
         return self.encoder.decode(ids)
 
+    def _keep(self, cache: dict[Any, Any], size: int, key: Any, value: Any) -> None:
+        """In place of the oldest entry, where the cache is full. Long texts are rendered in threads."""
+        with self._lock:
+            if len(cache) >= size and key not in cache:
+                del cache[next(iter(cache))]
+            cache[key] = value
+
     def _spliced(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> list[int] | None:
         """Ids by filling in, None where this shape is new or its template does not allow it.
 
@@ -137,8 +145,7 @@ class TemplateRenderer:
             return None
         shape = self._shapes.get(key)
         if shape is None:
-            _make_room(self._shapes, _MAX_SHAPES)
-            self._shapes[key] = _Shape(tools)
+            self._keep(self._shapes, _MAX_SHAPES, key, _Shape(tools))
             return None
         if not shape.tried:
             shape.tried = True
@@ -215,9 +222,3 @@ def _exact_key(messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ..
     if any(value.__class__ is not str for message in messages for value in message.values()):
         return None
     return (id(tools), *(tuple(message.items()) for message in messages))
-
-
-def _make_room(cache: dict[Any, Any], size: int) -> None:
-    """Drop the oldest entry of a full cache."""
-    if len(cache) >= size:
-        del cache[next(iter(cache))]

@@ -1,13 +1,15 @@
 """What is rendered, token by token where it matters."""
 
+import sys
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
 from agentloop.messages import ToolCall
-from agentloop.rendering import renderer_for
+from agentloop.rendering import renderer_for, template_renderer
 from agentloop.tools.vision.seen_size import SmartResize
 from agentloop.vision.image import PixelFormat
 from agentloop.vision.processor import ImageProcessor
@@ -205,6 +207,21 @@ def test_what_a_result_says_does_not_matter_to_where_the_turn_ends(make_renderer
 def test_a_tool_that_the_prompt_describes_is_shown(make_renderer):
     messages = [{"role": "system", "content": "You can run code."}, {"role": "user", "content": "q"}]
     assert make_renderer("bracket").render_prompt(messages, TOOLS)
+
+
+def test_threads_render_prompts_while_the_caches_are_full(make_tokenizer, monkeypatch):
+    for size in ("_MAX_PROMPTS", "_MAX_SHAPES"):
+        monkeypatch.setattr(template_renderer, size, 2)
+    renderer = renderer_for(make_tokenizer("chatml"))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            ask = [[{"role": "system", "content": f"{number}"}] for number in range(4000)]
+            rendered = list(threads.map(renderer.render_prompt, ask))
+    finally:
+        sys.setswitchinterval(before)
+    assert [renderer.render_prompt(messages) for messages in ask[::97]] == rendered[::97]
 
 
 def test_what_the_template_refuses_is_told(make_renderer):
