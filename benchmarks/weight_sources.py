@@ -9,6 +9,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,12 +108,13 @@ class Sent:
         self._sender = sender
         _begin(sender, device, backend, folder)
         self._receiver = Receiver(_HERE)
+        self._meeting: Any = None
 
     def fill(self) -> SharedWeights:
         """See `Source.fill`: also the way here."""
-        meeting, places = pickle.loads(bytes.fromhex(self._asked("fill")))
+        self._meeting, places = pickle.loads(bytes.fromhex(self._asked("fill")))
         self._asked("send")
-        return self._receiver.receive(meeting, 1, places)
+        return self._receiver.receive(self._meeting, 1, places)
 
     def _asked(self, what: str) -> str:
         assert self._sender.stdin is not None
@@ -122,7 +124,10 @@ class Sent:
         return self._sender.stdout.readline()
 
     def close(self) -> None:
+        leaving = threading.Thread(target=self._receiver.leave, args=(self._meeting,))  # both end at the same time
+        leaving.start()
         self._sender.communicate(timeout=_SECONDS)
+        leaving.join()
 
 
 def helper(kind: str) -> subprocess.Popen[str]:

@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Backend = Literal["nccl", "gloo"]
 _LOOK_SECONDS = 0.02
 _CONNECT_SECONDS = 10.0
+_END_SECONDS = 10.0
 _ENDED = "the group has ended"
 _LEFT_FREE = 2 << 30
 """Bytes of a GPU that stay free beside a shelf for engines that are running already."""
@@ -173,7 +175,10 @@ class _Group:
         staged = memory
         if memory.device.type != self.device.type:
             staged = memory.to(self.device) if self._rank == 0 else torch.empty_like(memory, device=self.device)
-        work = self._group.broadcast([staged], options)
+        group = self._group
+        launched = _in_a_thread(lambda: group.broadcast([staged], options))
+        self._until(launched.done)
+        work = launched.result()
         if self._meeting.backend == "gloo" or staged is not memory:
             self._wait(work)
         if staged is not memory and self._rank > 0:
@@ -210,13 +215,22 @@ class _Group:
         self._store = None  # with the sender's, nobody can wait for it any more
         group, self._group = self._group, None
         if group is not None:
-            # NCCL ends a communicator only when the others end it, too, or their processes do: nobody waits for that.
-            threading.Thread(target=_end, args=(group,), name="weights-end", daemon=True).start()
+            # NCCL ends a communicator only when the others end it, too, or their processes do.
+            wait([_in_a_thread(group.abort)], _END_SECONDS)
 
 
-def _end(group: Any) -> None:
-    with suppress(RuntimeError):  # torch's own, where the others never end it
-        group.abort()
+def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
+    """For what NCCL may not come back from once a member has died."""
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except RuntimeError as error:  # torch's own, of a group that broke
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    return found
 
 
 def _store_of(meeting: Meeting) -> Any:

@@ -100,10 +100,10 @@ class Courier:
         if self._group is None or self._group[0] is not sender:
             return
         (_, workers), self._group = self._group, None
-        sender.abort()
         for worker in workers:
             if not worker.is_lost:
                 worker.actor.stop_receiving.remote(sender.meeting)
+        sender.abort()
 
     def close(self) -> None:
         """May be used again."""
