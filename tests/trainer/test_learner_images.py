@@ -104,6 +104,15 @@ def test_a_run_without_pictures_so_far_is_resumed(model, samples, tmp_path):
         assert all(torch.equal(other[name], weight) for other in others), name
 
 
+def test_the_tower_beside_adapters_is_frozen_and_its_passes_are_counted_so(model, samples):
+    adapters, frozen, whole = (
+        learner_of(model, **options) for options in ({"lora": {"rank": 2}}, {"freeze_vision": True}, {})
+    )
+    assert not any(parameter.requires_grad for parameter in adapters.policy.model.base_model.visual.parameters())
+    assert adapters._vision_passes == frozen._vision_passes < whole._vision_passes
+    assert adapters.step(TrainBatch(samples))["updates"] == 1
+
+
 def test_sequence_parallelism_refuses_a_vision_model_before_it_is_loaded(model, tmp_path):
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())  # and no weights
     with pytest.raises(UserError, match="divides text only, and this model has a vision tower"):

@@ -128,7 +128,8 @@ class FsdpLearner(PlannedLearner):
         """What plans and rates are made from."""
         hf_config, refines = self._policy.model.config, self.config.refine_costs
         self._flops = ModelFlops.from_config(hf_config)
-        self._vision_passes = 1 if self.config.freeze_vision else 3
+        is_frozen = self.config.freeze_vision or self.config.lora is not None
+        self._vision_passes = 1 if is_frozen else 3
         self._cost = replace(CostModel.from_config(hf_config), per_vision_flop=float(self._vision_passes))
         if refines and not self._once:
             raise UserError(
