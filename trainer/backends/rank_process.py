@@ -61,6 +61,8 @@ def main(pipe: Connection, rank: int, meeting: Meeting, device: str) -> None:
     faulthandler.register(SAY_WHERE, all_threads=True)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, calls), daemon=True).start()
+    # Those of rank 0 are enough; and what a bar shares with other processes would be there when this one has ended.
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["LOCAL_RANK"] = str(meeting.place_on_host(rank))
     if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max((os.cpu_count() or 1) // meeting.per_host, 1))
