@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from agentloop.rendering.formats.json_calls import Malformed, near
+from agentloop.rendering.formats.json_calls import DEEPEST, Malformed, near
 from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -17,7 +17,6 @@ _KEY = re.compile(
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?(?=[,}\]\s])")
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 _WORD = re.compile(r"\w+")
-_DEEPEST = 64
 _LONGEST_NUMBER = 400
 
 
@@ -42,7 +41,7 @@ def _read(reader: CallReader, start: int) -> int:
 
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
     """The value that begins at an index, and the index behind it. Raises `Malformed`."""
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         raise Malformed("its values are nested too deep")
     if text.startswith(_QUOTE, position):
         end = text.find(_QUOTE, position + len(_QUOTE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
+DEEPEST = 64
+"""Values inside of each other: what copies, pickles and saves arguments later calls itself for each level."""
 _SPACE = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
 
@@ -65,9 +68,19 @@ def json_at(text: str, position: int) -> tuple[Any, int]:
         raise Malformed(f"{error.msg} at {near(text, error.pos)}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested a thousand deep
         raise Malformed(f"the JSON is too large ({type(error).__name__})") from None
+    if text.count("[", position, end) + text.count("{", position, end) > DEEPEST and _is_too_deep(value):
+        raise Malformed("its values are nested too deep")
     if text.find("\\u", position, end) >= 0:
         _check_surrogates(value)
     return value, end
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = list(itertools.chain.from_iterable(inside))
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def named_call(value: Any) -> tuple[str, dict[str, Any]]:

@@ -146,6 +146,11 @@ def test_calls_are_read(name, text, calls):
         ("gemma4", "<|tool_call>call:f{s:word}<tool_call|>", "there is no value"),
         ("gemma4", "<|tool_call>call:f{s:1,s:2}<tool_call|>", "given twice"),
         ("gemma4", f"<|tool_call>call:f{{l:{'[' * 99}}}<tool_call|>", "nested too deep"),
+        (
+            "hermes",
+            f'<tool_call>{{"name": "f", "arguments": {{"l": {"[" * 99}{"]" * 99}}}}}</tool_call>',
+            "nested too deep",
+        ),
         ("gemma4", f"<|tool_call>call:f{{i:{'9' * 5000}}}<tool_call|>", "too many digits"),
         ("gemma4", "<|tool_call>f()<tool_call|>", "no function is named"),
         ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>", "no call with named arguments"),

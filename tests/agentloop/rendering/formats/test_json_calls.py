@@ -118,3 +118,9 @@ def test_a_cut_turn_has_no_calls(text):
     turn = parse("So: " + text, complete=False)
     assert turn.calls == ()
     assert turn.content == "So: " + text.strip()
+
+
+@pytest.mark.parametrize(("depth", "kind"), [(62, ToolCall), (63, InvalidCall)])
+def test_values_are_nested_so_deep_only(depth, kind):
+    code = json.dumps({"name": "f", "arguments": {"a": "[{", "b": 0}}).replace("0", "[" * depth + "]" * depth)
+    assert [type(call) for call in parse(f"<tool_call>{code}</tool_call>").calls] == [kind]
