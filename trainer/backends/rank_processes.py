@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 import sys
 import threading
 import time
@@ -226,4 +227,11 @@ def _check(ranks: int, device: str, nodes: int) -> None:
         raise UserError(
             f"learner.ranks is {ranks} on {nodes} nodes, but torch sees {torch.cuda.device_count()} CUDA devices here. "
             f"Set learner.ranks={torch.cuda.device_count() * nodes} or less, learner.nodes, or learner.device=cpu."
+        )
+    cores = len(os.sched_getaffinity(0))
+    if device == "cpu" and here > cores:
+        _log.warning(
+            f"learner.ranks is {ranks} on {nodes} nodes, and this process may use {cores} cores here: the {here} ranks "
+            "of a node take turns on them, and wait for each other at every layer. Set "
+            f"learner.ranks={cores * nodes} or less."
         )
