@@ -33,6 +33,7 @@ from typing import Any
 import results_file
 import torch
 from gpu_use import GpuUse, sampling_bound
+from in_flight import played, window
 from qwen3 import empty_model, model_config
 
 from agentloop.config_loading import load_config
@@ -43,7 +44,6 @@ from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.orders import make_orders
 from agentloop.trainer.workers.ray import RayWorkers
 
 ANSWER = 28
@@ -88,17 +88,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return fixed | args.engine_options
 
 
-async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -> list[Any]:
-    """All of them, so many at a time."""
-    room = asyncio.Semaphore(in_flight)
-
-    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
-        async with room:
-            return await job()
-
-    return await asyncio.gather(*map(one, jobs))
-
-
 async def bare(
     engine: VllmEngine, prompts: list[list[int]], args: argparse.Namespace, in_flight: int, turns: int
 ) -> int:
@@ -118,15 +107,6 @@ async def bare(
         return sampled
 
     return sum(await window([lambda prompt=prompt: one(prompt) for prompt in prompts], in_flight))
-
-
-async def played(workers: LocalWorkers | RayWorkers, rows: Sequence[int], in_flight: int) -> int:
-    """Tokens sampled by episodes of these rows."""
-    orders = make_orders(f"x{next(_names)}", rows, n=1, seed=next(_names))
-    groups = await window([lambda order=order: workers.play(order) for order in orders], in_flight)
-    episodes = [episode for group in groups for episode in group.trajectories]
-    assert not any(episode.error for episode in episodes), episodes[0].error
-    return sum(int(episode.loss_mask.sum()) for episode in episodes)
 
 
 class Closed:

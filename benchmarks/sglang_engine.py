@@ -21,7 +21,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import results_file
 import torch
+from in_flight import played, window
 from qwen3 import random_model
 
 from agentloop.config_loading import load_config
@@ -40,7 +41,6 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.trainer.episodes import Episodes
 from agentloop.trainer.run_config import RunConfig
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.orders import make_orders
 
 ANSWER = 28
 """Tokens of an answer of `Replies`."""
@@ -75,17 +75,6 @@ def workers_of(engine: SglangEngine, folder: Path, args: argparse.Namespace, tur
     return LocalWorkers(Episodes.load(load_config(RunConfig, path, settings), folder), engine)
 
 
-async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -> list[Any]:
-    """All of them, so many at a time."""
-    room = asyncio.Semaphore(in_flight)
-
-    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
-        async with room:
-            return await job()
-
-    return await asyncio.gather(*map(one, jobs))
-
-
 async def bare(engine: EndingEngine, prompts: list[list[int]], args: argparse.Namespace, turns: int) -> int:
     """Tokens that the server samples in one request an episode or in several, each with what was sampled before."""
     sampling = _sampling(SamplingParams(max_tokens=args.sampled // turns), args.sampled // turns)
@@ -100,15 +89,6 @@ async def bare(engine: EndingEngine, prompts: list[list[int]], args: argparse.Na
         return sampled
 
     return sum(await window([lambda prompt=prompt: one(prompt) for prompt in prompts], args.in_flight))
-
-
-async def played(workers: LocalWorkers, rows: Sequence[int], in_flight: int) -> int:
-    """Tokens sampled by episodes of these rows."""
-    orders = make_orders(f"x{next(_numbers)}", rows, n=1, seed=next(_numbers))
-    groups = await window([lambda order=order: workers.play(order) for order in orders], in_flight)
-    episodes = [episode for group in groups for episode in group.trajectories]
-    assert not any(episode.error for episode in episodes), episodes[0].error
-    return sum(int(episode.loss_mask.sum()) for episode in episodes)
 
 
 async def throughput(engine: EndingEngine, folder: Path, args: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:

@@ -1,0 +1,33 @@
+"""Work and episodes, so many at a time: for benchmarks that measure what an engine gives in a second."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from agentloop.trainer.workers.base import Workers
+from agentloop.trainer.workers.orders import make_orders
+
+_numbers = itertools.count()
+
+
+async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -> list[Any]:
+    """All of them, so many at a time."""
+    room = asyncio.Semaphore(in_flight)
+
+    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
+        async with room:
+            return await job()
+
+    return await asyncio.gather(*map(one, jobs))
+
+
+async def played(workers: Workers, rows: Sequence[int], in_flight: int) -> int:
+    """Tokens sampled by episodes of these rows."""
+    orders = make_orders(f"x{next(_numbers)}", rows, n=1, seed=next(_numbers))
+    groups = await window([lambda order=order: workers.play(order) for order in orders], in_flight)
+    episodes = [episode for group in groups for episode in group.trajectories]
+    assert not any(episode.error for episode in episodes), episodes[0].error
+    return sum(int(episode.loss_mask.sum()) for episode in episodes)
