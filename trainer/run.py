@@ -340,8 +340,19 @@ class Run:
 def _make_learner(config: RunConfig, model: str, home: Home) -> learners.Learner:
     """The learner of the config for a model, with the second model that the advantage needs. It records itself in the
     folder of the run."""
-    settings = config.learner.model_copy(update={"model": model})
+    reference = model if config.learner.reference == config.model else config.learner.reference
+    settings = config.learner.model_copy(update={"model": model, "reference": reference})
     policy = learners.create(settings.model_copy(update={"recording": config.profiler.of_learner(home.folder)}), home)
+    try:
+        return _with_companion(config, policy, settings, home)
+    except BaseException:
+        policy.close()
+        raise
+
+
+def _with_companion(
+    config: RunConfig, policy: learners.Learner, settings: learners.LearnerConfig, home: Home
+) -> learners.Learner:
     advantage = advantages.get(config.algorithm.advantage)
     if advantage.value_targets is not None:
         critic = learners.create_critic(config.critic.as_learner(settings), home)

@@ -5,6 +5,8 @@ import math
 import pytest
 
 from agentloop.config_loading import load_config
+from agentloop.errors import UserError
+from agentloop.trainer.backends.fsdp import FsdpLearner
 from agentloop.trainer.run import train
 from agentloop.trainer.run_config import RunConfig
 
@@ -43,6 +45,26 @@ async def test_prime_learns_a_process_reward_and_goes_on_exactly(sums):
 
     await _run(sums, "parts", prime, *settings, "run.steps=2")
     assert _without_time(await _run(sums, "parts", prime, *settings, "run.steps=4")) == lines
+
+
+async def test_a_policy_is_closed_whose_critic_cannot_be_loaded(sums, monkeypatch):
+    closed = []
+    monkeypatch.setattr(FsdpLearner, "close", lambda self: closed.append(self))
+    ppo = "{advantage: gae, group_size: 2, groups_per_step: 4}"
+    with pytest.raises(UserError, match="nothing is not a model folder"):
+        await _run(sums, "run", ppo, f"critic.model={sums}/nothing")
+    assert len(closed) == 1
+
+
+async def test_the_model_of_the_run_may_be_named_as_its_reference(sums, monkeypatch):
+    """By the name of a hub, too, of which the run has a folder."""
+    monkeypatch.setattr("agentloop.trainer.model_folder._from_hub", lambda name: sums / "model")
+    plain = "{group_size: 4, groups_per_step: 3}"
+    lines = [
+        _without_time(await _run(sums, name, plain, "run.steps=1", "learner.kl_coef=0.1", *settings))
+        for name, settings in (("own", []), ("named", ["model=org/name", "learner.reference=org/name"]))
+    ]
+    assert lines[0] == lines[1]
 
 
 async def test_ppo_with_a_critic_learns_and_goes_on_exactly(sums):
