@@ -14,7 +14,7 @@ Values are text; the tool's JSON Schema says what they are (`schema_values`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentloop.rendering.base import ToolSchemas
@@ -130,21 +130,18 @@ def _format(name: str, signs: tuple[str, ...], tags: _Tags, *, thinking: str = "
 
 
 _NAME = r"[^<>\n]+"
-QWEN3_CODER = _format(
-    "qwen3_coder",
-    ("<function=",),
-    _Tags(
-        wrapper="<tool_call>",
-        wrapper_end="</tool_call>",
-        function=rf"<function=(?P<name>{_NAME})>",
-        function_end="</function>",
-        parameter=rf"<parameter=(?P<key>{_NAME})>",
-        parameter_end="</parameter>",
-        example="<tool_call>\n<function=TOOL>\n<parameter=KEY>\nvalue\n</parameter>\n</function>\n</tool_call>",
-        takes_bare=True,
-        padded=True,
-    ),
+_QWEN3_CODER = _Tags(
+    wrapper="<tool_call>",
+    wrapper_end="</tool_call>",
+    function=rf"<function=(?P<name>{_NAME})>",
+    function_end="</function>",
+    parameter=rf"<parameter=(?P<key>{_NAME})>",
+    parameter_end="</parameter>",
+    example="<tool_call>\n<function=TOOL>\n<parameter=KEY>\nvalue\n</parameter>\n</function>\n</tool_call>",
+    takes_bare=True,
+    padded=True,
 )
+QWEN3_CODER = _format("qwen3_coder", ("<function=",), _QWEN3_CODER)
 GLM = _format(
     "glm",
     ("<arg_key>", "<arg_value>"),
@@ -161,14 +158,13 @@ GLM = _format(
 SEED = _format(
     "seed",
     ("<seed:tool_call>", "<function="),
-    _Tags(
+    replace(
+        _QWEN3_CODER,
         wrapper="<seed:tool_call>",
         wrapper_end="</seed:tool_call>",
-        function=rf"<function=(?P<name>{_NAME})>",
-        function_end="</function>",
-        parameter=rf"<parameter=(?P<key>{_NAME})>",
-        parameter_end="</parameter>",
         example="<seed:tool_call>\n<function=TOOL>\n<parameter=KEY>value</parameter>\n</function>\n</seed:tool_call>",
+        takes_bare=False,
+        padded=False,
     ),
     thinking="seed:think",
 )

@@ -38,6 +38,18 @@ KINDS = [
 ]
 
 
+class Endless(ScriptedEngine):
+    """Its turns never end."""
+
+    def __init__(self):
+        super().__init__([[0]])
+        self.running = asyncio.Event()
+
+    async def generate(self, prompt, params, *, trajectory_id, images=()):
+        self.running.set()
+        return await asyncio.Event().wait()
+
+
 def of_kind(trajectory, kind):
     ids = trajectory.token_ids.tolist()
     return [ids[s.start : s.end] for s in trajectory.segments if s.kind is kind]
@@ -405,14 +417,7 @@ async def test_a_client_that_leaves_while_it_asks_is_no_failure(renderer):
 
 
 async def test_what_runs_when_the_episode_ends_is_cancelled(renderer, serving, ask):
-    class Endless(ScriptedEngine):
-        running = asyncio.Event()
-
-        async def generate(self, prompt, params, *, trajectory_id, images=()):
-            self.running.set()
-            return await asyncio.Event().wait()
-
-    engine = Endless([[0]])
+    engine = Endless()
     async with serving(engine) as (client, session):
         call = asyncio.create_task(ask(client, "?"))
         await engine.running.wait()
@@ -427,14 +432,7 @@ async def test_what_runs_when_the_episode_ends_is_cancelled(renderer, serving, a
 
 
 async def test_a_call_that_is_given_up_as_the_episode_ends_is_cancelled(renderer, serving):
-    class Endless(ScriptedEngine):
-        running = asyncio.Event()
-
-        async def generate(self, prompt, params, *, trajectory_id, images=()):
-            self.running.set()
-            return await asyncio.Event().wait()
-
-    engine = Endless([[0]])
+    engine = Endless()
     async with serving(engine) as (_, session):
         request = ChatRequest.parse(b'{"messages": [{"role": "user", "content": "?"}]}')
         call = asyncio.create_task(session.complete(request))
