@@ -89,7 +89,12 @@ def join(device: str, rank: int, meeting: Meeting, store: TCPStore | None = None
         dist.destroy_process_group()
     if device == "cuda":
         torch.cuda.set_device(meeting.place_on_host(rank))
-    dist.init_process_group(_backend(device), store=store, rank=rank, world_size=meeting.ranks)
+    try:
+        dist.init_process_group(_backend(device), store=store, rank=rank, world_size=meeting.ranks)
+    except BaseException:
+        # Groups meet under a number, which torch takes back only when it ends a group.
+        dist.distributed_c10d._world.group_count = 0
+        raise
 
 
 def leave() -> None:
