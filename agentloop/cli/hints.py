@@ -29,7 +29,7 @@ class Hints:
 
     def of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """What is wrong with the whole of a step."""
-        if metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
+        if "reward/mean" in metrics and metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
             yield (
                 f"step {step}: all episodes of each task had the same reward, so that nothing could be learned from "
                 f"them. {self._look}"

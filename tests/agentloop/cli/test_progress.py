@@ -34,7 +34,13 @@ def test_without_a_terminal_it_is_one_line_a_step():
 
 def test_what_goes_wrong_is_said_once():
     failed = Trajectory(task={"id": "16"}, error="the reward raised KeyError: 'anwser'")
-    wrong = {"reward/equal_groups": 1.0, "rollout/calls": 2.0, "rollout/episodes": 4.0, "failures/model": 5.0}
+    wrong = {
+        "reward/mean": 0.0,
+        "reward/equal_groups": 1.0,
+        "rollout/calls": 2.0,
+        "rollout/episodes": 4.0,
+        "failures/model": 5.0,
+    }
     out = StringIO()
     with RunProgress(Console(file=out, width=40)) as progress:
         progress.on_start(CONFIG, Path("runs/x"), 3)
@@ -43,12 +49,12 @@ def test_what_goes_wrong_is_said_once():
             progress.on_step(step, wrong)
     assert out.getvalue().splitlines()[1:-1] == [
         "an episode of row 16 failed: the reward raised KeyError: 'anwser'",
-        "step 4: ",
+        "step 4: reward 0.000",
         "step 4: all episodes of each task had the same reward, so that nothing could be learned from them. "
         "Look at its trajectories: agentloop view runs/x",
         "step 4: 5 of 8 calls could not be used: no such tool, wrong arguments, or malformed. "
         "Look at its trajectories: agentloop view runs/x",
-        "step 5: ",
+        "step 5: reward 0.000",
     ]
 
 
