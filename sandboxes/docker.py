@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentloop import owned_folders
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import boot
 from agentloop.sandboxes.base import WORKING_DIRECTORY, Execution, ExecutionResult, Session, SessionSettings
 from agentloop.sandboxes.cgroups import Cgroup
-from agentloop.sandboxes.docker_engine import CONTROL, ContainerPlan, Engine, is_dead, own_label
+from agentloop.sandboxes.docker_engine import CONTROL, ContainerPlan, Engine
 from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.pooled import PooledSandbox
 from agentloop.sandboxes.runs import given
@@ -79,7 +80,7 @@ class Docker(PooledSandbox):
         self._engine: Engine | None = None
         self._stock: deque[asyncio.Task[World]] = deque()
         self._containers: set[Container] = set()
-        self._folder = ""
+        self._folder = Path()
 
     @property
     def runtime(self) -> str:
@@ -107,7 +108,7 @@ class Docker(PooledSandbox):
             self._engine, self._plan = await asyncio.to_thread(_connect, self._plan)
         except (SandboxError, UserError) as error:
             raise self._unavailable(str(error)) from error
-        self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{own_label().replace(' ', '-')}-")
+        self._folder = await asyncio.to_thread(owned_folders.make, _FOLDER)
         self._creating = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def _make(self) -> World:
@@ -229,9 +230,6 @@ def _connect(plan: ContainerPlan) -> tuple[Engine, ContainerPlan]:
     engine = Engine.connect()
     engine.check_image(plan.image)
     engine.remove_leftovers()
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*-*-*"):
-        if is_dead(" ".join(folder.name.removeprefix(_FOLDER).split("-")[:3])):
-            shutil.rmtree(folder, ignore_errors=True)
     return engine, replace(plan, runtime=engine.choose_runtime(plan.runtime))
 
 

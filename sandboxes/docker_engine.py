@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentloop.errors import SandboxError, UserError
+from agentloop.owned_folders import is_dead, own_label
 from agentloop.sandboxes.base import WRITABLE
 from agentloop.sandboxes.rootfs import ENVIRONMENT
 
@@ -173,23 +172,3 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
-
-
-def own_label() -> str:
-    """Who made a container: process number and start time, and the namespace in which they mean something."""
-    return f"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()} {_started('self')}"
-
-
-def is_dead(owner: str) -> bool:
-    """Whether the owner is known to be gone; that of another pid namespace (a container, a machine) is not."""
-    namespace, pid, started = owner.split()
-    if namespace != str(os.stat("/proc/self/ns/pid").st_ino):
-        return False
-    return _started(pid) != started
-
-
-def _started(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

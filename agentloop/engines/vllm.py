@@ -20,6 +20,7 @@ from agentloop.engines.vllm_compat import missing_attributes, require_vllm
 from agentloop.engines.vllm_images import ImageSender, start_arguments
 from agentloop.engines.vllm_requests import generation_of, up_to_stop, versions_of, vllm_params
 from agentloop.engines.vllm_sleep import SleepMode
+from agentloop.engines.vllm_sockets import SocketFolder
 from agentloop.engines.vllm_sync import DEAD, OutputFence, unless_dead
 from agentloop.engines.weight_files import check_names, checkpoint_shapes
 from agentloop.errors import EngineError, UserError
@@ -104,6 +105,7 @@ class VllmEngine:
         self._resumes_awake = True
         """Nobody paused it before it slept, or meanwhile."""
         self._llm: Any = None
+        self._sockets = SocketFolder()
         self._closed = False
         self._count = 0
         self._updates = 0
@@ -158,7 +160,9 @@ class VllmEngine:
                 "placement.sleep=false."
             )
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(AsyncEngineArgs.__dataclass_fields__)))
+            args = AsyncEngineArgs(**self._engine_args(AsyncEngineArgs.__dataclass_fields__))
+            with self._sockets.used():
+                return AsyncLLM.from_engine_args(args)
         except TypeError as error:
             raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
         except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
@@ -439,6 +443,7 @@ class VllmEngine:
             if (handler := getattr(self._llm, "output_handler", None)) is not None:
                 handler.cancel()  # it would take the end of the engine core for a crash, and say so on the screen
             await asyncio.to_thread(self._llm.shutdown, 10.0)
+            await asyncio.to_thread(self._sockets.remove)
 
 
 def _family(model: str) -> str:

@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.shared_weights import CannotMap, MappedWeights, Overwritten, SharedWeights
@@ -81,7 +82,9 @@ class WeightReceiver:
 
     def agentloop_watch(self, owner: int) -> None:
         """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
-        threading.Thread(target=_end_with, args=(owner,), name="agentloop-watch", daemon=True).start()
+        meeting = str(getattr(self, "distributed_init_method", ""))
+        file = meeting.removeprefix("file://") if meeting.startswith("file://") else None
+        threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
@@ -94,7 +97,8 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
-def _end_with(owner: int) -> None:
+def _end_with(owner: int, file: str | None) -> None:
+    """`file`: by which the workers found one another; vLLM removes it when it ends in peace only."""
     between = os.getppid()  # the engine core, or the owner itself where the worker lives in the engine core
     try:
         handle = os.pidfd_open(owner)
@@ -102,6 +106,9 @@ def _end_with(owner: int) -> None:
         pass
     else:
         select.select([handle], [], [])
+    if file is not None:
+        with suppress(FileNotFoundError):
+            os.unlink(file)
     if between not in (1, owner) and os.getppid() == between:
         os.kill(between, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

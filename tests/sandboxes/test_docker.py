@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 
 from agentloop.errors import UserError
+from agentloop.owned_folders import is_dead, own_label
 from agentloop.sandboxes import Execution, SessionSettings
 from agentloop.sandboxes.docker import Docker
-from agentloop.sandboxes.docker_engine import Engine, is_dead, own_label
+from agentloop.sandboxes.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
@@ -153,6 +154,7 @@ async def test_what_is_not_there_is_named(monkeypatch):
 async def test_leftovers_of_a_killed_owner_are_removed_and_nobody_elses(sandbox):
     code = """
 import asyncio
+from agentloop.owned_folders import is_dead, own_label
 from agentloop.sandboxes import Execution
 from agentloop.sandboxes.docker import Docker
 async def main():

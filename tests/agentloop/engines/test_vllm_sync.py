@@ -92,19 +92,23 @@ async def test_an_error_of_an_engine_that_has_ended_is_its_end():
         await unless_dead(llm, answer())
 
 
-def test_worker_and_engine_core_end_with_a_killed_owner():
+def test_worker_and_engine_core_end_with_a_killed_owner(tmp_path):
+    meeting = tmp_path / "vllm_dist_0"
+    meeting.touch()
     program = """
 import os, sys, time
 from agentloop.engines.vllm_worker import WeightReceiver
 owner = os.getpid()
 if os.fork() == 0:                                  # the engine core
     if os.fork() == 0:                              # its worker
-        WeightReceiver().agentloop_watch(owner)
+        worker = WeightReceiver()
+        worker.distributed_init_method = "file://" + sys.argv[1]
+        worker.agentloop_watch(owner)
         print(os.getppid(), os.getpid(), flush=True)
     time.sleep(60)
 time.sleep(60)
 """
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", program, meeting], stdout=subprocess.PIPE, text=True)
     core, worker = map(int, owner.stdout.readline().split())
     assert all(_runs(pid) for pid in (core, worker))
     owner.send_signal(signal.SIGKILL)
@@ -113,6 +117,7 @@ time.sleep(60)
     while any(_runs(pid) for pid in (core, worker)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(_runs(pid) for pid in (core, worker))
+    assert not meeting.exists()
 
 
 def _runs(pid):
