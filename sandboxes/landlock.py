@@ -79,10 +79,12 @@ class Landlock(DirectorySandbox):
         if is_root:
             user = _FIRST_USER + (os.getpid() * _MAX_WORLDS + next(self._made) % _MAX_WORLDS) % _USERS
             os.chown(directory, user, user)
+        installed = sysconfig.get_path("purelib")
         restriction = {
             "readable": self._readable,
             "writable": [directory, *(f"/dev/{name}" for name in _DEVICES)],
-            "listable": [sysconfig.get_path("purelib")],
+            # In a virtual environment of root's own there is nothing for others to find.
+            "listable": [installed] if not is_root or _others_reach(installed) else [],
             "processes": 0 if is_root else self._max_processes * self._size,
         }
         return {

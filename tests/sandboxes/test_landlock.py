@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sys
+import sysconfig
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -259,3 +260,13 @@ async def test_the_directory_of_a_world_that_was_killed_is_removed(sandbox):
         while directory.exists():  # noqa: ASYNC110, ASYNC240 - nothing tells
             await asyncio.sleep(0.05)
     await session.close()
+
+
+async def test_a_virtual_environment_that_only_root_reaches_is_no_obstacle(python, tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "site-packages"))
+    sandbox = Landlock(slots=1)
+    await sandbox.start()
+    assert (await run(sandbox, "print(6 * 7)")).stdout == "42\n"
+    await sandbox.close()
