@@ -2,50 +2,33 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
+from agentloop.loading import load_object
 from agentloop.trainer import attention
 from agentloop.trainer.attention import PackedRow
 from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import TrainBatch
 from agentloop.trainer.learner import LearnerConfig
 from agentloop.trainer.logprobs import token_logprobs
 
 pytestmark = pytest.mark.gpu
+_TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"
+_random_batch = load_object(f"{_TINY}:random_batch", "function")
+_save_small_qwen3 = load_object(f"{_TINY}:save_small_qwen3", "function")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    folder: Path = _save_small_qwen3(tmp_path_factory.mktemp("model"))
     return folder
 
 
 def _batch() -> TrainBatch:
-    rng = np.random.default_rng(0)
-    samples = []
-    for length in rng.integers(4, 300, size=24):
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 512, length).astype(np.int32)
-        logprobs = np.where(mask, -6.2, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+    batch: TrainBatch = _random_batch(24, seed=0, lengths=(4, 300), vocab=512, logprob=-6.2)
+    return batch
 
 
 def _learner(folder: Path, **options: object) -> FsdpLearner:

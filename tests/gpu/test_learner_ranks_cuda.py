@@ -5,50 +5,32 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.errors import UserError
+from agentloop.loading import load_object
 from agentloop.trainer.backends import offload, ranked
 from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import TrainBatch
 from agentloop.trainer.learner import LearnerConfig, create
 
 pytestmark = pytest.mark.gpu
+_TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"
+_random_batch = load_object(f"{_TINY}:random_batch", "function")
+_save_small_qwen3 = load_object(f"{_TINY}:save_small_qwen3", "function")
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    folder: Path = _save_small_qwen3(tmp_path_factory.mktemp("model"))
     return folder
 
 
 def _batch(seed: int = 0) -> TrainBatch:
-    rng = np.random.default_rng(seed)
-    samples = []
-    for length in rng.integers(4, 300, size=24):
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 512, length).astype(np.int32)
-        logprobs = np.where(mask, -6.2, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+    batch: TrainBatch = _random_batch(24, seed=seed, lengths=(4, 300), vocab=512, logprob=-6.2)
+    return batch
 
 
 def _config(folder: Path, **options: object) -> LearnerConfig:

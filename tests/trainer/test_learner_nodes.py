@@ -6,20 +6,21 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import ray
 import torch.distributed as dist
 from ray.cluster_utils import Cluster
 
 from agentloop.errors import UserError
+from agentloop.loading import load_object
 from agentloop.trainer.backends import ranked, shared_folder
 from agentloop.trainer.backends.rank_process import Objects
 from agentloop.trainer.backends.rank_processes import RankProcesses
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import TrainBatch
 from agentloop.trainer.learner import Learner, LearnerConfig, create
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
+_random_batch = load_object(f"{Path(__file__).parent / 'tiny.py'}:random_batch", "function")
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +40,8 @@ def _config(model: Path, **options: object) -> LearnerConfig:
 
 
 def _batch(seed: int) -> TrainBatch:
-    rng = np.random.default_rng(seed)
-    samples = []
-    for length in rng.integers(4, 60, size=7):
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 64, length).astype(np.int32)
-        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+    batch: TrainBatch = _random_batch(7, seed=seed, lengths=(4, 60))
+    return batch
 
 
 def _trained(learner: Learner, tmp_path: Path) -> list[float]:

@@ -18,13 +18,16 @@ from safetensors.torch import load_file
 
 from agentloop.config_loading import load_config
 from agentloop.errors import UserError
+from agentloop.loading import load_object
 from agentloop.trainer.backends import process_group, ranked
 from agentloop.trainer.backends.rank_processes import RankProcesses
 from agentloop.trainer.backends.shared_arrays import pack
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch import TrainBatch
 from agentloop.trainer.learner import Learner, LearnerConfig, create, create_critic
 from agentloop.trainer.run import train
 from agentloop.trainer.run_config import RunConfig
+
+_random_batch = load_object(f"{Path(__file__).parent / 'tiny.py'}:random_batch", "function")
 
 
 def _config(model: Path, **options: object) -> LearnerConfig:
@@ -32,16 +35,9 @@ def _config(model: Path, **options: object) -> LearnerConfig:
     return LearnerConfig(model=str(model), **values)  # type: ignore[arg-type]
 
 
-def _batch(seed: int = 0, longest: int = 60) -> TrainBatch:
-    rng = np.random.default_rng(seed)
-    samples = []
-    for length in [longest, *rng.integers(4, 60, size=6)]:
-        mask = rng.random(length) < 0.5
-        mask[0], mask[-1] = False, True
-        ids = rng.integers(0, 64, length).astype(np.int32)
-        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
-        samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
-    return TrainBatch(samples)
+def _batch(seed: int = 0) -> TrainBatch:
+    batch: TrainBatch = _random_batch(7, seed=seed, lengths=(4, 60))
+    return batch
 
 
 def _is_same(name: str) -> bool:
@@ -103,7 +99,7 @@ def learner(sums_model: Path) -> Iterator[Learner]:
 
 def test_what_every_rank_refuses_is_raised_once_and_training_goes_on(learner: Learner):
     with pytest.raises(UserError, match=r"300 tokens, more than the token_budget of 256"):
-        learner.step(_batch(longest=300))
+        learner.step(_random_batch(2, lengths=(300, 301)))
     assert learner.step(_batch())["updates"] == 1
 
 

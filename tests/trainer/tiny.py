@@ -20,14 +20,23 @@ def save_tiny_qwen3(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def random_batch(count: int, *, seed: int = 0) -> TrainBatch:
-    """`count` samples of 4 to 39 tokens, about half of them sampled, with advantages of either sign."""
+def save_small_qwen3(folder: Path) -> Path:
+    """Large enough for the kernels of a GPU: three layers, heads of 64, 512 words."""
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
+    return save_tiny_qwen3(folder, **sizes, num_attention_heads=8, initializer_range=0.05)
+
+
+def random_batch(
+    count: int, *, seed: int = 0, lengths: tuple[int, int] = (4, 40), vocab: int = VOCAB, logprob: float = -4.1
+) -> TrainBatch:
+    """`count` samples of so many tokens, the last number not included, about half of them sampled, with advantages of
+    either sign."""
     rng = np.random.default_rng(seed)
     samples = []
-    for length in rng.integers(4, 40, size=count):
+    for length in rng.integers(*lengths, size=count):
         mask = rng.random(length) < 0.5
         mask[0], mask[-1] = False, True
-        ids = rng.integers(0, VOCAB, length).astype(np.int32)
-        logprobs = np.where(mask, -4.1, 0).astype(np.float32)
+        ids = rng.integers(0, vocab, length).astype(np.int32)
+        logprobs = np.where(mask, logprob, 0).astype(np.float32)
         samples.append(Sample(ids, mask, logprobs, np.zeros(length, np.int32), float(rng.normal())))
     return TrainBatch(samples)
