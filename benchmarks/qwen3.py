@@ -90,11 +90,12 @@ def batch_of(lengths: list[int], trained: float, seed: int = 0, vocab: int = VOC
     return TrainBatch(samples)
 
 
-def flops(config: Qwen3Config, lengths: list[int], head_tokens: int) -> float:
+def flops(config: Qwen3Config, lengths: list[int], head_tokens: int, *, is_frozen: bool = False) -> float:
     """Of forward and backward, nothing twice: 6 a parameter of the layers and token, causal attention, the LM head at
-    `head_tokens`."""
+    `head_tokens`. Of a frozen model, beside which adapters are trained, 4: it has no gradients of weights."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = config.hidden_size * config.head_dim * (2 * heads + 2 * kv_heads)
     layers = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
     pairs = config.num_hidden_layers * heads * config.head_dim * sum(length**2 for length in lengths)
-    return 6.0 * (layers * sum(lengths) + pairs + config.hidden_size * config.vocab_size * head_tokens)
+    products = layers * sum(lengths) + config.hidden_size * config.vocab_size * head_tokens
+    return (4.0 if is_frozen else 6.0) * products + 6.0 * pairs

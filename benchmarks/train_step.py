@@ -139,13 +139,14 @@ def derived(
     hf_config = model_config(model)
     of = replace(Layout.of(config, ranks), token_budget=line["largest_row"])
     once = ranks > 1 and config.gather_once is not False
-    estimate = training_memory(ModelShape.from_config(hf_config), of, gather_once=once)
-    speed = 1 / line["step_seconds"] / ranks / PEAK
+    rank = config.lora.rank if config.lora else 0
+    estimate = training_memory(ModelShape.from_config(hf_config), of, gather_once=once, lora_rank=rank)
+    speed, is_frozen = 1 / line["step_seconds"] / ranks / PEAK, rank > 0
     return {
         "estimated_gib": estimate.total / 2**30,
         "tokens_per_second": batch.num_tokens / line["step_seconds"],
-        "mfu": flops(hf_config, lengths, batch.num_sampled) * speed,
-        "mfu_full_head": flops(hf_config, lengths, batch.num_tokens) * speed,
+        "mfu": flops(hf_config, lengths, batch.num_sampled, is_frozen=is_frozen) * speed,
+        "mfu_full_head": flops(hf_config, lengths, batch.num_tokens, is_frozen=is_frozen) * speed,
     }
 
 

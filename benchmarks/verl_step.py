@@ -1,11 +1,14 @@
 """The step of train_step.py on verl's FSDP engine: same model, same sequences, same card.
 
-    PYTHONPATH=<verl 0.9.1 and its dependencies> python benchmarks/verl_step.py --model 0.6B --trained 0.25 [...]
+    PYTHONPATH=<verl 0.9.1, its dependencies, flash_attn.ops.triton> python benchmarks/verl_step.py --model 0.6B [...]
 
 Drives `FSDPEngineWithLMHead.train_batch` with verl's own `ppo_loss`, as its actor worker does. What verl imports and
 the engine does not use (ray, datasets, ...) is replaced by empty modules where it is missing. `--attention` names an
 attention of transformers. The default is the kernel that agentloop uses, without the work that transformers does in
 every layer to find out where sequences start (with its flash_attention_4 each call compiled the kernel again).
+
+Without the cross-entropy of the package flash-attn verl goes through the logits row by row, which takes 3 times as long
+at 4B: it is refused, unless `--fused` takes verl's own head.
 """
 
 from __future__ import annotations
@@ -112,10 +115,15 @@ def prepare() -> None:
 def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
     """The engine and its loss."""
     from verl.trainer.config import CheckpointConfig
+    from verl.utils import torch_functional
     from verl.workers.config import ActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
+    if torch.cuda.is_available() and not args.fused and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
+        sys.exit(
+            "flash_attn.ops.triton.cross_entropy is missing, without which verl is slow. Add it, or --fused triton."
+        )
     engine_config = FSDPEngineConfig(
         strategy="fsdp2",
         max_token_len_per_gpu=args.token_budget,
