@@ -176,7 +176,13 @@ class _Group:
         if memory.device.type != self.device.type:
             staged = memory.to(self.device) if self._rank == 0 else torch.empty_like(memory, device=self.device)
         group = self._group
-        launched = _in_a_thread(lambda: group.broadcast([staged], options))
+
+        def launch() -> Any:
+            if staged.is_cuda:  # each thread has a device of its own
+                torch.cuda.set_device(staged.device)
+            return group.broadcast([staged], options)
+
+        launched = _in_a_thread(launch)
         self._until(launched.done)
         work = launched.result()
         if self._meeting.backend == "gloo" or staged is not memory:
