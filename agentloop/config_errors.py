@@ -12,6 +12,8 @@ from agentloop.errors import UserError, nearest
 
 _SHOWN_ERRORS = 3
 
+_OF_VERL = ("actor_rollout_ref", "trainer", "reward_model", "custom_reward_function")
+
 
 def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> UserError:
     """The first problems with the full dotted path of their keys, the nearest known key and the value given."""
@@ -27,6 +29,8 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     location = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
     dotted = ".".join(map(str, location))
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if dotted in _OF_VERL:
+            return f"{dotted!r} is a key of verl: `agentloop from-verl FILE` makes a config of agentloop out of verl's."
         known = _known_keys(schema, location[:-1])
         hint = nearest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else "")
         return f"There is no key {dotted!r}.{hint}"
@@ -37,6 +41,8 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         # Raised by a validator of ours: it says the rest itself.
         text = str(detail["ctx"]["error"])
         return f"{dotted}: {text}" if dotted and not text.startswith(dotted) else text
+    if detail["type"] in ("list_type", "tuple_type"):
+        return f"{dotted} must be a list: {dotted}=[{detail['input']}] in place of {dotted}={detail['input']}."
     message = message[0].lower() + message[1:]
     return f"{dotted} is {detail['input']!r}: {message}."
 

@@ -8,8 +8,12 @@ the command line prints it without a traceback. An `EpisodeError` ends at most o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
 
 
 class FailureKind(StrEnum):
@@ -63,3 +67,40 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def raised(error: BaseException) -> str:
+    """`"KeyError: 'x' (tasks.py, line 12)"`: what somebody else's code raised, and where in it."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = user_frames(error)
+    if not frames or isinstance(error, SyntaxError):  # which says itself where
+        return text
+    return f"{text} ({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
+
+
+def user_frames(error: BaseException) -> list[TracebackType]:
+    """The part of a traceback that is not agentloop's, and no library's where there is any other; outermost first."""
+    frames = []
+    at = error.__traceback__
+    while at is not None:
+        name, file = at.tb_frame.f_globals.get("__name__", ""), at.tb_frame.f_code.co_filename
+        is_ours = name.startswith("agentloop.") and not name.startswith("agentloop.recipes.")
+        if not is_ours and not file.startswith("<frozen"):
+            frames.append(at)
+        at = at.tb_next
+    own = [frame for frame in frames if not frame.tb_frame.f_code.co_filename.startswith(_LIBRARIES)]
+    return own or frames
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Around code of the user's: what it raises becomes a `UserError`, "`what`: KeyError: 'x' (tasks.py, line 12)."."""
+    try:
+        yield
+    except AgentLoopError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {raised(error)}.") from error

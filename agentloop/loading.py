@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UserError, blaming, nearest, raised
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -56,6 +56,8 @@ def _import(name: str, what: str) -> ModuleType:
                 "the path of a file: 'path/to/file.py:name'."
             ) from error
         raise UserError(f"The module {name!r} of the {what} needs {error.name!r}, which is not installed.") from error
+    except Exception as error:
+        raise UserError(f"The module {name!r}, which has the {what}, fails to import: {raised(error)}.") from error
 
 
 def _load_file(path: Path, what: str) -> ModuleType:
@@ -72,8 +74,9 @@ def _load_file(path: Path, what: str) -> ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
+        with blaming(f"{path}, which has the {what}, fails to import"):
+            module_spec.loader.exec_module(module)
+    except UserError:
         del sys.modules[name]
-        raise UserError(f"{path}, which has the {what}, fails to import: {type(error).__name__}: {error}.") from error
+        raise
     return module

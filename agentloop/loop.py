@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.call_answers import CallAnswers, answer_calls
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.envs.agent import AgentProgram
-from agentloop.errors import EnvError, EpisodeError, FailureKind
+from agentloop.errors import EnvError, EpisodeError, FailureKind, raised
 from agentloop.limits import Limits, StopReason
 from agentloop.messages import Message, ParsedTurn, images_of, text_of
 from agentloop.offloading import off_loop
@@ -311,7 +311,7 @@ async def _score(env: Env, trajectory: Trajectory) -> None:
         outcome = await env.score(trajectory)
     except Exception as error:
         trajectory.count(FailureKind.JUDGE)
-        trajectory.error = f"the reward raised {type(error).__name__}: {error}"
+        trajectory.error = f"the reward raised {raised(error)}"
     else:
         trajectory.reward = outcome + sum(trajectory.turn_rewards)
         for branch in trajectory.branches:
@@ -324,7 +324,7 @@ async def _close(env: Env, trajectory: Trajectory) -> None:
         await env.close()
     except Exception as error:
         trajectory.count(FailureKind.ENV)
-        trajectory.error = trajectory.error or f"close raised {type(error).__name__}: {error}"
+        trajectory.error = trajectory.error or f"close raised {raised(error)}"
 
 
 class _EnvBoundary:
@@ -340,7 +340,7 @@ class _EnvBoundary:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
-            raise EnvError(f"the environment's {self.stage} raised {type(error).__name__}: {error}") from error
+            raise EnvError(f"the environment's {self.stage} raised {raised(error)}") from error
 
 
 def _size(messages: Sequence[Message]) -> int:

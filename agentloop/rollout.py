@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agentloop.errors import FailureKind, UserError
+from agentloop.errors import FailureKind, UserError, raised
 from agentloop.limits import StopReason
 from agentloop.loop import AgentLoop
 from agentloop.trajectory import Trajectory
@@ -103,7 +103,7 @@ class RolloutWorker:
         except Exception as error:
             failed = Trajectory(trajectory_id=trajectory_id, group_id=spec.group_id, stop_reason=StopReason.ENV_ERROR)
             failed.count(FailureKind.ENV)
-            failed.error = f"the environment cannot be made: {type(error).__name__}: {error}"
+            failed.error = f"the environment cannot be made: {raised(error)}"
             return failed
         return await self.loop.run(
             env,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 from agentloop.envs.dataset_files import SUFFIXES, file_rows, folder_rows
 from agentloop.envs.rows import read_row
-from agentloop.errors import UserError
+from agentloop.errors import UserError, blaming
 from agentloop.loading import load_object
+
+_END = object()
+"""Behind the rows of a function."""
 
 
 def load_dataset(
@@ -49,7 +53,8 @@ def _open(source: str, options: Mapping[str, Any]) -> tuple[Path, Iterator[tuple
         return Path(), _python_rows(source, options)
     raise UserError(
         f"The dataset {source!r} is of no known kind. Give a file ({', '.join(SUFFIXES)}), a folder of such files or "
-        "of the library datasets, or a function that returns rows, as 'package.module:function' or 'file.py:function'."
+        "of the library datasets, or a function that returns rows, as 'package.module:function' or 'file.py:function': "
+        "one that calls datasets.load_dataset for a dataset of the hub."
     )
 
 
@@ -58,12 +63,21 @@ def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str,
     if not callable(function):
         raise UserError(f"The dataset {source!r} must be a function that returns rows, got {type(function).__name__}.")
     try:
-        rows = function(**options)
+        inspect.signature(function).bind(**options)
     except TypeError as error:
         raise UserError(
             f"The dataset function {source!r} does not take the options {dict(options)}: {error}."
         ) from error
+    failed = f"The dataset function {source!r} failed"
+    with blaming(failed):
+        rows = function(**options)
     if not isinstance(rows, Iterable):
         raise UserError(f"The dataset function {source!r} must return an iterable of rows, got {type(rows).__name__}.")
-    for number, row in enumerate(rows, 1):
+    iterator, number = iter(rows), 0
+    while True:
+        with blaming(f"{failed} behind row {number}"):
+            row = next(iterator, _END)
+        if row is _END:
+            return
+        number += 1
         yield f"{source}, row {number}", row

@@ -7,7 +7,7 @@ import inspect
 from importlib.metadata import EntryPoint
 from typing import Any, Protocol, runtime_checkable
 
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UserError, blaming, nearest, raised
 from agentloop.loading import load_object, registered
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
@@ -72,7 +72,7 @@ def definition(name: str) -> Any:
     except Exception as error:
         raise UserError(
             f"The tool {name!r} of the package {package_of(tools[name])!r} fails to import: "
-            f"{type(error).__name__}: {error}. Update or remove the package."
+            f"{raised(error)}. Update or remove the package."
         ) from error
 
 
@@ -90,7 +90,8 @@ def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
             raise UserError(
                 f"The tool {spec!r} cannot be made with these options: {error}. It takes: {', '.join(known) or 'none'}."
             ) from error
-        return found(**options)
+        with blaming(f"The tool {spec!r} cannot be made"):
+            return found(**options)
     made = as_tool(spec, found)
     if options:
         raise UserError(f"The tool {spec!r} is already made, so that it takes no options: got {', '.join(options)}.")

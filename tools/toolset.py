@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentloop.errors import UserError
+from agentloop.errors import UserError, blaming
 from agentloop.tools.base import ArgumentSchema, Tool
 from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
@@ -46,8 +46,9 @@ class Toolset:
     async def start(self) -> None:
         """Make all tools ready; again it does nothing. Raises `UserError` where one cannot work here."""
         try:
-            for tool in self.tools.values():
-                await tool.start()
+            for name, tool in self.tools.items():
+                with blaming(f"The tool {name!r} cannot start"):
+                    await tool.start()
         except BaseException:
             await self.shutdown()
             raise

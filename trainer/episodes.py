@@ -55,7 +55,7 @@ class Episodes:
     def load(cls, config: RunConfig, model: Path) -> Episodes:
         """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
         data = config.data
-        factory = load_factory(config.env.factory)
+        factory = load_factory(config.env.factory, config.env.options)
         reward = _load_reward(config, factory)
         toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
         renderer = renderer_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agentloop.errors import FailureKind, UserError
+from agentloop.errors import FailureKind, UserError, raised
 from agentloop.gateway.server import Gateway
 from agentloop.gateway.session import Sampling, Session
 from agentloop.limits import StopReason
@@ -59,10 +59,10 @@ class ProgramEpisode:
                 result = await self._env.play(endpoint)
         except UserError:
             raise
-        except Exception as raised:  # the program is somebody else's: what it raises ends its own episode
-            if timeout.expired() and isinstance(raised, TimeoutError):
+        except Exception as problem:  # the program is somebody else's: what it raises ends its own episode
+            if timeout.expired() and isinstance(problem, TimeoutError):
                 return None, StopReason.MAX_SECONDS
-            error = raised
+            error = problem
         refused = session.refused
         if refused is not None and (refused.is_failure or error is not None):
             # An answer that was found without the model is none of the model's.
@@ -70,7 +70,7 @@ class ProgramEpisode:
             return result, refused
         if error is not None:
             self.trajectory.count(FailureKind.ENV)
-            self.trajectory.error = f"the agent raised {type(error).__name__}: {error}"
+            self.trajectory.error = f"the agent raised {raised(error)}"
             return None, StopReason.ENV_ERROR
         return result, StopReason.COMPLETED
 

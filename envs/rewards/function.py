@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.base import RawReward, Reward
+from agentloop.errors import blaming
 
 if TYPE_CHECKING:
     from agentloop.trajectory import Trajectory
@@ -40,7 +41,8 @@ class RewardFunction:
     async def start(self) -> None:
         """See `Reward.start`."""
         if self._reward is not None:
-            await self._reward.start()
+            with blaming(f"The reward {self.name!r} cannot start"):
+                await self._reward.start()
 
     async def shutdown(self) -> None:
         """See `Reward.shutdown`."""

@@ -9,7 +9,7 @@ from typing import Any
 from agentloop.envs.rewards.base import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.envs.rewards.weighted import LoadedTerm, RewardTerm, WeightedSum
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UserError, blaming, nearest
 from agentloop.loading import load_object
 
 _HERE = "agentloop.envs.rewards"
@@ -69,9 +69,12 @@ def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
     found = load_object(BUILT_IN.get(spec, spec), "reward")
     if isinstance(found, type) and issubclass(found, Reward):
         _check(found, (), spec, options)
-        return RewardFunction(found(**options), name=spec)
+        with blaming(f"The reward {spec!r} cannot be made"):
+            return RewardFunction(found(**options), name=spec)
     if not callable(found):
         raise UserError(f"The reward {spec!r} must be a function (trajectory, task), got {type(found).__name__}.")
+    if isinstance(found, type):
+        raise UserError(f"The reward {spec!r} is a class, which must derive from agentloop.envs.rewards.Reward.")
     _check(found, (None, None), spec, options)
     return RewardFunction(found, name=spec, options=options)
 
@@ -82,7 +85,10 @@ def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, option
     except TypeError as error:
         called = f"called as reward(trajectory, task{''.join(f', {key}=...' for key in options)})"
         known = ", ".join(list(inspect.signature(found).parameters)[len(given) :]) or "none"
+        advice = ""
+        if "data_source" in inspect.signature(found).parameters:
+            advice = f" It is written for verl: set reward to verl, and its option function to {spec!r}."
         raise UserError(
             f"The reward {spec!r} cannot be {called if given else 'made with these options'}: {error}. "
-            f"Options it takes: {known}."
+            f"Options it takes: {known}.{advice}"
         ) from error

@@ -108,6 +108,8 @@ def test_what_is_a_path(value, expected):
         ("inner: {steps: 0}", [], ["inner.steps", "0", "greater than or equal to 1"]),
         ("inner: {mode: c}", [], ["inner.mode", "'c'", "'a' or 'b'"]),
         ("inner: 5", [], ["inner is 5"]),
+        ("tools: search", [], ["tools must be a list: tools=[search] in place of tools=search"]),
+        ("actor_rollout_ref: {a: 1}", [], ["'actor_rollout_ref' is a key of verl: `agentloop from-verl"]),
         ("- a\n- b", [], ["keys at its top level"]),
         ("inner: {steps: [", [], ["cannot be read"]),
         ("inner: {steps: '${nothing}'}", [], ["cannot be resolved", "nothing"]),

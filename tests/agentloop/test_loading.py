@@ -2,7 +2,10 @@
 
 from importlib import metadata
 
+import pytest
+
 from agentloop import loading
+from agentloop.errors import UserError
 
 METADATA = "Metadata-Version: 2.1\nName: example\nVersion: 1.0\n"
 
@@ -41,3 +44,14 @@ def test_a_path_that_was_added_is_read(tmp_path, monkeypatch):
     install(tmp_path, "jump")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(loading.registered("agentloop.examples")) == ["jump"]
+
+
+def test_a_module_or_file_that_fails_to_import_says_where(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "no_python.py").write_text("def (\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for spec in ("broken_module:name", f"{tmp_path}/broken_module.py:name"):
+        with pytest.raises(UserError, match=r"fails to import: JSONDecodeError: .* \(broken_module.py, line 2\)"):
+            loading.load_object(spec, "tool")
+    with pytest.raises(UserError, match=r"fails to import: SyntaxError: .* \(no_python.py, line 1\)\.$"):
+        loading.load_object(f"{tmp_path}/no_python.py:name", "tool")

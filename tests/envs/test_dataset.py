@@ -148,3 +148,17 @@ def test_several_files_follow_each_other_as_one_dataset(tmp_path):
     assert [(row["prompt"], row["id"]) for row in rows] == [("3", "0"), ("4", "1"), ("1", "2")]
     with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
         load_dataset([first, str(tmp_path / "nothing.jsonl")])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [{'prompt': 'a'}][3:4] + [unknown]", r"failed: NameError: .*'unknown'.* \(tasks.py, line 2\)"),
+        ("yield {'prompt': 'a'}\n    yield {}['b']", r"failed behind row 1: KeyError: 'b' \(tasks.py, line 3\)"),
+        ("raise TypeError('own')", r"failed: TypeError: own \(tasks.py, line 2\)"),
+    ],
+)
+def test_what_a_function_raises_says_where(tmp_path, body, words):
+    (tmp_path / "tasks.py").write_text(f"def rows():\n    {body}\n")
+    with pytest.raises(UserError, match=words):
+        load_dataset(f"{tmp_path}/tasks.py:rows")

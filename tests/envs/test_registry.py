@@ -50,3 +50,14 @@ print(json.dumps([first, steps]))
     first, steps = json.loads(found.stdout)
     assert first == "Count down from 1, one number a turn."
     assert steps == [[1.0, False, False], [1.0, True, False]]
+
+
+def test_options_that_an_environment_does_not_take_are_told_before_any_episode(tmp_path):
+    (tmp_path / "own.py").write_text("def make(row, *, toolset, reward, start=3): ...\n\ndef bare(row): ...\n")
+    assert registry.load_factory(f"{tmp_path}/own.py:make", {"start": 1}).__name__ == "make"
+    with pytest.raises(UserError, match=r"'strat'.*env.options\): start"):
+        registry.load_factory(f"{tmp_path}/own.py:make", {"strat": 1})
+    with pytest.raises(UserError, match=r"factory\(row, toolset=..., reward=..., \*\*options\)"):
+        registry.load_factory(f"{tmp_path}/own.py:bare", {})
+    with pytest.raises(UserError, match=r"missing a required argument: 'id'"):
+        registry.load_factory("gymnasium", {})

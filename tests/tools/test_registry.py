@@ -11,6 +11,7 @@ from agentloop.errors import UserError
 from agentloop.tools import registry
 from agentloop.tools.base import Tool
 from agentloop.tools.code_interpreter import CodeInterpreter
+from agentloop.tools.toolset import Toolset
 
 PLUGIN = Path(__file__).parents[1] / "packages" / "agentloop-example-tool"
 
@@ -111,3 +112,18 @@ print(json.dumps([registry.package_of(registry.available()["weather"]), Toolset(
     command = [sys.executable, "-c", main, "tools", "call", "weather", "city=Rome", "unit=F"]
     called = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert called.stdout == "Rome: 69.8 F, sunny\n"
+
+
+async def test_a_tool_that_cannot_be_made_or_started_says_where(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from agentloop import Tool\n"
+        "class Made(Tool):\n"
+        "    def __init__(self): self.key = {}['KEY']\n"
+        "class Started(Tool):\n"
+        "    def start(self): raise OSError('no server')\n"
+        "    def call(self, ctx) -> str: return ''\n"
+    )
+    with pytest.raises(UserError, match=r"cannot be made: KeyError: 'KEY' \(own.py, line 3\)"):
+        registry.load(f"{tmp_path}/own.py:Made")
+    with pytest.raises(UserError, match=r"'started' cannot start: OSError: no server \(own.py, line 5\)"):
+        await Toolset([registry.load(f"{tmp_path}/own.py:Started")]).start()

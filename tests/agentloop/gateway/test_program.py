@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sys
 import threading
 
@@ -171,7 +172,7 @@ def test_an_agent_that_raises_is_a_failure_of_the_environment(play):
 
     trajectory = play(agent, reward=load_reward("exact"))
     assert trajectory.stop_reason is StopReason.ENV_ERROR
-    assert trajectory.error == "the agent raised ZeroDivisionError: oops"
+    assert re.fullmatch(r"the agent raised ZeroDivisionError: oops \(test_program.py, line \d+\)", trajectory.error)
     assert (trajectory.failures, trajectory.reward, trajectory.num_turns) == ({"env": 1}, None, 1)
 
 

@@ -128,3 +128,31 @@ async def test_methods_of_a_class_without_async_run_in_threads():
     await reward.start()
     assert blocking.started_in.startswith("agentloop-tool")
     assert (await reward.judge(Trajectory(), {})).metrics == {"in_thread": 1.0}
+
+
+def test_a_function_written_for_verl_says_how_it_is_named(tmp_path):
+    (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): ...")
+    with pytest.raises(UserError, match=r"written for verl: set reward to verl"):
+        load_reward(f"{tmp_path}/score.py:compute_score")
+
+
+def test_a_class_that_is_no_reward_says_what_it_must_derive_from(tmp_path):
+    (tmp_path / "own.py").write_text("class Own:\n    def __call__(self, trajectory, task): return 1.0\n")
+    with pytest.raises(UserError, match=r"must derive from agentloop.envs.rewards.Reward"):
+        load_reward(f"{tmp_path}/own.py:Own")
+
+
+async def test_a_reward_that_cannot_be_made_or_started_says_where(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from agentloop.envs.rewards import Reward\n"
+        "class Own(Reward):\n"
+        "    def __init__(self, file): self.rows = open(file)\n"
+        "class Late(Reward):\n"
+        "    def start(self): raise OSError('no server')\n"
+        "    def __call__(self, trajectory, task): return 1.0\n"
+        "Own.__call__ = Late.__call__\nOwn.__abstractmethods__ = frozenset()\n"
+    )
+    with pytest.raises(UserError, match=r"cannot be made: FileNotFoundError: .* \(own.py, line 3\)"):
+        load_reward(f"{tmp_path}/own.py:Own", {"file": "nothing.txt"})
+    with pytest.raises(UserError, match=r"cannot start: OSError: no server \(own.py, line 5\)"):
+        await load_reward(f"{tmp_path}/own.py:Late").start()
