@@ -50,8 +50,9 @@ class Deltas:
         return self._tell({name: message.get(name) or "" for name in self._told})
 
     def _read(self, ids: Sequence[int]) -> ParsedTurn:
-        parsed = self._renderer.parse(ids, complete=self._request.reads_calls, tools=self._request.tools)
-        return without_stop(parsed, self._request.stop)
+        request = self._request
+        parsed = self._renderer.parse(ids, complete=request.reads_calls, over=False, tools=request.tools)
+        return without_stop(parsed, request.stop)
 
     def _certain(self, text: str) -> str:
         text = _MAY_BEGIN_A_TAG.sub("", text.rstrip("\ufffd")).rstrip()

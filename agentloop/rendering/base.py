@@ -50,9 +50,16 @@ class Renderer(Protocol):
         ...
 
     def parse(
-        self, sampled: Sequence[int], *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+        self,
+        sampled: Sequence[int],
+        *,
+        complete: bool = True,
+        over: bool = True,
+        tools: ToolSchemas = (),
+        call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """Read a sampled turn. With `complete=False` (cut by length) it never has calls.
+        """Read a sampled turn. With `complete=False` (cut by length) it never has calls. With `over=False` (more of it
+        is sampled) text is left out that may turn out to be a call, but for half a tag at its end.
 
         `tools` gives the types of arguments to formats that write values without them (qwen3_coder). The ids of the
         calls are `call_id_prefix` and their number in the turn.

@@ -74,10 +74,18 @@ class InlineRenderer(TemplateRenderer):
         return Continuation([], self.encoder.encode_plain(shown.removeprefix(behind)))
 
     def parse(
-        self, sampled: Sequence[int], *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+        self,
+        sampled: Sequence[int],
+        *,
+        complete: bool = True,
+        over: bool = True,
+        tools: ToolSchemas = (),
+        call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         """A turn that ends with the closing tag is a call, with all its text before that as content."""
         text = self._text(sampled)
+        if not over:
+            return ParsedTurn(text.partition(self.inline.opening)[0].strip())
         said, closing, _ = text.rpartition(self.inline.closing)
         if not complete or not closing or self._has_ended(sampled):
             return ParsedTurn(text.strip())

@@ -53,6 +53,8 @@ class CallFormat:
     """Reads the call that begins at an index of the text; returns the index behind it."""
     read_turn: Callable[[CallReader, bool], ParsedTurn] | None = None
     """Reads a whole turn, complete or not, where it is more than text with calls and thinking in it."""
+    undecided: str = ""
+    """Regular expression of the beginning of a turn of which only its end says whether it is text or a call."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     ends: tuple[str, ...] = ()
     """Tokens that end a turn beside those that the template shows, where the tokenizer has them."""
@@ -83,15 +85,25 @@ class TurnParser:
     def __init__(self, call_format: CallFormat | None, *, starts_in_thinking: bool = False) -> None:
         self._format = call_format or PLAIN
         self._starts_in_thinking = starts_in_thinking
+        self._undecided = re.compile(self._format.undecided) if self._format.undecided else None
         self._open, self._close = self._format.thinking
         tags = [re.escape(self._open), re.escape(self._close)]
         self._thoughts = re.compile("|".join(tags))
         self._marks = re.compile("|".join([*tags, self._format.opening])) if self._format.opening else self._thoughts
 
     def parse(
-        self, text: str, *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+        self,
+        text: str,
+        *,
+        complete: bool = True,
+        over: bool = True,
+        tools: ToolSchemas = (),
+        call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """Read the text of a turn. One that is not complete has no calls: what looks like one is content."""
+        """Read the text of a turn. One that is not complete has no calls: what looks like one is content. See
+        `Renderer.parse`."""
+        if not over and self._undecided is not None and self._undecided.match(text):
+            return ParsedTurn("")
         reader = CallReader(text, tools, call_id_prefix, make_id=self._format.make_id)
         if self._format.read_turn is not None:
             return self._format.read_turn(reader, complete)

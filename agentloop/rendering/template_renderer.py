@@ -109,14 +109,20 @@ class TemplateRenderer:
         return Continuation(closing, ids[length:])
 
     def parse(
-        self, sampled: Sequence[int], *, complete: bool = True, tools: ToolSchemas = (), call_id_prefix: str = "call_"
+        self,
+        sampled: Sequence[int],
+        *,
+        complete: bool = True,
+        over: bool = True,
+        tools: ToolSchemas = (),
+        call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         """Read a sampled turn. See `Renderer.parse`."""
         ids = list(sampled)
         if ids and ids[-1] in self._end_ids:
             ids.pop()
         return self._parser.parse(
-            self.encoder.decode(ids), complete=complete, tools=tools, call_id_prefix=call_id_prefix
+            self.encoder.decode(ids), complete=complete, over=over, tools=tools, call_id_prefix=call_id_prefix
         )
 
     def encode(self, text: str) -> list[int]:

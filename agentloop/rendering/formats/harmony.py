@@ -59,6 +59,7 @@ HARMONY = CallFormat(
     "harmony",
     ("<|channel|>", "<|message|>", "<|call|>"),
     read_turn=_read_turn,
+    undecided=r"\s*[^<\s](?!.*<\|message\|>)",
     thinking=("<|channel|>analysis<|message|>", "<|end|>"),
     past_end="<|end|>",
 )

@@ -56,5 +56,9 @@ def _calls(code: str, *, only_calls: bool) -> list[dict[str, Any]]:
 
 
 LLAMA3 = CallFormat(
-    "llama3", ("<|start_header_id|>", "<|eot_id|>", '"parameters"'), read_turn=_read_turn, ends=("<|eom_id|>",)
+    "llama3",
+    ("<|start_header_id|>", "<|eot_id|>", '"parameters"'),
+    read_turn=_read_turn,
+    undecided=r"\s*[\[{]",
+    ends=("<|eom_id|>",),
 )

@@ -8,6 +8,7 @@ stream of prompt, sampled turn and continuation must be the template's own text 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from transformers import PreTrainedTokenizerFast
 
 from agentloop.call_answers import answer_calls
 from agentloop.errors import UserError
+from agentloop.gateway.answers import response_message
+from agentloop.gateway.deltas import Deltas
+from agentloop.gateway.requests import ChatRequest
 from agentloop.limits import Limits
 from agentloop.messages import ToolCall
 from agentloop.rendering import renderer_for
@@ -295,3 +299,21 @@ def test_the_answer_to_a_malformed_call_is_of_the_function_that_was_named(name, 
     (call,) = renderer.parse(sampled, tools=TOOLS).calls
     (message,) = asyncio.run(answer_calls([call], None, Limits(), math.inf, renderer)).messages
     assert shown in renderer.decode(renderer.render_continuation(sampled, [message], TOOLS).observation)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("content", ["", "Let {me} look:\n[x] <y>."])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_stream_tells_no_part_of_a_call_as_text(name, content, is_broken):
+    renderer = renderer_of(name)
+    written = written_call(name, {"city": "the town by the sea", "units": ["C", "F"]}, content)
+    sampled = renderer.encoder.encode_rendered(written[:-20] if is_broken else written)
+    body = {"messages": [QUESTION], "tools": list(TOOLS)}
+    deltas = Deltas(ChatRequest.parse(json.dumps(body).encode()), renderer)
+    parsed = renderer.parse(sampled, tools=TOOLS)
+    told = ""
+    for token in sampled:
+        told += asyncio.run(deltas.more([token])).get("content", "")
+    assert parsed.content.startswith(told)
+    told += deltas.rest(parsed).get("content", "")
+    assert told == (response_message(parsed)["content"] or "")

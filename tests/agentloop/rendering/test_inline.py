@@ -116,6 +116,12 @@ def test_what_is_called(renderer, ids_of, text, code):
     assert (call.name, call.arguments, call.id) == ("run", {"code": code}, "call_0")
 
 
+def test_of_a_turn_that_is_sampled_only_what_stands_before_a_call_is_certain(renderer, ids_of):
+    for text in ("I compute.\n<code>", "I compute.\n<code>\nprint(1)", CODE):
+        turn = renderer.parse(ids_of(text), over=False)
+        assert (turn.content, turn.calls) == ("I compute.", ())
+
+
 def test_what_is_no_call(renderer, ids_of):
     assert renderer.parse(ids_of("<code>a</code>" + END)).calls == ()  # the model went on and ended its turn
     assert renderer.parse(ids_of("<code>a</code>"), complete=False).calls == ()
