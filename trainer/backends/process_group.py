@@ -69,6 +69,8 @@ class Meeting:
     ranks: int
     per_host: int
     """Ranks that follow each other on one host, each with a device of its own."""
+    device: str
+    """Kind of all of these: cpu or cuda."""
 
     def place_on_host(self, rank: int) -> int:
         """Its device."""
@@ -80,17 +82,17 @@ def listen(ranks: int, address: str = _THIS_HOST) -> TCPStore:
     return TCPStore(address, 0, ranks, is_master=True, wait_for_workers=False)
 
 
-def join(device: str, rank: int, meeting: Meeting, store: TCPStore | None = None) -> None:
+def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> None:
     """Make the process group, with the store of `listen` or the one at `meeting`. Blocks until all ranks are there."""
     if store is None:
         store = TCPStore(meeting.address, meeting.port, meeting.ranks, is_master=False)
     if dist.is_initialized():
         assert dist.get_world_size() == 1, "a process has one group of several ranks"
         dist.destroy_process_group()
-    if device == "cuda":
+    if meeting.device == "cuda":
         torch.cuda.set_device(meeting.place_on_host(rank))
     try:
-        dist.init_process_group(_backend(device), store=store, rank=rank, world_size=meeting.ranks)
+        dist.init_process_group(_backend(meeting.device), store=store, rank=rank, world_size=meeting.ranks)
     except BaseException:
         # Groups meet under a number, which torch takes back only when it ends a group.
         dist.distributed_c10d._world.group_count = 0

@@ -61,7 +61,7 @@ class HostRanks:
     """Ranks `ranks` of `meeting.ranks`, one a process, on this host. `on_end(rank, how)` is told when one ends by
     itself, in a thread."""
 
-    def __init__(self, ranks: range, meeting: Meeting, device: str, on_end: Callable[[int, str], None]) -> None:
+    def __init__(self, ranks: range, meeting: Meeting, on_end: Callable[[int, str], None]) -> None:
         self._on_end = on_end
         self._numbers = itertools.count(READY + 1)
         self._closing = False
@@ -74,13 +74,13 @@ class HostRanks:
         if not ranks:
             self._pending.pop(READY).answer.set_result([])
         for rank in ranks:
-            self._start(rank, meeting, device)
+            self._start(rank, meeting)
 
-    def _start(self, rank: int, meeting: Meeting, device: str) -> None:
+    def _start(self, rank: int, meeting: Meeting) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes[rank], theirs = context.Pipe()
         self._processes[rank] = context.Process(
-            target=rank_process.main, args=(theirs, rank, meeting, device), name=f"learner rank {rank}", daemon=True
+            target=rank_process.main, args=(theirs, rank, meeting), name=f"learner rank {rank}", daemon=True
         )
         self._processes[rank].start()
         theirs.close()

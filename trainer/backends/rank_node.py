@@ -48,7 +48,6 @@ class NodeRanks:
         gpus: Sequence[str] | None,
         ranks: range,
         meeting: Meeting,
-        device: str,
         on_end: Callable[[int, str], None],
     ) -> None:
         """`gpus` are those that the ranks see; None: all of the node."""
@@ -62,7 +61,7 @@ class NodeRanks:
         options = {"num_cpus": 0, "max_concurrency": _ALL_AT_ONCE, "scheduling_strategy": there}
         self._actor: Any = ray.remote(NodeActor).options(**options).remote()
         threads = os.environ.get("OMP_NUM_THREADS")
-        self.ready = self._ask(self._actor.start.remote(node, gpus, ranks, meeting, device, torch.__version__, threads))
+        self.ready = self._ask(self._actor.start.remote(node, gpus, ranks, meeting, torch.__version__, threads))
         """Set when all ranks are about to join the process group."""
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -158,20 +157,19 @@ class NodeActor:
         gpus: Sequence[str] | None,
         ranks: range,
         meeting: Meeting,
-        device: str,
         version: str,
         threads: str | None,
     ) -> Refusals:
         """Returns when all ranks are about to join. Raises `UserError` where this node cannot have them."""
         _see(gpus, threads)
-        _check(node, len(ranks), meeting, device, version)
+        _check(node, len(ranks), meeting, version)
         use_interface_of(node.address)
         loop = asyncio.get_running_loop()
 
         def on_end(rank: int, how: str) -> None:
             loop.call_soon_threadsafe(self._ended.put_nowait, (rank, how))
 
-        self._ranks = HostRanks(ranks, meeting, device, on_end)
+        self._ranks = HostRanks(ranks, meeting, on_end)
         return await asyncio.wrap_future(self._ranks.ready)
 
     async def call(self, function: Function, packed: Packed, apart: bool) -> Refusals:
@@ -203,13 +201,13 @@ def _see(gpus: Sequence[str] | None, threads: str | None) -> None:
             os.environ[name] = value
 
 
-def _check(node: Node, ranks: int, meeting: Meeting, device: str, version: str) -> None:
+def _check(node: Node, ranks: int, meeting: Meeting, version: str) -> None:
     if torch.__version__ != version:
         raise UserError(
             f"The run has torch {version}, node {node.name} has {torch.__version__}: install the same on all nodes of "
             "the learner."
         )
-    if device == "cuda" and ranks > torch.cuda.device_count():
+    if meeting.device == "cuda" and ranks > torch.cuda.device_count():
         raise UserError(
             f"{ranks} ranks of the learner are to be on node {node.name}, but torch sees {torch.cuda.device_count()} "
             "CUDA devices there. Raise learner.nodes, or lower learner.ranks."

@@ -55,7 +55,7 @@ class Done:
     """What else it raised; the process ends, so that no other rank waits for this one."""
 
 
-def main(pipe: Connection, rank: int, meeting: Meeting, device: str) -> None:
+def main(pipe: Connection, rank: int, meeting: Meeting) -> None:
     """Rank `rank` of the process group that comes together at `meeting`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal goes to the driver too, which decides
     faulthandler.register(SAY_WHERE, all_threads=True)
@@ -64,10 +64,10 @@ def main(pipe: Connection, rank: int, meeting: Meeting, device: str) -> None:
     # Those of rank 0 are enough; and what a bar shares with other processes would be there when this one has ended.
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["LOCAL_RANK"] = str(meeting.place_on_host(rank))
-    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if meeting.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max((os.cpu_count() or 1) // meeting.per_host, 1))
     pipe.send(Done(READY))
-    join(device, rank, meeting)
+    join(rank, meeting)
     sending = threading.Lock()
     objects: Objects = {}
     while True:

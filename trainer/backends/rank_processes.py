@@ -65,24 +65,24 @@ class RankProcesses:
         self._has_joined = False
         if nodes == 1:
             store = process_group.listen(ranks)
-            meeting = Meeting("127.0.0.1", store.port, ranks, per_host)
+            meeting = Meeting("127.0.0.1", store.port, ranks, per_host, device)
             others: list[Any] = []
         else:
             from agentloop.trainer.backends.rank_nodes import choose
 
             (here, _), *others = choose(nodes, per_host, device, seats)
             store = process_group.listen(ranks, here.address)
-            meeting = Meeting(here.address, store.port, ranks, per_host)
+            meeting = Meeting(here.address, store.port, ranks, per_host, device)
             use_interface_of(here.address)
         self._meeting = meeting
-        self._here = HostRanks(range(1, per_host), meeting, device, self._on_end)
+        self._here = HostRanks(range(1, per_host), meeting, self._on_end)
         self._hosts.append(self._here)
         ready = [self._here.ready]
         for number, (node, gpus) in enumerate(others, start=1):
             from agentloop.trainer.backends.rank_node import NodeRanks
 
             theirs = range(number * per_host, (number + 1) * per_host)
-            there = NodeRanks(node, gpus, theirs, meeting, device, self._on_end)
+            there = NodeRanks(node, gpus, theirs, meeting, self._on_end)
             self._hosts.append(there)
             ready.append(there.ready)
         try:
@@ -94,7 +94,7 @@ class RankProcesses:
 
     def _join(self, store: TCPStore) -> None:
         try:
-            process_group.join(self.device, 0, self._meeting, store)
+            process_group.join(0, self._meeting, store)
         except RuntimeError as error:
             if not self._has_reason():
                 raise
