@@ -120,10 +120,13 @@ class ThroughFile:
 
     def _write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
         """A folder with one file. It has the name of the model, so that the server still says which one it has."""
-        file = write_weights(weights, self._shapes)
         folder = Path(tempfile.mkdtemp(prefix="agentloop-weights-", dir=self._folder)) / self._model
-        folder.mkdir()
-        shutil.move(file, folder / "model.safetensors")
+        try:
+            folder.mkdir()
+            write_weights(weights, folder / "model.safetensors", self._shapes)
+        except BaseException:
+            shutil.rmtree(folder.parent)
+            raise
         return folder
 
     async def load(self, client: SglangClient, folder: Path, version: int) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +12,14 @@ from agentloop.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-_SHARED_MEMORY = Path("/dev/shm")
 
+def write_weights(
+    weights: Iterable[tuple[str, torch.Tensor]], file: Path, expected: dict[str, tuple[int, ...]] | None
+) -> None:
+    """Put the weights into a safetensors file.
 
-def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[str, tuple[int, ...]] | None) -> Path:
-    """Put the weights into a safetensors file in shared memory, where the worker on this host maps it.
-
-    `expected` are the shapes of the checkpoint. Raises `EngineError` naming what is unknown, missing or misshapen.
+    `expected` are the shapes of the checkpoint. Raises `EngineError` naming what is unknown, missing or misshapen;
+    there is no file then.
     """
     from safetensors.torch import save_file
 
@@ -34,11 +33,7 @@ def write_weights(weights: Iterable[tuple[str, torch.Tensor]], expected: dict[st
         seen.add(tensor.untyped_storage().data_ptr())
     if expected is not None:
         check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
-    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    handle, path = tempfile.mkstemp(prefix="agentloop-weights-", suffix=".safetensors", dir=folder)
-    os.close(handle)
-    save_file(tensors, path)
-    return Path(path)
+    save_file(tensors, file)
 
 
 def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
