@@ -8,6 +8,7 @@ the command line prints it without a traceback. An `EpisodeError` ends at most o
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -69,7 +70,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def raised(error: BaseException) -> str:
@@ -82,16 +84,17 @@ def raised(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> list[TracebackType]:
-    """The part of a traceback that is not agentloop's, and no library's where there is any other; outermost first."""
+    """The part of a traceback that is neither agentloop's nor Python's, and of no installed package where there is any
+    other; outermost first."""
     frames = []
     at = error.__traceback__
     while at is not None:
         name, file = at.tb_frame.f_globals.get("__name__", ""), at.tb_frame.f_code.co_filename
         is_ours = name.startswith("agentloop.") and not name.startswith("agentloop.recipes.")
-        if not is_ours and not file.startswith("<frozen"):
+        if not is_ours and (_INSTALLED.search(file) or not file.startswith(_PYTHON)):
             frames.append(at)
         at = at.tb_next
-    own = [frame for frame in frames if not frame.tb_frame.f_code.co_filename.startswith(_LIBRARIES)]
+    own = [frame for frame in frames if not _INSTALLED.search(frame.tb_frame.f_code.co_filename)]
     return own or frames
 
 

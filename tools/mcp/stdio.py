@@ -56,28 +56,31 @@ class StdioTransport:
             return await future
         except asyncio.CancelledError:
             cancelled = {"requestId": message["id"], "reason": "no longer needed"}
-            self._write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
+            with contextlib.suppress(BrokenPipeError):
+                self._write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
             raise
         finally:
             self._waiting.pop(message["id"], None)
 
     async def notify(self, message: Message) -> None:
-        self._write(message)
         assert self._process is not None
         assert self._process.stdin is not None
         try:
+            self._write(message)
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
+            await self._last_words()
             raise self._ended() from error
 
     def negotiated(self, version: str) -> None:
         """The stream has no place for it."""
 
     def _write(self, message: Message) -> None:
+        """Raises `BrokenPipeError` where the server has ended."""
         assert self._process is not None
         assert self._process.stdin is not None
         if self._process.returncode is not None or self._process.stdin.is_closing():
-            raise self._ended()
+            raise BrokenPipeError
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
@@ -90,7 +93,7 @@ class StdioTransport:
         except ValueError:
             problem = McpError(f"the server wrote a line of more than {_LINE_BYTES >> 20} MiB")
         await self._process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=1.0)
+        await self._last_words()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(problem or self._ended())
@@ -104,7 +107,7 @@ class StdioTransport:
             return
         if "method" in message:
             if (answer := self._on_request(message)) is not None:
-                with contextlib.suppress(McpError):  # gone meanwhile: the reader is about to say so
+                with contextlib.suppress(BrokenPipeError):  # gone meanwhile: the reader is about to say so
                     self._write(answer)
         elif (future := self._waiting.get(message.get("id", 0))) is not None and not future.done():
             future.set_result(message)
@@ -116,8 +119,12 @@ class StdioTransport:
         while data := await self._process.stderr.read(65536):
             self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
 
+    async def _last_words(self) -> None:
+        """Wait until what it said at its end was read."""
+        await asyncio.wait(self._tasks[1:], timeout=1.0)
+
     def _ended(self) -> McpError:
-        last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2].rstrip(".")
         return McpError(f"the server {self._command[0]} ended" + (f": {last}" if last else ""))
 
     async def close(self) -> None:

@@ -6,12 +6,12 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import HTTPException
 
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UserError, blaming, nearest
 from agentloop.sandboxes.base import Sandbox
 from agentloop.tools import registry
 from agentloop.tools.base import Tool
@@ -34,7 +34,7 @@ class Toolbox:
     def __init__(self, specs: Sequence[str], max_sessions: int, sandbox: Sandbox) -> None:
         named = [tool for spec in specs for tool in _named(spec)]
         taken = {tool.name for tool in named}
-        self.toolset = Toolset([*named, *(tool for tool in _registered() if tool.name not in taken)])
+        self.toolset = Toolset([*named, *_registered(taken)])
         for tool in self.toolset.tools.values():
             if isinstance(tool, CodeInterpreter):
                 tool.sandbox = sandbox  # one for all, with the level and the limits that the daemon has
@@ -53,7 +53,8 @@ class Toolbox:
             async with self._starting[name]:
                 if name not in self._started:
                     try:
-                        await tools[name].start()
+                        with blaming(f"The tool {name!r} cannot start"):
+                            await tools[name].start()
                     except UserError as error:
                         raise HTTPException(501, f"The tool {name!r} cannot work here: {error}") from error
                     self._started.add(name)
@@ -79,12 +80,14 @@ def _named(spec: str) -> list[Tool]:
         raise UserError(f"The options of --tool {match['name']} are no JSON object: {error}.") from error
 
 
-def _registered() -> list[Tool]:
-    """Those that need no options."""
-    tools = []
+def _registered(taken: Collection[str]) -> list[Tool]:
+    """Those that need no options and can be shown to a model, under names that are not taken."""
+    tools: dict[str, Tool] = {}
     for name in registry.available():
         try:
-            tools += registry.load_all(name)
+            loaded = Toolset(registry.load_all(name)).tools
         except UserError as error:
             _logger.info("Not offered: %s With options: --tool '%s={...}'.", error, name)
-    return tools
+        else:
+            tools |= {each: tool for each, tool in loaded.items() if each not in taken and each not in tools}
+    return list(tools.values())

@@ -80,3 +80,8 @@ def test_two_servers_with_a_tool_of_one_name_need_a_prefix():
     with pytest.raises(UserError, match="Two tools have the name 'a'"):
         Toolset([*tools_of(listing), *tools_of(listing)])
     assert set(Toolset([*tools_of(listing), *tools_of(listing, prefix="b_")]).tools) == {"a", "b_a"}
+
+
+def test_the_last_words_of_a_server_that_ends_at_once_are_told():
+    with pytest.raises(UserError, match=r"ended: .*can't open file .*nothing.py"):
+        McpServer([sys.executable, "nothing.py"], timeout=10).tools()

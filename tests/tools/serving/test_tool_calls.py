@@ -2,11 +2,14 @@
 
 import base64
 import io
+from importlib.metadata import EntryPoint
 
 import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
+from agentloop.tools import registry
+from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.serving.toolbox import Toolbox
 
 TOOLS = '''
@@ -162,3 +165,20 @@ async def test_a_client_that_leaves_cancels_its_call(by_hand, specs, until):
 def test_a_tool_that_is_asked_for_must_load(by_hand):
     with pytest.raises(UserError, match="nowhere"):
         Toolbox(["nowhere:thing"], 10, None)
+
+
+def test_registered_tools_that_cannot_be_shown_or_have_a_taken_name_are_left_out(tmp_path, monkeypatch):
+    (tmp_path / "taken_tools.py").write_text(
+        "from agentloop import tool\n"
+        "@tool(name='code_interpreter')\ndef second(code: str) -> str: return code\n"
+        "@tool\ndef fine(code: str) -> str: return code\n"
+        "def untyped(code): return code\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {name: EntryPoint(name, f"taken_tools:{name}", registry.GROUP) for name in ("fine", "second", "untyped")}
+    entries = {**registry.available(), **own}
+    monkeypatch.setattr(registry, "available", lambda: entries)
+    tools = Toolbox([], 10, None).toolset.tools
+    assert "fine" in tools
+    assert "untyped" not in tools
+    assert isinstance(tools["code_interpreter"], CodeInterpreter)
