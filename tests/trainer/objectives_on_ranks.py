@@ -57,7 +57,7 @@ def _levels() -> Iterator[tuple[str, Options]]:
     for name in corrections.names():
         has_levels = "level" in corrections.get(name).options.model_fields
         for level in corrections.Level if has_levels else [None]:
-            yield f"{name} {level or ''}", _CORRECTIONS[name] | ({"level": level} if level else {})
+            yield f"{name} {level or ''}", _CORRECTIONS.get(name, {}) | ({"level": level} if level else {})
 
 
 def samples(model: Path) -> list[Sample]:
