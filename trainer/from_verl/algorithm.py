@@ -28,7 +28,7 @@ _LOSSES = {
     "sapo": "sapo",
     "vanilla": "ppo",
 }
-_OF_SEQUENCES = ("gmpo", "gspo", "sapo")
+_OF_SEQUENCES = ("gmpo", "sapo")
 """Losses that verl averages over sequences, whatever loss_agg_mode says."""
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -42,14 +42,14 @@ def algorithm(verl: VerlConfig) -> Settings:
 
 
 def _advantage(verl: VerlConfig) -> Settings:
-    warmup = verl.get("trainer.critic_warmup")
+    warmup = verl.number("trainer.critic_warmup")
     advantage = verl.named(_ADVANTAGES, "algorithm.adv_estimator", default="gae")
     scaled = verl.get("algorithm.norm_adv_by_std_in_grpo", default=True)
     if advantage == "grpo" and not scaled:
         advantage = "dr_grpo"
     verl.unsupported("algorithm.use_pf_ppo", "rows are not drawn again by their rewards here.")
     settings: Settings = {"algorithm.advantage": advantage}
-    gamma, lam = float(verl.get("algorithm.gamma", default=1.0)), float(verl.get("algorithm.lam", default=1.0))
+    gamma, lam = float(verl.number("algorithm.gamma", default=1.0)), float(verl.number("algorithm.lam", default=1.0))
     if advantage == "reinforce_pp" and gamma != 1:
         settings["algorithm.advantage_options"] = {"gamma": gamma}
     if advantage == "gae":
@@ -60,18 +60,18 @@ def _advantage(verl: VerlConfig) -> Settings:
 
 def _critic(verl: VerlConfig) -> Settings:
     tasks, _ = cycle(verl)
-    per_update = verl.get("critic.ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", default=tasks)
+    per_update = verl.number("critic.ppo_mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", default=tasks)
     policy, critic = verl.get("actor_rollout_ref.model.path"), verl.get("critic.model.path")
     return {
         "critic.model": critic if critic != policy else None,
-        "critic.lr": verl.get("critic.optim.lr"),
+        "critic.lr": verl.number("critic.optim.lr"),
         "critic.mini_batches": max(tasks // per_update, 1),
-        "critic.clip": verl.get("critic.cliprange_value"),
+        "critic.clip": verl.number("critic.cliprange_value"),
     }
 
 
 def _groups(verl: VerlConfig) -> Settings:
-    settings: Settings = {"algorithm.group_size": verl.get("actor_rollout_ref.rollout.n", default=1)}
+    settings: Settings = {"algorithm.group_size": verl.number("actor_rollout_ref.rollout.n", default=1)}
     filters = "algorithm.filter_groups"
     rounds = positive(verl.number(f"{filters}.max_num_gen_batches"))
     metric = verl.get(f"{filters}.metric")
@@ -88,7 +88,7 @@ def _groups(verl: VerlConfig) -> Settings:
 
 def _kl_in_reward(verl: VerlConfig) -> Settings:
     ctrl = "algorithm.kl_ctrl"
-    coefficient = verl.get(f"{ctrl}.kl_coef", default=0.001)
+    coefficient = verl.number(f"{ctrl}.kl_coef", default=0.001)
     verl.asked.update(("algorithm.kl_penalty", f"{ctrl}.type"))
     if not verl.get("algorithm.use_kl_in_reward", default=False) or not coefficient:
         return {}
@@ -113,15 +113,15 @@ def _loss(verl: VerlConfig) -> Settings:
         settings["learner.aggregation_norm"] = float(scale)
     return settings | {
         "learner.aggregation": aggregation,
-        "learner.entropy_bonus": verl.get(f"{_ACTOR}.entropy_coeff"),
+        "learner.entropy_bonus": verl.number(f"{_ACTOR}.entropy_coeff"),
         "learner.old_logprobs": "rollout" if is_bypassed(verl) else "learner",
     }
 
 
 def _loss_options(verl: VerlConfig, loss: str) -> Settings:
-    clip = verl.get(f"{_ACTOR}.clip_ratio", default=0.2)
-    low, high = (float(verl.get(f"{_ACTOR}.clip_ratio_{side}", default=clip)) for side in ("low", "high"))
-    dual = float(verl.get(f"{_ACTOR}.clip_ratio_c", default=3.0))
+    clip = verl.number(f"{_ACTOR}.clip_ratio", default=0.2)
+    low, high = (float(verl.number(f"{_ACTOR}.clip_ratio_{side}", default=clip)) for side in ("low", "high"))
+    dual = float(verl.number(f"{_ACTOR}.clip_ratio_c", default=3.0))
     temperatures = {
         f"temperature_{sign}": verl.get(f"{_ACTOR}.tau_{sign[:3]}", f"{_ACTOR}.policy_loss.tau_{sign[:3]}")
         for sign in ("positive", "negative")
@@ -143,17 +143,19 @@ def _loss_options(verl: VerlConfig, loss: str) -> Settings:
 def _aggregation(verl: VerlConfig, loss: str) -> str:
     said = str(verl.get(f"{_ACTOR}.loss_agg_mode", default="token-mean"))
     if loss in _OF_SEQUENCES:
-        added = verl.get(f"{_ACTOR}.use_kl_loss") or verl.get(f"{_ACTOR}.entropy_coeff")
+        added = verl.get(f"{_ACTOR}.use_kl_loss") or verl.number(f"{_ACTOR}.entropy_coeff")
         if said != "seq-mean-token-mean" and added:
             verl.note(f"{_ACTOR}.loss_agg_mode={said}: verl averages KL and entropy so, and {loss} over sequences.")
         return "seq_mean_token_mean"
+    if loss == "gspo" and said != "seq-mean-token-mean":
+        verl.note(f"{_ACTOR}.loss_agg_mode={said} counts for gspo in verl 0.9.1; before, it was seq-mean-token-mean.")
     if said not in _AGGREGATIONS:
         verl.lack(f"{_ACTOR}.loss_agg_mode={said} is not known here. No run starts with it.")
     return said.replace("-", "_")
 
 
 def _kl_loss(verl: VerlConfig) -> Settings:
-    coefficient = verl.get(f"{_ACTOR}.kl_loss_coef", default=0.001)
+    coefficient = verl.number(f"{_ACTOR}.kl_loss_coef", default=0.001)
     kind = str(verl.get(f"{_ACTOR}.kl_loss_type", default="low_var_kl"))
     if not verl.get(f"{_ACTOR}.use_kl_loss", default=False) or not coefficient:
         return {}

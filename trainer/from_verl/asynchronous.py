@@ -18,26 +18,31 @@ def kind(verl: VerlConfig) -> str:
     """Of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another."""
     if "async_training" in verl.values:
         return "fully_async"
-    if "rollout" in verl.values:
+    if "rollout" in verl.values and positive(verl.number("rollout.nnodes")):
         return "one_step"
     return str(verl.get("trainer.v1.trainer_mode", default="sync"))
 
 
 def cycle(verl: VerlConfig) -> tuple[int, int]:
     """Tasks of a step, and updates in it."""
-    tasks, per_update = verl.get("data.train_batch_size", default=1024), verl.get(f"{_ACTOR}.ppo_mini_batch_size")
+    tasks, per_update = verl.number("data.train_batch_size", default=1024), verl.number(f"{_ACTOR}.ppo_mini_batch_size")
     if kind(verl) == "fully_async":
-        batches = verl.get("async_training.require_batches", default=1)
-        updates = batches * verl.get("async_training.trigger_parameter_sync_step", default=4)
+        updates = updates_of_batch(verl) * verl.number("async_training.trigger_parameter_sync_step", default=4)
         return updates * per_update, updates
-    if not per_update:
-        return tasks, 1
-    if tasks % per_update:
+    if per_update and tasks % per_update:
         verl.note(
             f"{tasks} tasks a step are no whole number of mini-batches of {per_update}: here they are as equal as can "
             "be, in verl the last one is smaller."
         )
-    return tasks, math.ceil(tasks / per_update)
+    return tasks, updates_of_batch(verl)
+
+
+def updates_of_batch(verl: VerlConfig) -> int:
+    """Of what verl's trainer gets at once: then its learning-rate schedule goes on."""
+    if kind(verl) == "fully_async":
+        return int(verl.number("async_training.require_batches", default=1))
+    tasks, per_update = verl.number("data.train_batch_size", default=1024), verl.number(f"{_ACTOR}.ppo_mini_batch_size")
+    return math.ceil(tasks / per_update) if per_update else 1
 
 
 def asynchronous(verl: VerlConfig) -> Settings:
@@ -49,9 +54,9 @@ def asynchronous(verl: VerlConfig) -> Settings:
         case "one_step":
             settings: Settings = {"staleness.mode": "stale", "staleness.max_staleness": 1}
         case mode:
-            behind = verl.get("trainer.v1.sampler.max_off_policy_threshold", default=8)
+            behind = verl.number("trainer.v1.sampler.max_off_policy_threshold", default=8)
             late = verl.get("trainer.v1.sampler.max_off_policy_strategy", default="drop")
-            every = verl.get("trainer.v1.separate_async.parameter_sync_step", default=4)
+            every = verl.number("trainer.v1.separate_async.parameter_sync_step", default=4)
             if mode == "separate_async" and every > 1:
                 verl.note(
                     f"trainer.v1.separate_async.parameter_sync_step={every}: engines get new weights after every step "
@@ -62,9 +67,8 @@ def asynchronous(verl: VerlConfig) -> Settings:
 
 
 def _fully_async(verl: VerlConfig) -> Settings:
-    threshold = float(verl.get("async_training.staleness_threshold", default=0.1))
+    threshold = float(verl.number("async_training.staleness_threshold", default=0.1))
     is_partial = verl.get("async_training.partial_rollout", default=True)
-    verl.unsupported("async_training.compute_prox_log_prob", "learner.old_logprobs says it here.")
     tasks, _ = cycle(verl)
     samples = positive(verl.number("rollout.total_rollout_steps"))
     steps = {"run.steps": math.ceil(samples / tasks)} if samples else {}

@@ -46,9 +46,19 @@ class VerlConfig:
         return default
 
     def number(self, *keys: str, default: Any = None) -> Any:
-        """As `get`; what is none is no number here: scripts write 'null' in quotes, too."""
+        """As `get`, of a number, which may be in quotes; 'null' is none."""
         value = self.get(*keys, default=default)
-        return default if isinstance(value, str) and value.lower() in ("", "none", "null") else value
+        if not isinstance(value, str):
+            return value
+        if value.strip().lower() in ("none", "null"):
+            return default
+        try:
+            return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
+        except ValueError:
+            raise UserError(
+                f"verl's {keys[0]} is {value!r}, which is no number: a script may read it from a program, and none is "
+                f"started here. Say it: add {keys[0]}=... to this command."
+            ) from None
 
     def was_said(self, key: str) -> bool:
         return any(said == key or said.startswith(f"{key}.") or key.startswith(f"{said}.") for said in self.said)

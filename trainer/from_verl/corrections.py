@@ -21,7 +21,11 @@ _OLD_LEVELS = {level: level for level in _LEVELS.values()}
 
 def is_bypassed(verl: VerlConfig) -> bool:
     """The policy that sampled is the old one."""
-    by_actor = verl.get("actor_rollout_ref.actor.use_rollout_log_probs", default=False)
+    by_actor = verl.get(
+        "actor_rollout_ref.actor.use_rollout_log_probs", "async_training.use_rollout_log_probs", default=False
+    )
+    if verl.get("async_training.compute_prox_log_prob", default=False):
+        return False
     return bool(verl.get(f"{_KEY}.bypass_mode", default=False) or by_actor)
 
 
@@ -52,7 +56,7 @@ def _level(verl: VerlConfig) -> str | None:
     """Of importance sampling; the name of the cap alone in versions before 0.6."""
     level = verl.get(f"{_KEY}.rollout_is", "algorithm.rollout_is_level")
     if level in (None, "null", "None", False):
-        return "token" if verl.get("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1) > 0 else None
+        return "token" if verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1) > 0 else None
     if level not in ("token", "sequence"):
         verl.lack(f"{_KEY}.rollout_is={level} is not known here; known are token, sequence.")
         return None
@@ -61,7 +65,7 @@ def _level(verl: VerlConfig) -> str | None:
 
 def _bounds(verl: VerlConfig) -> tuple[float | None, float]:
     """'0.5_5.0' zeroes what is outside; a number caps."""
-    cap = verl.get("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1)
+    cap = verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1)
     keys = (f"{_KEY}.rollout_is_threshold", "algorithm.rollout_is_threshold")
     low, _, high = str(verl.get(*keys, default=2.0) if cap <= 0 else cap).rpartition("_")
     return (float(low) if low else None), float(high)
@@ -82,7 +86,7 @@ def _rejections(verl: VerlConfig) -> list[dict[str, Any]]:
         return found
     names = [name.strip() for name in str(kinds).split(",") if name.strip()]
     said = [part.strip() for part in str(thresholds).split(",")]
-    lower = verl.get(f"{_KEY}.rollout_rs_threshold_lower")
+    lower = verl.number(f"{_KEY}.rollout_rs_threshold_lower")
     for name, threshold in zip(names, said * len(names) if len(said) == 1 else said, strict=False):
         bounds = _old_bounds(threshold, lower) if name in _OLD_LEVELS else _ratio_bounds(name, threshold)
         if bounds is None:

@@ -38,7 +38,7 @@ def _longest_prompt(verl: VerlConfig) -> int | None:
     """verl leaves longer prompts out where it is told to; else it fails at one, or cuts it."""
     cut = verl.get("data.truncation", default="error")
     if verl.get("data.filter_overlong_prompts", default=False):
-        return int(verl.get("data.max_prompt_length", default=512))
+        return int(verl.number("data.max_prompt_length", default=512))
     if cut != "error":
         verl.note(
             f"data.truncation={cut}: verl cuts prompts of more than data.max_prompt_length tokens; here they are "

@@ -54,13 +54,19 @@ def _reward(verl: VerlConfig) -> Settings:
             "The reward is verl's own default_compute_score, for which verl has to be installed. Rewards of agentloop "
             "may do instead: 'math', 'last_number', 'code_tests' (docs/rewards.md)."
         )
-    manager = verl.get("reward_model.reward_manager", "reward.reward_manager.name", default="naive")
+    manager = _manager(verl)
     if manager not in _MANAGERS or verl.get("reward.reward_manager.module.path"):
         verl.lack(f"The reward manager {manager!r} calls rewards in a way of its own; here it is row by row.")
     if verl.get("reward_model.enable", "reward.reward_model.enable", default=False):
         verl.lack("A reward model is not trained or served here: ask one over HTTP, with the reward 'judge'.")
     options = {"function": f"{path}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
     return {"env.reward": "verl", "env.reward_options": options}
+
+
+def _manager(verl: VerlConfig) -> str:
+    """What calls the reward."""
+    keys = ("reward_model.reward_manager", "reward_manager.name", "reward.reward_manager.name")
+    return str(verl.get(*keys, default="naive"))
 
 
 def _sandbox(verl: VerlConfig) -> dict[str, object]:
@@ -73,7 +79,7 @@ def _sandbox(verl: VerlConfig) -> dict[str, object]:
 
 def _overlong(verl: VerlConfig) -> Settings | None:
     """Soft punishment of length, which the reward manager dapo knows."""
-    manager = verl.get("reward_model.reward_manager", "reward.reward_manager.name", default="naive")
+    manager = _manager(verl)
     places = (
         "reward.reward_kwargs.overlong_buffer_cfg",
         "reward_model.reward_kwargs.overlong_buffer_cfg",
@@ -95,8 +101,8 @@ def _limits(verl: VerlConfig) -> Settings:
     longest, response = lengths(verl)
     settings: Settings = {"limits.max_tokens": longest, "limits.max_turn_tokens": response}
     turns, answers = verl.number(f"{_MULTI_TURN}.max_assistant_turns"), verl.number(f"{_MULTI_TURN}.max_user_turns")
-    calls = verl.get(f"{_MULTI_TURN}.max_parallel_calls", default=1)
-    characters = verl.get(f"{_MULTI_TURN}.max_tool_response_length", default=256)
+    calls = verl.number(f"{_MULTI_TURN}.max_parallel_calls", default=1)
+    characters = verl.number(f"{_MULTI_TURN}.max_tool_response_length", default=256)
     if not _is_multi_turn(verl):
         return settings | {"limits.max_turns": 1}
     verl.unsupported(f"{_MULTI_TURN}.tool_response_truncate_side", "the middle is cut out.", harmless=(None, "middle"))
@@ -124,5 +130,5 @@ def _is_multi_turn(verl: VerlConfig) -> bool:
 def lengths(verl: VerlConfig) -> tuple[int, int]:
     """Most tokens of an episode, and of what follows its prompt."""
     rollout = "actor_rollout_ref.rollout"
-    response = verl.get(f"{rollout}.response_length", "data.max_response_length", default=512)
-    return verl.get(f"{rollout}.prompt_length", "data.max_prompt_length", default=512) + response, response
+    response = verl.number(f"{rollout}.response_length", "data.max_response_length", default=512)
+    return verl.number(f"{rollout}.prompt_length", "data.max_prompt_length", default=512) + response, response

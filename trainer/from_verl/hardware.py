@@ -41,11 +41,11 @@ def _refuse_routers(verl: VerlConfig) -> None:
 
 
 def _placement(verl: VerlConfig) -> Settings:
-    nodes, per_node = verl.get("trainer.nnodes", default=1), verl.get("trainer.n_gpus_per_node", default=8)
+    nodes, per_node = verl.number("trainer.nnodes", default=1), verl.number("trainer.n_gpus_per_node", default=8)
     if kind(verl) in ("fully_async", "one_step") or kind(verl) == "separate_async":
         of_engines = "rollout" if "rollout" in verl.values else _ROLLOUT
-        engine_nodes = verl.get(f"{of_engines}.nnodes", default=0)
-        engine_gpus = engine_nodes * verl.get(f"{of_engines}.n_gpus_per_node", default=8)
+        engine_nodes = verl.number(f"{of_engines}.nnodes", default=0)
+        engine_gpus = engine_nodes * verl.number(f"{of_engines}.n_gpus_per_node", default=8)
         return _separate(nodes * per_node, nodes, engine_gpus, engine_nodes)
     settings: Settings = {
         "placement.n_gpus": nodes * per_node,
@@ -79,8 +79,8 @@ def _takes_turns(verl: VerlConfig) -> bool:
 
 
 def _fsdp(verl: VerlConfig) -> Settings:
-    per_node, nodes = verl.get("trainer.n_gpus_per_node", default=8), verl.get("trainer.nnodes", default=1)
-    group = verl.get(f"{_ACTOR}.fsdp_config.fsdp_size", default=-1)
+    per_node, nodes = verl.number("trainer.n_gpus_per_node", default=8), verl.number("trainer.nnodes", default=1)
+    group = verl.number(f"{_ACTOR}.fsdp_config.fsdp_size", default=-1)
     return {
         "learner.offload": "all" if verl.get(f"{_ACTOR}.fsdp_config.offload_policy") else None,
         "learner.sequence_parallel": sequence_parallel(verl),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentloop.trainer.from_verl.asynchronous import cycle
+from agentloop.trainer.from_verl.asynchronous import cycle, updates_of_batch
 from agentloop.trainer.from_verl.config import Settings, VerlConfig
 from agentloop.trainer.from_verl.environment import lengths
 
@@ -16,11 +16,11 @@ _TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16
 
 def learner(verl: VerlConfig) -> Settings:
     settings = _batches(verl)
-    return settings | _optimizer(verl, settings["learner.mini_batches"]) | _types(verl) | _lora(verl)
+    return settings | _optimizer(verl) | _types(verl) | _lora(verl)
 
 
 def _batches(verl: VerlConfig) -> Settings:
-    if verl.get(f"{_ACTOR}.ppo_epochs", default=1) > 1:
+    if verl.number(f"{_ACTOR}.ppo_epochs", default=1) > 1:
         verl.lack(f"{_ACTOR}.ppo_epochs={verl.get(f'{_ACTOR}.ppo_epochs')}: a batch is trained on once here.")
     tasks, updates = cycle(verl)
     return {
@@ -33,10 +33,10 @@ def _batches(verl: VerlConfig) -> Settings:
 def _token_budget(verl: VerlConfig) -> int:
     """Of ranks that share sequences, together; no trajectory may be longer."""
     longest, _ = lengths(verl)
-    shared = sequence_parallel(verl) * verl.get(f"{_ACTOR}.megatron.context_parallel_size", default=1)
+    shared = sequence_parallel(verl) * verl.number(f"{_ACTOR}.megatron.context_parallel_size", default=1)
     if verl.get(f"{_ACTOR}.use_dynamic_bsz", default=False):
-        return max(int(verl.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", default=16384)) * shared, longest)
-    return longest * (verl.get(f"{_ACTOR}.ppo_micro_batch_size_per_gpu") or 1)  # type: ignore[no-any-return]
+        return max(int(verl.number(f"{_ACTOR}.ppo_max_token_len_per_gpu", default=16384)) * shared, longest)
+    return longest * (verl.number(f"{_ACTOR}.ppo_micro_batch_size_per_gpu") or 1)  # type: ignore[no-any-return]
 
 
 def sequence_parallel(verl: VerlConfig) -> int:
@@ -46,12 +46,12 @@ def sequence_parallel(verl: VerlConfig) -> int:
         f"{_ACTOR}.ulysses_sequence_parallel_size",
         f"{_ACTOR}.veomni.ulysses_parallel_size",
     )
-    return max(verl.get(place, default=1) for place in places)
+    return max(verl.number(place, default=1) for place in places)
 
 
-def _optimizer(verl: VerlConfig, updates: int) -> Settings:
-    steps = verl.get("trainer.total_training_steps")
-    warmup, ratio = verl.number(f"{_OPTIM}.lr_warmup_steps", default=-1), verl.get(f"{_OPTIM}.lr_warmup_steps_ratio")
+def _optimizer(verl: VerlConfig) -> Settings:
+    steps = verl.number("trainer.total_training_steps")
+    warmup, ratio = verl.number(f"{_OPTIM}.lr_warmup_steps", default=-1), verl.number(f"{_OPTIM}.lr_warmup_steps_ratio")
     if warmup < 0 and ratio and not steps:
         verl.lack(
             f"{_OPTIM}.lr_warmup_steps_ratio={ratio} is of a number of steps that is not said: set warmup_updates."
@@ -68,12 +68,12 @@ def _optimizer(verl: VerlConfig, updates: int) -> Settings:
     _refuse_optimizers(verl, schedule)
     betas = verl.get(f"{_OPTIM}.betas")
     return {
-        "learner.lr": verl.get(f"{_OPTIM}.lr"),
+        "learner.lr": verl.number(f"{_OPTIM}.lr"),
         "learner.lr_schedule": schedule,
-        "learner.warmup_updates": warmup * updates,  # verl's schedule goes on by steps
+        "learner.warmup_updates": warmup * updates_of_batch(verl),
         "learner.betas": betas,
-        "learner.weight_decay": verl.get(f"{_OPTIM}.weight_decay"),
-        "learner.grad_clip": verl.get(f"{_OPTIM}.clip_grad", f"{_OPTIM}.grad_clip", f"{_ACTOR}.grad_clip"),
+        "learner.weight_decay": verl.number(f"{_OPTIM}.weight_decay"),
+        "learner.grad_clip": verl.number(f"{_OPTIM}.clip_grad", f"{_OPTIM}.grad_clip", f"{_ACTOR}.grad_clip"),
     }
 
 
@@ -86,7 +86,7 @@ def _refuse_optimizers(verl: VerlConfig, schedule: str) -> None:
         f"{_OPTIM}.min_lr_ratio": (None, 0.0),
         f"{_OPTIM}.min_lr": (None, 0.0),
         f"{_OPTIM}.num_cycles": (None, 0.5),
-        f"{_OPTIM}.lr_decay_steps": (None, verl.get("trainer.total_training_steps")),
+        f"{_OPTIM}.lr_decay_steps": (None, verl.number("trainer.total_training_steps")),
     }
     verl.asked.update(ends)
     for key, plain in ends.items() if schedule != "constant" else ():
@@ -114,11 +114,11 @@ def _types(verl: VerlConfig) -> Settings:
 
 def _lora(verl: VerlConfig) -> Settings:
     model = "actor_rollout_ref.model"
-    of_megatron = verl.get(f"{model}.lora.rank", default=0)
+    of_megatron = verl.number(f"{model}.lora.rank", default=0)
     place = (f"{model}.lora.rank", f"{model}.lora.alpha", f"{model}.lora.target_modules")
     if not of_megatron:
         place = (f"{model}.lora_rank", f"{model}.lora_alpha", f"{model}.target_modules")
-    rank, alpha = verl.get(place[0], default=0), verl.get(place[1], default=16)
+    rank, alpha = verl.number(place[0], default=0), verl.number(place[1], default=16)
     targets = verl.get(place[2], default="all-linear")
     verl.unsupported(f"{model}.lora_adapter_path", "adapters begin anew here.", harmless=(None, "null"))
     if not rank:

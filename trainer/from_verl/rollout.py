@@ -14,9 +14,9 @@ def rollout(verl: VerlConfig) -> Settings:
     return {
         "rendering.chat_template_kwargs": verl.get("data.apply_chat_template_kwargs") or None,
         "rendering.chat_template": verl.get("actor_rollout_ref.model.custom_chat_template"),
-        "sampling.temperature": verl.get(f"{_ROLLOUT}.temperature"),
-        "sampling.top_p": verl.get(f"{_ROLLOUT}.top_p"),
-        "sampling.top_k": max(verl.get(f"{_ROLLOUT}.top_k", default=0), 0),
+        "sampling.temperature": verl.number(f"{_ROLLOUT}.temperature"),
+        "sampling.top_p": verl.number(f"{_ROLLOUT}.top_p"),
+        "sampling.top_k": max(verl.number(f"{_ROLLOUT}.top_k", default=0), 0),
         **_engine(verl),
         **_evaluation(verl),
     }
@@ -27,10 +27,10 @@ def _engine(verl: VerlConfig) -> Settings:
     if engine not in ("vllm", "sglang"):
         verl.note(f"{_ROLLOUT}.name={engine}: there is no such engine here; vllm was taken.")
         engine = "vllm"
-    options: Settings = {"tensor_parallel_size": verl.get(f"{_ROLLOUT}.tensor_model_parallel_size", default=1)}
-    pipeline = verl.get(f"{_ROLLOUT}.pipeline_model_parallel_size", default=1)
-    memory = verl.get(f"{_ROLLOUT}.gpu_memory_utilization")
-    sequences = verl.get(f"{_ROLLOUT}.max_num_seqs")
+    options: Settings = {"tensor_parallel_size": verl.number(f"{_ROLLOUT}.tensor_model_parallel_size", default=1)}
+    pipeline = verl.number(f"{_ROLLOUT}.pipeline_model_parallel_size", default=1)
+    memory = verl.number(f"{_ROLLOUT}.gpu_memory_utilization")
+    sequences = verl.number(f"{_ROLLOUT}.max_num_seqs")
     dtype, quantization = verl.get(f"{_ROLLOUT}.dtype", default="bfloat16"), verl.get(f"{_ROLLOUT}.quantization")
     if memory is not None:
         options["gpu_memory_utilization"] = memory
@@ -71,19 +71,20 @@ def _model_overrides(verl: VerlConfig, engine: str) -> Settings:
 
 def _evaluation(verl: VerlConfig) -> Settings:
     kwargs = f"{_ROLLOUT}.val_kwargs"
-    samples = verl.get(f"{kwargs}.do_sample", default=False)
-    top_k, temperature = verl.get(f"{kwargs}.top_k", default=-1), verl.get(f"{kwargs}.temperature", default=0)
-    top_p = verl.get(f"{kwargs}.top_p")
-    if samples and max(top_k, 0) != max(verl.get(f"{_ROLLOUT}.top_k", default=-1), 0):
+    top_k, temperature = verl.number(f"{kwargs}.top_k", default=-1), verl.number(f"{kwargs}.temperature", default=0)
+    top_p, samples = verl.number(f"{kwargs}.top_p"), verl.get(f"{kwargs}.do_sample", default=False)
+    if temperature and not samples:
+        verl.note(f"{kwargs}.do_sample=False: verl's agent loops sample with temperature {temperature} all the same.")
+    if temperature and max(top_k, 0) != max(verl.number(f"{_ROLLOUT}.top_k", default=-1), 0):
         verl.note(f"{kwargs}.top_k={top_k}: evaluation has the top_k of training here.")
-    every = verl.get("rollout.test_freq") if "async_training" in verl.values else None
-    every = positive(every if every is not None else verl.get("trainer.test_freq"))
+    every = verl.number("rollout.test_freq") if "async_training" in verl.values else None
+    every = positive(every if every is not None else verl.number("trainer.test_freq"))
     has_files = verl.get("data.val_files") not in (None, [])
     if verl.get("trainer.val_only", default=False):
         verl.note("trainer.val_only: that is `agentloop rollout` here.")
     return {
         "eval.every": every if has_files else None,
-        "eval.samples": verl.get(f"{kwargs}.n"),
-        "eval.temperature": temperature if samples else 0.0,
-        "eval.top_p": top_p if samples and temperature else None,
+        "eval.samples": verl.number(f"{kwargs}.n"),
+        "eval.temperature": temperature,
+        "eval.top_p": top_p if temperature else None,
     }

@@ -20,9 +20,9 @@ def run(verl: VerlConfig) -> Settings:
     return {
         "run.folder": _folder(verl),
         **_length(verl),
-        "run.save_every": positive(verl.get("trainer.save_freq")),
+        "run.save_every": positive(verl.number("trainer.save_freq")),
         "run.keep_last": positive(verl.number("trainer.max_actor_ckpt_to_keep")),
-        "run.seed": verl.get("data.seed"),
+        "run.seed": verl.number("data.seed"),
         "run.loggers": [name for name in loggers if name in _LOGGERS] or None,
     }
 
@@ -41,7 +41,10 @@ def _folder(verl: VerlConfig) -> str | None:
 
 def _length(verl: VerlConfig) -> Settings:
     """Steps count where both are said, as in verl."""
-    steps, epochs = positive(verl.number("trainer.total_training_steps")), verl.get("trainer.total_epochs", default=30)
+    steps, epochs = (
+        positive(verl.number("trainer.total_training_steps")),
+        verl.number("trainer.total_epochs", default=30),
+    )
     if kind(verl) == "fully_async":
         return {}  # said in tasks
     return {"run.steps": int(steps)} if steps else {"run.epochs": float(epochs)}

@@ -275,6 +275,14 @@ def _saved(folder: Path, config: object) -> Path:
             {
                 "loss": "gspo",
                 "loss_options": {"clip_low": 3e-4, "clip_high": 4e-4},
+                "aggregation": "token_mean",
+            },
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio_low=0.4",
+            {
+                "loss": "gmpo",
+                "loss_options": {"clip_low": 0.4, "clip_high": 0.2},
                 "aggregation": "seq_mean_token_mean",  # whatever loss_agg_mode says
             },
         ),
@@ -401,9 +409,10 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
         ),
         ("trainer.project_name=p trainer.resume_mode=disable", "run", {"folder": None}),
         (
-            "actor_rollout_ref.rollout.val_kwargs={n:4,do_sample:True,temperature:0.6} trainer.test_freq=5",
+            # do_sample says nothing to verl's agent loops.
+            "actor_rollout_ref.rollout.val_kwargs={n:4,do_sample:False,temperature:0.6,top_p:0.7} trainer.test_freq=5",
             "eval",
-            {"every": 5, "samples": 4, "temperature": 0.6},
+            {"every": 5, "samples": 4, "temperature": 0.6, "top_p": 0.7},
         ),
     ],
 )
@@ -420,11 +429,13 @@ def test_a_fully_asynchronous_run_counts_synchronisations_as_steps():
     rollout.nnodes=1 rollout.n_gpus_per_node=4 actor_rollout_ref.actor.ppo_mini_batch_size=32
     async_training.require_batches=4 async_training.trigger_parameter_sync_step=2 rollout.test_freq=5
     async_training.staleness_threshold=0.5 rollout.total_rollout_steps=51200 trainer.total_epochs=10
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10
     """
     converted = convert(*command.split())
     config = converted.config
     assert config["algorithm"]["groups_per_step"] == 256  # 2 x 4 x 32 tasks between two synchronisations
     assert (config["learner"]["mini_batches"], config["learner"]["old_logprobs"]) == (8, "rollout")
+    assert config["learner"]["warmup_updates"] == 40  # the schedule goes on with every 4 batches
     assert config["staleness"] == {"mode": "partial", "max_staleness": 1, "allow_uncorrected": True}
     assert config["placement"] == {"n_gpus": 8, "nnodes": 1, "layout": "separate", "learner_gpus": 4}
     assert (config["run"]["steps"], config["eval"]["every"]) == (200, 5)

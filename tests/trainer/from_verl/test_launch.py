@@ -84,6 +84,14 @@ def test_what_a_script_lacks_is_said(tmp_path: Path):
         convert(tmp_path / "nothing.sh")
 
 
+def test_a_number_that_a_program_would_have_told_is_asked_for(tmp_path: Path):
+    """`$(...)` of a program that is not run is empty."""
+    script = _script(tmp_path, 'python -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L) "$@"\n')
+    with pytest.raises(UserError, match=r"n_gpus_per_node is '', which is no number.*add trainer\.n_gpus_per_node="):
+        convert(script)
+    assert convert(script, "trainer.n_gpus_per_node='4'").config["placement"]["n_gpus"] == 4
+
+
 def test_programs_named_by_a_path_are_not_started(tmp_path: Path):
     script = _script(tmp_path, f"/bin/touch {tmp_path}/made\necho x > {tmp_path}/written\n\\cd /; >|{tmp_path}/empty\n")
     script_commands(script)
