@@ -66,6 +66,11 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.temperature is {learner.temperature} and sampling.temperature {config.sampling.temperature}: the "
             "learner must score tokens as they were sampled. Leave learner.temperature out."
         )
+    if learner.backend == "megatron" and advantages.get(config.algorithm.advantage).value_targets is not None:
+        yield (
+            f"learner.backend is megatron, which has no critic, and algorithm.advantage={config.algorithm.advantage} "
+            "needs one. Set learner.backend=fsdp, or another advantage."
+        )
     if learner.loss in _OF_COMPANIONS:
         yield (
             f"learner.loss is {learner.loss}, which is the loss of a model beside the policy. To have one, set "

@@ -183,6 +183,11 @@ def test_adapters_save_the_gradients_of_weights_and_their_optimizer(layout: Layo
     assert 0.5 < adapters / whole < 0.75
 
 
+def test_a_critic_is_planned_for_the_backend_that_has_one():
+    found = search(_run(companions=1, needs_fsdp=True), Cluster(gpu=find("H200"), gpus=8), ("fsdp", "megatron"))
+    assert {estimate.layout.backend for estimate in found.fitting} == {"fsdp"}
+
+
 def test_what_is_trained_beside_the_policy_takes_memory_and_time():
     cluster, layout = Cluster(gpu=find("H200"), gpus=8), Layout(gpus=8)
     alone, critic, judge = (

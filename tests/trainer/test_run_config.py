@@ -109,6 +109,7 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
         (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens 99999"]),
         (["eval.every=5"], ["data.eval"]),
         (["learner.ranks=3", "learner.sequence_parallel=2"], ["sequence_parallel is 2", "3 ranks"]),
+        (["learner.backend=megatron", "algorithm.advantage=gae"], ["has no critic", "advantage=gae"]),
         (["learner.nodes=2"], ["learner.nodes is 2", "1 ranks"]),
         (["learner.mini_batches=500"], ["learner.mini_batches is 500", "128"]),
         (["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"], ["warmup_updates is 5 of 5"]),

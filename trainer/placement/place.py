@@ -81,6 +81,7 @@ def planned(config: RunConfig, hf_config: Any, *, mean_tokens: float | None = No
         companion_references=int(
             advantage.needs_process_rewards and config.process_reward.as_learner(learner).loads_reference
         ),
+        needs_fsdp=advantage.value_targets is not None,
         lora_rank=learner.lora.rank if learner.lora else 0,
     )
 

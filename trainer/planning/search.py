@@ -49,6 +49,8 @@ class Run:
     """Models beside it that are trained as it is."""
     companion_references: int = 0
     """Of those, with a reference model that is loaded."""
+    needs_fsdp: bool = False
+    """The other backend has no critic."""
     lora_rank: int = 0
     """Of adapters; 0: all weights are trained."""
     scale: float = 1.0
@@ -100,7 +102,7 @@ def search(run: Run, cluster: Cluster, backends: tuple[BackendName, ...]) -> Fou
     obstacles: Counter[str] = Counter()
     fitting: list[Estimate] = []
     longest = run.work.longest
-    backends = ("fsdp",) if run.lora_rank else backends  # the other one has no adapters
+    backends = ("fsdp",) if run.needs_fsdp or run.lora_rank else backends  # the other one has no adapters
     for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
         if reasons := list(problems(layout, run.shape)):
             obstacles.update(reasons[:1])

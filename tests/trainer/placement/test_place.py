@@ -53,6 +53,7 @@ def derived(config):
 def test_every_model_that_will_be_loaded_is_counted(config, overrides, models):
     run = planned(config(*overrides), SHAPE)
     assert (run.reference, run.companions, run.companion_references) == models
+    assert run.needs_fsdp == ("algorithm.advantage=gae" in overrides)
 
 
 def test_separate_gpus_are_divided_between_learner_and_engines(config):
