@@ -18,7 +18,7 @@ from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.schema import ArgumentError
-from agentloop.tools.told_once import tell_once
+from agentloop.tools.told_once import tell_blocking, tell_once
 
 _logger = logging.getLogger(__name__)
 
@@ -132,10 +132,12 @@ async def _run_limited(limit: SharedLimit, session: _Session, arguments: dict[st
 
 async def _run(session: _Session, arguments: dict[str, Any], deadline: float) -> ToolResult:
     seconds = min(session.tool.timeout, deadline - time.monotonic())
-    session.ctx.deadline = time.monotonic() + seconds
+    started = time.monotonic()
+    session.ctx.deadline = started + seconds
     expiry: asyncio.Timeout | None = None
     try:
         is_done, result = first_step(_call(session, arguments))
+        tell_blocking(session.tool.name, time.monotonic() - started)
         if not is_done:
             expiry = asyncio.timeout(seconds)
             async with expiry:

@@ -12,13 +12,23 @@ import pytest
 import yaml
 
 from agentloop.config_loading import validated
+from agentloop.envs.registry import load_factory
 from agentloop.envs.rewards import BUILT_IN, load_reward
 from agentloop.loading import load_object
 from agentloop.tools import registry
 from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig, RunSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("tools.md", "rewards.md", "datasets.md", "gateway.md", "from-verl.md", "view.md")
+PAGES = (
+    "tools.md",
+    "environments.md",
+    "rewards.md",
+    "datasets.md",
+    "gateway.md",
+    "sandboxes.md",
+    "from-verl.md",
+    "view.md",
+)
 _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -41,7 +51,9 @@ def check_config(config: dict, page: str) -> None:
         validated(DataConfig, config["data"], page)
     if "env" in config:
         env = validated(EnvConfig, config["env"], page)
-        load_reward(env.reward, env.reward_options)
+        if env.reward is not None:
+            load_reward(env.reward, env.reward_options)
+        load_factory(env.factory, env.options)
     if "rendering" in config:
         validated(RenderingConfig, config["rendering"], page)
     if "run" in config:

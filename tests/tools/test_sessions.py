@@ -223,6 +223,27 @@ async def test_where_a_tool_raised_is_logged_once_for_each_place(caplog):
     assert first.exc_text.count("File ") == 1  # the tool's own line, none of agentloop's
 
 
+async def test_a_tool_that_blocks_the_event_loop_is_named_once(caplog):
+    @tool(inline=True)
+    def sleeps() -> str:
+        """Sleep where it should not."""
+        time.sleep(0.6)
+        return "slept"
+
+    @tool
+    def sleeps_in_a_thread() -> str:
+        """Sleep where it may."""
+        time.sleep(0.6)
+        return "slept"
+
+    session = sessions(sleeps, sleeps_in_a_thread)
+    with caplog.at_level(logging.WARNING):
+        for name in ("sleeps", "sleeps_in_a_thread", "sleeps"):
+            assert (await session.call(call(name), soon())).content == "slept"
+    (record,) = (record for record in caplog.records if "'sleeps'" in record.getMessage())
+    assert "'sleeps' did not await anything for" in record.getMessage()
+
+
 async def test_the_deadline_of_the_episode_counts_too():
     start = time.monotonic()
     result = await sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), start + 0.02)
