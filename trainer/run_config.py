@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator, with_config
 
 from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
+from agentloop.engines import known_engine
 from agentloop.envs.rewards import RewardSpec
 from agentloop.limits import Limits
 from agentloop.rendering.formats import call_format
@@ -117,7 +118,7 @@ class SamplingConfig(Config):
 
 
 class EngineConfig(Config):
-    name: str = "hf"
+    name: Annotated[str, AfterValidator(known_engine)] = "hf"
     """`hf`, `vllm`, `sglang` or `scripted`."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, beside the model."""

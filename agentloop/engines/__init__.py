@@ -8,7 +8,7 @@ from typing import Any
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.errors import UserError, nearest
 
-__all__ = ["Engine", "FinishReason", "Generation", "SamplingParams", "create"]
+__all__ = ["Engine", "FinishReason", "Generation", "SamplingParams", "create", "known_engine"]
 
 _ENGINES = {
     "hf": ("agentloop.engines.hf", "HfEngine"),
@@ -19,14 +19,19 @@ _ENGINES = {
 }
 
 
+def known_engine(name: str) -> str:
+    """`name`, where there is such an engine. Raises `UserError`."""
+    if name not in _ENGINES:
+        raise UserError(f"There is no engine {name!r}.{nearest(name, _ENGINES)} Known: {', '.join(sorted(_ENGINES))}.")
+    return name
+
+
 def create(name: str, **options: Any) -> Engine:
     """A new engine, not started. `options` are the keyword arguments of its class.
 
     Raises `UserError` for an unknown name or option.
     """
-    if name not in _ENGINES:
-        raise UserError(f"There is no engine {name!r}.{nearest(name, _ENGINES)} Known: {', '.join(sorted(_ENGINES))}.")
-    module, attribute = _ENGINES[name]
+    module, attribute = _ENGINES[known_engine(name)]
     engine_class = getattr(import_module(module), attribute)
     try:
         return engine_class(**options)

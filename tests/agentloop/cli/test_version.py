@@ -1,0 +1,12 @@
+from importlib.metadata import version
+
+import pytest
+
+from agentloop.cli import main
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"agentloop {version('agentloop')}\n"
