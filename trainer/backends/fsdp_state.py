@@ -91,9 +91,13 @@ def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
     """That of the first step to parameters that had none: no update was made yet, or none of them had a gradient, such
     as a vision tower without pictures. torch would make it too, where there is none at all, but with that step done.
     """
-    new = [each for group in optimizer.param_groups for each in group["params"] if each not in optimizer.state]
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    new = [parameter for parameter in every if parameter not in optimizer.state]
     if not new:
         return
+    gradients = [parameter.grad for parameter in every]  # of an update that has begun
+    for parameter in every:
+        parameter.grad = None
     for parameter in new:
         parameter.grad = torch.zeros_like(parameter)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -103,8 +107,9 @@ def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for parameter in new:
-        parameter.grad = None
         optimizer.state[parameter]["step"].zero_()
+    for parameter, gradient in zip(every, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def save_hf(folder: Path, policy: Policy, source: Path, adapters: LoraConfig | None) -> None:
