@@ -101,8 +101,10 @@ cd() {
 pwd() { printf '%s\n' "$PWD"; }
 source() { :; }
 .() { :; }
+kill() { :; }
 """
-"""`set -e` would end a script at the first thing that was not done. `cd` is not allowed to a restricted shell."""
+"""`set -e` would end a script at the first thing that was not done. `cd` is not allowed to a restricted shell, `kill`
+is."""
 
 _OUTPUT = re.compile(r"""(?<=\s)(?:\d|&)?>>?(?!&)\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""")
 
@@ -126,7 +128,7 @@ def script_commands(script: Path, arguments: Sequence[str] = ()) -> tuple[list[l
                 Path(folder, name).symlink_to(path)
         process = subprocess.Popen(
             [bash, "-r", "-c", _BEFORE + text, str(script), *arguments],
-            env=os.environ | {"PATH": folder, "LAUNCH_FD": str(written.fileno())},
+            env=_environment() | {"PATH": folder, "LAUNCH_FD": str(written.fileno())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
@@ -142,6 +144,11 @@ def script_commands(script: Path, arguments: Sequence[str] = ()) -> tuple[list[l
                 os.killpg(process.pid, signal.SIGKILL)  # subshells, too
             process.wait()
         return _commands(_text(written)), _complaint(_text(said))
+
+
+def _environment() -> dict[str, str]:
+    """Without what bash would run before it is restricted."""
+    return {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV", "SHELLOPTS")}
 
 
 def _text(file: IO[bytes]) -> str:

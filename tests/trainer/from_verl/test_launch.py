@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,21 @@ def test_a_number_that_a_program_would_have_told_is_asked_for(tmp_path: Path):
     assert convert(script, "trainer.n_gpus_per_node='4'").config["placement"]["n_gpus"] == 4
 
 
-def test_programs_named_by_a_path_are_not_started(tmp_path: Path):
+def test_programs_named_by_a_path_are_not_started(tmp_path: Path, monkeypatch):
     script = _script(tmp_path, f"/bin/touch {tmp_path}/made\necho x > {tmp_path}/written\n\\cd /; >|{tmp_path}/empty\n")
+    before = tmp_path / "examples" / "before.sh"
+    before.write_text(f"echo x > {tmp_path}/before\n")
+    monkeypatch.setenv("BASH_ENV", str(before))
     script_commands(script)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["examples"]
+
+
+def test_a_script_ends_no_process(tmp_path: Path):
+    with subprocess.Popen(["sleep", "600"]) as server:
+        (tmp_path / "server.pid").write_text(str(server.pid))
+        script_commands(_script(tmp_path, f"kill -9 $(cat {tmp_path}/server.pid)\npkill sleep\n"))
+        assert server.poll() is None
+        server.kill()
 
 
 @pytest.mark.parametrize(
