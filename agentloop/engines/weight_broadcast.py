@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentloop.engines.meeting_store import listening_store
 from agentloop.engines.shared_weights import Place, SharedWeights, WeightShelf, spans
 from agentloop.errors import EngineError
 
@@ -66,9 +67,7 @@ class Sender:
     """
 
     def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
-        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        store = listening_store(host)
         name = f"{os.getpid()}-{next(_numbers)}"
         self.meeting = Meeting(name, host, store.port, receivers + 1, backend, seconds)
         self._group = _Group(self.meeting, 0, store, host)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentloop.engines.meeting_store import listening_store
 from agentloop.errors import UserError
 from agentloop.trainer.sequence_parallel import SequenceGroup
 
@@ -78,8 +79,8 @@ class Meeting:
 
 
 def listen(ranks: int, address: str = _THIS_HOST) -> TCPStore:
-    """The store that the ranks meet at; this process is rank 0. Its port is free."""
-    return TCPStore(address, 0, ranks, is_master=True, wait_for_workers=False)
+    """The store that the ranks meet at; this process is rank 0."""
+    return listening_store(address, ranks)
 
 
 def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> None:
