@@ -7,7 +7,7 @@ import logging
 import os
 import pickle
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,14 @@ from agentloop.engines.base import EngineDead, FinishReason, Generation, Samplin
 from agentloop.engines.listening import listener
 from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.engines.stop_strings import StopFinder, StopStrings
-from agentloop.engines.vllm_compat import missing_attributes, require_vllm
-from agentloop.engines.vllm_images import ImageSender, start_arguments
+from agentloop.engines.vllm_compat import missing_attributes
+from agentloop.engines.vllm_images import ImageSender
+from agentloop.engines.vllm_launch import VllmLauncher
 from agentloop.engines.vllm_requests import generation_of, up_to_stop, versions_of, vllm_params
 from agentloop.engines.vllm_sleep import SleepMode
-from agentloop.engines.vllm_sockets import SocketFolder
 from agentloop.engines.vllm_sync import DEAD, OutputFence, unless_dead
-from agentloop.engines.weight_files import check_names, checkpoint_shapes
+from agentloop.engines.weight_files import check_names
 from agentloop.errors import EngineError, UserError
-from agentloop.vision.processor import FAMILIES
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +31,6 @@ if TYPE_CHECKING:
     from agentloop.vision.image import PlacedImage
 
 _log = logging.getLogger(__name__)
-_ENVIRONMENT = {
-    # At WARNING a start and every weight update print a screenful of what is as it should be.
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    # flashinfer's sampler compiles at first use; vLLM's own does not.
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # A fork cannot use CUDA once this process has as much as asked whether there is any, which vLLM does not notice.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
-_CPU_CACHE_GIB = "2"
 
 
 @dataclass(eq=False, slots=True)
@@ -86,10 +75,8 @@ class VllmEngine:
         max_pixels: int | None = None,
         **engine_args: Any,
     ) -> None:
-        self._model = os.fspath(model)
-        self._stops = StopFinder(self._model)
-        self._max_pixels = max_pixels
-        self._args: dict[str, Any] = {
+        self._stops = StopFinder(os.fspath(model))
+        arguments = {
             "dtype": dtype,
             "max_model_len": max_model_len,
             "gpu_memory_utilization": gpu_memory_utilization,
@@ -99,19 +86,19 @@ class VllmEngine:
             "max_num_seqs": max_num_seqs,
             **engine_args,
         }
-        self._shares_gpu = shares_gpu
+        self._launcher = VllmLauncher(
+            os.fspath(model), arguments, shares_gpu=shares_gpu, sleeps=sleeps, max_pixels=max_pixels
+        )
         self._sleeps = sleeps
         self._sleep = SleepMode()
         self._resumes_awake = True
         """Nobody paused it before it slept, or meanwhile."""
         self._llm: Any = None
-        self._sockets = SocketFolder()
         self._closed = False
         self._count = 0
         self._updates = 0
         self._paused = False
         self._turns: set[_Turn] = set()
-        self._shapes: dict[str, tuple[int, ...]] | None = None
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self.loads_by = ""
         """How the last weights were loaded: see `WeightReceiver.agentloop_load`."""
@@ -127,82 +114,17 @@ class VllmEngine:
     async def start(self) -> None:
         """Start vLLM (20 s and more). Raises `UserError` where that is not possible."""
         assert self._llm is None, "start is called once"
-        self._llm = await asyncio.to_thread(self._launch)
+        self._llm = await asyncio.to_thread(self._launcher.launch)
         missing = missing_attributes(self._llm)
         if missing:
             await self.close()
             raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self._llm)
         await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
-        if self._images is not None:
+        if self._launcher.sees_pictures:
+            self._images = ImageSender()
             await self._images.start(self._llm)
         self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
-
-    def _launch(self) -> Any:
-        folder = Path(self._model)
-        if folder.is_dir():
-            if not (folder / "config.json").is_file():
-                raise UserError(f"The model folder {self._model!r} has no config.json; `save_pretrained` writes one.")
-            self._shapes = checkpoint_shapes(folder)
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        elif folder.is_absolute():
-            raise UserError(f"There is no model folder {self._model!r}.")
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        require_vllm()
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        if self._sleeps and current_platform.is_cpu():
-            raise UserError(
-                "vLLM cannot sleep on CPUs, and is to leave its memory to the learner while that trains. Set "
-                "placement.sleep=false."
-            )
-        try:
-            args = AsyncEngineArgs(**self._engine_args(AsyncEngineArgs.__dataclass_fields__))
-            with self._sockets.used():
-                return AsyncLLM.from_engine_args(args)
-        except TypeError as error:
-            raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
-        except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
-            raise UserError(
-                f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
-                "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
-            ) from error
-
-    def _engine_args(self, known: Collection[str]) -> dict[str, Any]:
-        """Of the `known` ones, with what the caller gave."""
-        from vllm.platforms import current_platform
-
-        args: dict[str, Any] = {
-            "model": self._model,
-            "skip_tokenizer_init": True,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "worker_extension_cls": "agentloop.engines.vllm_worker.WeightReceiver",
-        }
-        if _family(self._model) in FAMILIES:
-            self._images = ImageSender()
-            args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
-        args |= self._args
-        if self._sleeps:
-            args["enable_sleep_mode"] = True
-        if current_platform.is_cpu():
-            # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
-            gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
-            args.setdefault("kv_cache_memory_bytes", gib << 30)
-            # A prompt that is computed in parts ends vLLM on CPUs where the turn has a seed: it turns the generator
-            # back by what the unfinished parts drew, which only CUDA generators can do.
-            args.setdefault("enable_chunked_prefill", False)
-        elif self._shares_gpu:
-            args.setdefault("worker_cls", "agentloop.engines.vllm_sharing.SharingWorker")
-        if args["enforce_eager"] is None:
-            args["enforce_eager"] = current_platform.is_cpu()
-        return args
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
@@ -356,8 +278,8 @@ class VllmEngine:
         """
         llm = self._alive()
         shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
-        if self._shapes is not None:
-            check_names(shared.shapes, self._shapes)
+        if self._launcher.shapes is not None:
+            check_names(shared.shapes, self._launcher.shapes)
         await self._open(llm, shared)
         async with self._lock:
             was_paused = self._paused
@@ -443,12 +365,4 @@ class VllmEngine:
             if (handler := getattr(self._llm, "output_handler", None)) is not None:
                 handler.cancel()  # it would take the end of the engine core for a crash, and say so on the screen
             await asyncio.to_thread(self._llm.shutdown, 10.0)
-            await asyncio.to_thread(self._sockets.remove)
-
-
-def _family(model: str) -> str:
-    """The `model_type` of a folder or a name on the hub."""
-    from transformers import PreTrainedConfig
-
-    settings, _ = PreTrainedConfig.get_config_dict(model)
-    return str(settings.get("model_type"))
+            await asyncio.to_thread(self._launcher.sockets.remove)

@@ -47,4 +47,4 @@ def test_bounds_of_pictures_come_from_the_config():
     episodes = Episodes.load(config, folder)
     assert episodes.renderer.vision.sizes.max_pixels == 3136
     vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"name": "vllm", "options": {}})})
-    assert make_engine(vllm, folder)._max_pixels == 3136
+    assert make_engine(vllm, folder)._launcher._max_pixels == 3136

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from agentloop.engines import vllm, vllm_compat
+from agentloop.engines import vllm_compat, vllm_launch
 from agentloop.engines.vllm import VllmEngine
 from agentloop.engines.weight_files import check_names
 from agentloop.errors import EngineError, UserError
@@ -19,7 +19,7 @@ def test_every_name_that_the_adapter_uses_is_there():
 def test_vllm_knows_the_variables_that_are_set_for_it():
     from vllm import envs
 
-    assert vllm._ENVIRONMENT.keys() <= envs.environment_variables.keys()
+    assert vllm_launch.ENVIRONMENT.keys() <= envs.environment_variables.keys()
 
 
 def test_the_installed_version_is_one_of_the_tested():
