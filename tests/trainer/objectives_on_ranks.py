@@ -26,8 +26,14 @@ Options = dict[str, Any]
 MODELS: dict[str, Options] = {"policy": {}, "adapters": {"lora": {"rank": 2}}, "critic": {"loss": "value"}}
 WAYS: dict[str, Options] = {
     "layer by layer": {"gather_once": False, "token_budget": 80},
-    "gathered once": {"gather_once": True, "token_budget": 80, "checkpointing": "sparse"},
-    "rows and prompts shared": {"sequence_parallel": 2, "token_budget": 120, "share_prefixes": True},
+    "gathered once": {"gather_once": True, "token_budget": 80},
+    "rows and prompts shared, layers computed again": {
+        "gather_once": True,
+        "token_budget": 120,
+        "sequence_parallel": 2,
+        "share_prefixes": True,
+        "checkpointing": "sparse",
+    },
 }
 _BOUNDS = {"low": 0.8, "high": 1.3}
 _CORRECTIONS: dict[str, Options] = {"truncate": {"cap": 1.1}, "mask": _BOUNDS, "icepop": _BOUNDS, "reject": _BOUNDS}

@@ -63,6 +63,7 @@ def test_loss_and_gradients_do_not_depend_on_the_plan(model, samples):
         {"options": {"token_budget": 2000, "share_prefixes": True}, "samples": samples},
         {"options": {"token_budget": 2000, "checkpointing": "full"}, "samples": samples},
         {"options": {"token_budget": 2000, "checkpointing": "selective"}, "samples": samples},
+        {"options": {"token_budget": 2000, "checkpointing": "sparse", "share_prefixes": True}, "samples": samples},
     ]:
         other_loss, found = gradients(learner_of(model, **case["options"]), case["samples"])
         assert abs(other_loss - loss) <= _TOLERANCE * abs(loss), case["options"]
