@@ -244,14 +244,17 @@ class RestartingEngine:
 
     async def _back_or_helped(self) -> None:
         """Until there is an engine again, or a helper has room."""
-        if self._replacing is None:
+        replacing = self._replacing
+        if replacing is None:
             return
         if self._helpers is None:
-            await asyncio.shield(self._replacing)
+            await asyncio.wait([replacing])
+            if not replacing.cancelled():  # else this engine is closed
+                replacing.result()
             return
         helped = asyncio.create_task(self._helpers.come())
         try:
-            await asyncio.wait((self._replacing, helped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((replacing, helped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             helped.cancel()
 
@@ -323,9 +326,11 @@ class RestartingEngine:
 
     async def close(self) -> None:
         self._failure = self._failure or "the engine is closed"
-        for task in (self._watch, self._replacing):
-            if task is not None:
-                task.cancel()
+        tasks = [task for task in (self._watch, self._replacing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)  # an engine that was being started is closed then
         await self._engine.close()
 
 

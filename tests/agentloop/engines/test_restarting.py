@@ -240,6 +240,30 @@ async def test_an_engine_that_dies_while_paused_is_paused_again():
     assert make.made[1].policy_version == 1
 
 
+async def test_an_engine_that_is_closed_while_another_one_starts_closes_both_and_says_so_to_its_turns():
+    class Slow(Mortal):
+        starting = asyncio.Event()
+
+        async def start(self):
+            self.starting.set()
+            await asyncio.Event().wait()
+
+        async def close(self):
+            await asyncio.sleep(0)
+            self.closed = True
+
+    old, new = Mortal(fate=0), Slow()
+    engines = iter((old, new))
+    engine = RestartingEngine(lambda: next(engines))
+    await engine.start()
+    turn = asyncio.create_task(engine.generate([1], PARAMS, trajectory_id="t"))
+    await new.starting.wait()
+    await engine.close()
+    assert (old.closed, new.closed) == (True, True)
+    with pytest.raises(EngineError, match="closed"):
+        await turn
+
+
 async def test_when_the_budget_is_spent_all_turns_fail_and_say_why():
     make = Makes(0, "no start", "no start", "no start")
     engine = await started(make, budget=RestartBudget(2))
