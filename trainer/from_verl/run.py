@@ -6,25 +6,37 @@ from pathlib import Path
 
 from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
+from agentloop.trainer.loggers import BUILT_IN as LOGGERS
 
-_LOGGERS = {"tensorboard", "wandb"}
 _SHOWN = {"console", "file"}
 """Always there."""
+_PROJECTS = {"wandb": "project", "mlflow": "experiment"}
+"""Logger -> its option that is verl's project."""
 
 
 def run(verl: VerlConfig) -> Settings:
     loggers = verl.get("trainer.logger", default=[])
     loggers = [loggers] if isinstance(loggers, str) else loggers
-    if others := [name for name in loggers if name not in _LOGGERS | _SHOWN]:
-        verl.note(f"trainer.logger: {', '.join(others)} is not known here; known are {', '.join(sorted(_LOGGERS))}.")
+    if others := [name for name in loggers if name not in LOGGERS.keys() | _SHOWN]:
+        verl.note(
+            f"trainer.logger: {', '.join(others)} is not known here; known are {', '.join(sorted(LOGGERS))}, and a "
+            "class of one's own is a logger, too (docs/view.md)."
+        )
     return {
         "run.folder": _folder(verl),
         **_length(verl),
         "run.save_every": positive(verl.number("trainer.save_freq")),
         "run.keep_last": positive(verl.number("trainer.max_actor_ckpt_to_keep")),
         "run.seed": verl.number("data.seed"),
-        "run.loggers": [name for name in loggers if name in _LOGGERS] or None,
+        "run.loggers": [_logger(verl, name) for name in loggers if name in LOGGERS] or None,
     }
+
+
+def _logger(verl: VerlConfig, name: str) -> str | Settings:
+    """Trackers have the project that was said."""
+    if name not in _PROJECTS or not verl.was_said("trainer.project_name"):
+        return name
+    return {"name": name, "options": {_PROJECTS[name]: verl.get("trainer.project_name")}}
 
 
 def _folder(verl: VerlConfig) -> str | None:
@@ -47,4 +59,8 @@ def _length(verl: VerlConfig) -> Settings:
     )
     if kind(verl) == "fully_async":
         return {}  # said in tasks
+    if steps and verl.was_said("trainer.total_epochs"):
+        verl.note(
+            f"trainer.total_epochs={epochs}: where that is less than {steps} steps verl ends there, a run here not."
+        )
     return {"run.steps": int(steps)} if steps else {"run.epochs": float(epochs)}

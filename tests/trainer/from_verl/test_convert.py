@@ -409,6 +409,17 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
         ),
         ("trainer.project_name=p trainer.resume_mode=disable", "run", {"folder": None}),
         (
+            "trainer.project_name=p trainer.logger=[console,wandb,mlflow,tensorboard]",
+            "run",
+            {
+                "loggers": [
+                    {"name": "wandb", "options": {"project": "p"}},
+                    {"name": "mlflow", "options": {"experiment": "p"}},
+                    "tensorboard",
+                ]
+            },
+        ),
+        (
             # do_sample says nothing to verl's agent loops.
             "actor_rollout_ref.rollout.val_kwargs={n:4,do_sample:False,temperature:0.6,top_p:0.7} trainer.test_freq=5",
             "eval",
