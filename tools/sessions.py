@@ -73,13 +73,12 @@ class ToolSessions:
             return _refused(f"There is no tool {call.name!r}.{nearest(call.name, self._tools)} Tools: {known}.")
         try:
             arguments = self._arguments[call.name].validate(call.arguments)
-        except ArgumentError as error:
-            return _refused(f"Wrong arguments for {call.name!r}:\n{error}")
-        session = self._sessions.get(call.name) or self._session(tool)
-        try:
+            session = self._sessions.get(call.name) or self._session(tool)
             if tool.limit is None:
                 return await _run(session, arguments, deadline)
             return await _run_limited(tool.limit, session, arguments, deadline)
+        except ArgumentError as error:
+            return _refused(f"Wrong arguments for {call.name!r}:\n{error}")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

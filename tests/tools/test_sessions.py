@@ -2,15 +2,16 @@ import asyncio
 import logging
 import threading
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from agentloop.errors import FailureKind, ToolError, UserError
 from agentloop.messages import ToolCall
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.function import tool
+from agentloop.tools.json_schema import SchemaArguments
 from agentloop.tools.toolset import Toolset
 
 
@@ -188,6 +189,21 @@ class Blocking(Tool):
 
     def shutdown(self):
         self.threads.add(threading.current_thread().name)
+
+
+async def test_a_validator_that_raises_fails_its_call_only():
+    @tool
+    async def capital(country: Annotated[str, AfterValidator(lambda name: {"Italy": "Rome"}[name])]) -> str:
+        return country
+
+    refers = SchemaArguments({"properties": {"a": {"$ref": "#/$defs/Missing"}}}, what="a tool")
+    told = Counter()
+    told.arguments = refers
+    sessions = Toolset([capital, told]).sessions("t", {}, 0)
+    for call in (ToolCall("capital", {"country": "Oz"}, "1"), ToolCall("counter", {"a": 1}, "2")):
+        result = await sessions.call(call, time.monotonic() + 10)
+        assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
+        assert ("Oz" if call.name == "capital" else "Missing") in result.content
 
 
 async def test_methods_without_async_run_in_threads():
