@@ -56,8 +56,8 @@ class VerlConfig:
             return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
         except ValueError:
             raise UserError(
-                f"verl's {keys[0]} is {value!r}, which is no number: a script may read it from a program, and none is "
-                f"started here. Say it: add {keys[0]}=... to this command."
+                f"verl's {keys[0]} is {value!r}, which is no number. Where a script has it from a variable, set that; "
+                f"what it would ask a program is empty here: add {keys[0]}=... to this command."
             ) from None
 
     def was_said(self, key: str) -> bool:
