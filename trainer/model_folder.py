@@ -9,9 +9,12 @@ from typing import Any
 from agentloop.errors import UserError
 from agentloop.trainer.run_config import RunConfig
 
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 
-def local_model(config: RunConfig) -> Path:
-    """The folder of `config.model`, fetched from the Hugging Face hub where it is a name.
+
+def local_model(config: RunConfig, *, weights: bool = True) -> Path:
+    """The folder of `config.model`, fetched from the Hugging Face hub where it is a name; without `weights` its config
+    and tokenizer only, which is what a dry run needs.
 
     Raises `UserError` where there is no such model, or where it is too short for `limits.max_tokens`.
     """
@@ -19,7 +22,7 @@ def local_model(config: RunConfig) -> Path:
     if not folder.is_dir():
         if folder.is_absolute():
             raise UserError(f"There is no model folder {folder}. Set model to one, or to a hub name ('org/name').")
-        folder = _from_hub(config.model)
+        folder = _from_hub(config.model, weights=weights)
     settings = folder / "config.json"
     if not settings.is_file():
         raise UserError(f"{folder} is no model folder: it has no config.json. Set model to a folder that has one.")
@@ -32,17 +35,34 @@ def local_model(config: RunConfig) -> Path:
     return folder
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     missing = (
         f"There is no model {name!r}: neither a folder here nor, as far as can be seen, a model on the Hugging Face hub"
     )
     try:
-        return Path(snapshot_download(name))
+        return Path(snapshot_download(name, ignore_patterns=None if weights else list(_WEIGHTS)))
     except HFValidationError as error:
         raise UserError(f"{missing}. Set model to a folder ('./name') or a hub name ('org/name').") from error
+    except GatedRepoError as error:
+        raise UserError(
+            f"The model {name!r} is open to those only who asked for it: ask on its page of the hub, then "
+            "`hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(f"{missing}. Look at the spelling; for one of your own, `hf auth login`.") from error
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"There is no folder {name!r} here, and the Hugging Face hub cannot be reached from this machine. Fetch "
+            f"the model where there is a network (`hf download {name} --local-dir FOLDER`), and set model to that folder."
+        ) from error
     # Without a network the client raises whatever its transport does.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]

@@ -50,7 +50,7 @@ def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, s
 
     if not dry_run:
         check_devices(config)
-    placed_config, placed = place(config, local_model(config))
+    placed_config, placed = place(config, local_model(config, weights=not dry_run))
     return placed_config, lines(placed) if placed is not None else {}
 
 
@@ -73,7 +73,7 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
     from agentloop.trainer.run_checks import check_trainable
 
     check_trainable(config)
-    episodes = Episodes.load(config, local_model(config))
+    episodes = Episodes.load(config, local_model(config, weights=False))
     config = episodes.config
     algorithm, run = config.algorithm, config.run
     epochs = run.steps * algorithm.groups_per_step / len(episodes.train)
