@@ -434,6 +434,13 @@ def test_other_settings(command: str, section: str, ours: dict[str, object]):
     assert converted.lacks == []
 
 
+def test_steps_count_where_epochs_are_said_as_well():
+    converted = convert("trainer.total_training_steps=500", "trainer.total_epochs=2")
+    assert converted.config["run"]["steps"] == 500
+    assert "epochs" not in converted.config["run"]
+    assert any("total_epochs=2" in note and "500 steps" in note for note in converted.notes)
+
+
 def test_a_fully_asynchronous_run_counts_synchronisations_as_steps():
     command = """
     python -m verl.experimental.fully_async_policy.fully_async_main data.train_batch_size=0 trainer.n_gpus_per_node=4
