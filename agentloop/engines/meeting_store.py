@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 _ANY = "0.0.0.0"
 
