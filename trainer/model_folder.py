@@ -61,7 +61,7 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     except LocalEntryNotFoundError as error:
         raise UserError(
             f"There is no folder {name!r} here, and the Hugging Face hub cannot be reached from this machine. Fetch "
-            f"the model where there is a network (`hf download {name} --local-dir FOLDER`), and set model to that folder."
+            f"the model where there is a network (`hf download {name} --local-dir FOLDER`), and set model to it."
         ) from error
     # Without a network the client raises whatever its transport does.
     except Exception as error:
