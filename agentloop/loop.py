@@ -241,7 +241,7 @@ class _Episode:
     async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
         with _EnvBoundary("step"):
             observation, reward, terminated, truncated = await self.env.step(parsed.message())
-        self.trajectory.turn_rewards[-1] += reward
+            self.trajectory.turn_rewards[-1] += float(reward)
         self.invalid_turns = 0
         if terminated or truncated:
             return observation.messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
@@ -308,7 +308,7 @@ async def _score(env: Env, trajectory: Trajectory) -> None:
     """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0. Branches that the
     reward function gave none of their own have that of the episode."""
     try:
-        outcome = await env.score(trajectory)
+        outcome = float(await env.score(trajectory))
     except Exception as error:
         trajectory.count(FailureKind.JUDGE)
         trajectory.error = f"the reward raised {raised(error)}"

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 from agentloop.errors import FailureKind
@@ -35,6 +36,29 @@ class ToolResult:
     TOOL_STOPPED. With a `StopReason` that is a failure, `content` is the error of the trajectory."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the log, averaged over calls."""
+
+    def __post_init__(self) -> None:
+        """Raises `TypeError` where the tool made it, which is the place to mend."""
+        if not _is_content(self.content):
+            raise TypeError(
+                f"the content of a ToolResult is a text, or a list of {{'type': 'text', 'text': ...}} and {{'type': "
+                f"'image', 'image': ...}}, not {self.content!r:.80}"
+            )
+        if not isinstance(self.reward, Real):
+            raise TypeError(f"the reward of a ToolResult is a number, not {self.reward!r:.80}")
+        if not isinstance(self.metrics, Mapping) or not all(isinstance(one, Real) for one in self.metrics.values()):
+            raise TypeError(f"the metrics of a ToolResult are numbers by name, not {self.metrics!r:.80}")
+
+
+def _is_content(content: object) -> bool:
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return isinstance(part.get("text"), str) if kind == "text" else kind == "image" and "image" in part
 
 
 @dataclass(slots=True)

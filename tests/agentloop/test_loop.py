@@ -258,6 +258,22 @@ def test_wall_time_cuts_a_hanging_tool_and_releases_its_session(play):
     assert env.closed == 1
 
 
+@pytest.mark.parametrize("outcome", [None, "good", [1.0]])
+def test_an_outcome_that_is_no_number_is_a_failure_of_the_judge(play, outcome):
+    trajectory = play(["5" + END], Talk(score=outcome))
+    assert (trajectory.reward, trajectory.failures) == (None, {FailureKind.JUDGE: 1})
+    assert "TypeError" in trajectory.error or "ValueError" in trajectory.error
+
+
+def test_a_reward_of_a_step_that_is_no_number_is_a_failure_of_the_environment(play):
+    class Unjudged(Talk):
+        async def step(self, message):
+            return Observation(), None, True, False
+
+    trajectory = play(["5" + END], Unjudged())
+    assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {FailureKind.ENV: 1})
+
+
 def test_a_reward_that_raises_is_no_reward(play):
     trajectory = play(["5" + END], Talk(score=KeyError("answer")))
     assert trajectory.reward is None

@@ -191,6 +191,29 @@ class Blocking(Tool):
         self.threads.add(threading.current_thread().name)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"content": None},
+        {"content": 3},
+        {"content": ["text"]},
+        {"content": [{"type": "text"}]},
+        {"content": [{"type": "image_url", "image_url": "data:"}]},
+        {"content": "", "reward": None},
+        {"content": "", "metrics": {"seconds": "3"}},
+        {"content": "", "metrics": None},
+    ],
+)
+async def test_a_result_that_is_none_fails_its_call_only(wrong):
+    @tool
+    async def wrongly() -> ToolResult:
+        return ToolResult(**wrong)
+
+    result = await Toolset([wrongly]).sessions("t", {}, 0).call(ToolCall("wrongly", {}, "1"), time.monotonic() + 10)
+    assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
+    assert "of a ToolResult" in result.content
+
+
 async def test_a_validator_that_raises_fails_its_call_only():
     @tool
     async def capital(country: Annotated[str, AfterValidator(lambda name: {"Italy": "Rome"}[name])]) -> str:
