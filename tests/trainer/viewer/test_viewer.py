@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,8 +182,9 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
 
 def test_the_axes_of_charts(tmp_path):
     """The page's own arithmetic, under node."""
-    script = f"""
-        import {{ ticks, smoothed, short }} from {json.dumps((PAGE / "charts.js").as_uri())};
+    shutil.copy(PAGE / "charts.js", tmp_path / "charts.mjs")  # by another name node 18 takes it for no module
+    script = """
+        import { ticks, smoothed, short } from "./charts.mjs";
         console.log(JSON.stringify([ticks(0, 1), ticks(-3, 117), ticks(5, 5), smoothed([1, 3, 5], 2), short(1e-5)]));
     """
     file = tmp_path / "axes.mjs"
