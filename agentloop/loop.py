@@ -242,10 +242,11 @@ class _Episode:
         with _EnvBoundary("step"):
             observation, reward, terminated, truncated = await self.env.step(parsed.message())
             self.trajectory.turn_rewards[-1] += float(reward)
+            messages = list(observation.messages)
         self.invalid_turns = 0
         if terminated or truncated:
-            return observation.messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
-        return observation.messages, None
+            return messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
+        return messages, None
 
     def _record(self, answers: CallAnswers) -> None:
         for result, message in zip(answers.results, answers.messages, strict=True):

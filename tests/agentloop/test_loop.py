@@ -265,12 +265,13 @@ def test_an_outcome_that_is_no_number_is_a_failure_of_the_judge(play, outcome):
     assert "TypeError" in trajectory.error or "ValueError" in trajectory.error
 
 
-def test_a_reward_of_a_step_that_is_no_number_is_a_failure_of_the_environment(play):
-    class Unjudged(Talk):
+@pytest.mark.parametrize("step", [(Observation(), None, True, False), (None, 0.0, True, False), None])
+def test_a_step_that_is_none_is_a_failure_of_the_environment(play, step):
+    class Wrong(Talk):
         async def step(self, message):
-            return Observation(), None, True, False
+            return step
 
-    trajectory = play(["5" + END], Unjudged())
+    trajectory = play(["5" + END], Wrong())
     assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {FailureKind.ENV: 1})
 
 
