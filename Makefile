@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Of the tests. Those of a file stay in one, which has the engine or the server that they share.
+PROCESSES := --numprocesses 2 --dist loadfile
 
 .PHONY: demo test lint types imports unit test-gpu clean
 
@@ -25,7 +27,7 @@ imports: $(VENV)/.installed-test
 	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 unit: $(VENV)/.installed-test
-	scripts/with-docker $(BIN)/python -m pytest --no-skips --ignore tests/gpu $(ARGS)
+	OMP_NUM_THREADS=1 scripts/with-docker $(BIN)/python -m pytest $(PROCESSES) --no-skips --ignore tests/gpu $(ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu $(ARGS)
