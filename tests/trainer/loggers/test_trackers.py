@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import pytest
 
@@ -29,10 +30,17 @@ def records(file):
     return found
 
 
+def until(condition):
+    """wandb's own process writes on when a run is finished."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def history(folder):
     """Steps and rewards that the offline runs of the folder have, in their order, under one id each."""
     runs = {}
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+    for file in sorted(folder.glob("*/wandb/offline-run-*/*.wandb")):
         for record in records(file):
             values = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in record.history.item}
             if "reward/mean" in values:
@@ -42,14 +50,19 @@ def history(folder):
 
 def test_wandb_goes_on_with_its_run_and_has_every_step_once(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
-    killed = WandbLogger(tmp_path, CONFIG, done=-1, mode="offline", project="agents")
+    # wandb names the folder of a run after the second in which it began: these two may begin in one.
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    killed = WandbLogger(tmp_path, CONFIG, done=-1, mode="offline", dir=str(first))
     for step in range(4):
         killed.log(step, {"reward/mean": step / 4})
     killed.close()
-    resumed = WandbLogger(tmp_path, CONFIG, done=2, mode="offline", project="agents")
+    resumed = WandbLogger(tmp_path, CONFIG, done=2, mode="offline", dir=str(second))
     for step in range(3, 6):
         resumed.log(step, {"reward/mean": step / 4})
     resumed.close()
+    until(lambda: sum(map(len, history(tmp_path).values())) >= 6)
     ((_, steps),) = history(tmp_path).items()
     assert steps == [(step, step / 4) for step in range(6)]
 
@@ -58,6 +71,7 @@ def test_wandb_has_the_config_project_and_name(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     WandbLogger(tmp_path, CONFIG, done=-1, mode="offline", project="agents").close()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    until(lambda: any(record.run.run_id for record in records(file)))
     (run,) = (record.run for record in records(file) if record.run.run_id)
     assert (run.project, run.display_name) == ("agents", tmp_path.name)
     assert {item.key: json.loads(item.value_json) for item in run.config.update if item.key in CONFIG} == CONFIG
