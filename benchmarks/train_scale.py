@@ -85,7 +85,15 @@ def measure(args: argparse.Namespace, ranks: int, batch: TrainBatch) -> dict[str
         "tokens_per_second": batch.num_tokens / seconds,
         **{
             name: last[name]
-            for name in ("loss", "grad_norm", "balance", "mfu", "memory_peak_gib", "memory_expected_gib")
+            for name in (
+                "loss",
+                "grad_norm",
+                "balance",
+                "mfu",
+                "memory_peak_gib",
+                "memory_expected_gib",
+                "largest_row",
+            )
             if name in last
         },
         "last_phases": {name: value for name, value in last.items() if name.startswith("seconds/")},

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -87,7 +88,8 @@ def started(pid: int) -> str:
 def left_of(pid: int, processes: dict[int, str]) -> list[str]:
     """What there still is of a daemon that ended."""
     alive = [f"process {child}" for child, start in processes.items() if start and started(child) == start]
-    return alive + [str(path) for path in Path("/sys/fs/cgroup").rglob(f"agentloop-{pid}-*")]
+    # os.walk: groups of other daemons vanish meanwhile.
+    return alive + [folder for folder, *_ in os.walk("/sys/fs/cgroup") if f"/agentloop-{pid}-" in folder]
 
 
 def mounts() -> set[str]:

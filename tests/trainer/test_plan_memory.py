@@ -53,10 +53,18 @@ class Measured:
     def gathers_once(self) -> bool:
         return "gather_once=false" not in self.line.get("layout", "")
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(part.split("=") for part in self.line.get("layout", "").split(",") if "=" in part)
+
+    @property
+    def lora_rank(self) -> int:
+        return int(self.settings.get("lora.rank", 0))
+
     def layout(self, token_budget: int) -> Layout:
         backend, *parts = self.line.get("layout", "fsdp").split(",")
         options: dict[str, Any] = {_DEGREES[part[:2]]: int(part[2:]) for part in parts if part[:2] in _DEGREES}
-        options |= dict(part.split("=") for part in parts if part.startswith("checkpointing"))
+        options |= {name: value for name, value in self.settings.items() if name == "checkpointing"}
         checkpointing = self.result["options"].get("checkpointing", "off")
         options = {"checkpointing": checkpointing} | options
         return Layout(backend=backend, gpus=self.gpus, token_budget=token_budget, **options)  # type: ignore[arg-type]
@@ -64,7 +72,9 @@ class Measured:
     @property
     def estimated_gib(self) -> float:
         layout = self.layout(self.line["largest_row"])
-        return training_memory(self.shape, layout, micro_batches=4, gather_once=self.gathers_once).total / 2**30
+        once = self.gathers_once
+        memory = training_memory(self.shape, layout, micro_batches=4, gather_once=once, lora_rank=self.lora_rank)
+        return memory.total / 2**30
 
     @property
     def work(self) -> Work:
@@ -80,7 +90,7 @@ class Measured:
     def estimated_seconds(self) -> float:
         layout = self.layout(int(self.result["options"]["token_budget"]))
         flops = ModelFlops.from_config(_config(self.result["model"]))
-        return training_seconds(self.shape, flops, layout, self.work, find("H200"), 8)
+        return training_seconds(self.shape, flops, layout, self.work, find("H200"), 8, lora_rank=self.lora_rank)
 
 
 def _measured() -> Iterator[Any]:

@@ -178,6 +178,7 @@ class FsdpLearner(PlannedLearner):
                 lora_rank=self.config.lora.rank if self.config.lora else 0,
             )
             result["memory_expected_gib"] = expected.total / 2**30
+            result["largest_row"] = float(self.largest_row)
         return result
 
     def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
