@@ -273,7 +273,11 @@ async def test_everything_dies_with_a_killed_owner(also_the_template):
         sandbox = Slots(slots=1)  # the next start clears up
         await sandbox.start()
         await sandbox.close()
-    await until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/agentloop-{parent.pid}-*")))
+    await until(
+        lambda: (
+            not [folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).match(f"agentloop-{parent.pid}-*")]
+        )
+    )
 
 
 UNPRIVILEGED = """

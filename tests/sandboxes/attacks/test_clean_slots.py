@@ -100,7 +100,7 @@ class Footprint:
         return cls(
             set(_descendants(os.getpid())),
             _mounts(),
-            {str(path) for path in Path("/sys/fs/cgroup").rglob(f"agentloop-{os.getpid()}-*")},
+            {folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).match(f"agentloop-{os.getpid()}-*")},
             {path for top in ("/tmp", "/var/tmp", "/dev/shm", "/mnt") for path in _files_of_others(top)},
             len(os.listdir("/proc/self/fd")),
         )
