@@ -173,12 +173,15 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], written >> 20)
 """
-    before = shutil.disk_usage("/").free
-    result = await box.run(code)
-    name, written = result.stdout.split()
-    assert name == "ENOSPC"
-    assert 30 <= int(written) <= 64
-    assert abs(shutil.disk_usage("/").free - before) < 32 << 20
+    for _ in range(5):  # other tests write to the host's disk, too
+        before = shutil.disk_usage("/").free
+        result = await box.run(code)
+        name, written = result.stdout.split()
+        assert name == "ENOSPC"
+        assert 30 <= int(written) <= 64
+        if abs(shutil.disk_usage("/").free - before) < 32 << 20:
+            return
+    pytest.fail("what was written is on the host's disk")
 
 
 async def test_a_huge_sparse_file(box):
