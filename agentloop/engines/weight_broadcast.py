@@ -167,6 +167,7 @@ class _Group:
         import torch
         from torch._C._distributed_c10d import BroadcastOptions
 
+        group = self._group  # read first: whoever aborts says so before the group is gone
         if self._aborted.is_set():
             raise RuntimeError(_ENDED)
         options = BroadcastOptions()
@@ -174,7 +175,6 @@ class _Group:
         staged = memory
         if memory.device.type != self.device.type:
             staged = memory.to(self.device) if self._rank == 0 else torch.empty_like(memory, device=self.device)
-        group = self._group
 
         def launch() -> Any:
             if staged.is_cuda:  # each thread has a device of its own
