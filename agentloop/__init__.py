@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentloop.envs.base import Env, Observation
-    from agentloop.limits import Limits, StopReason
-    from agentloop.loop import AgentLoop
-    from agentloop.messages import Message
+    from agentloop.rollout.loop import AgentLoop
     from agentloop.tools.base import Tool, ToolContext, ToolResult
     from agentloop.tools.function import tool
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.limits import Limits, StopReason
+    from agentloop.types.messages import Message
+    from agentloop.types.trajectory import Trajectory
 
 _HOME = {
-    "AgentLoop": "agentloop.loop",
+    "AgentLoop": "agentloop.rollout.loop",
     "Env": "agentloop.envs.base",
-    "Limits": "agentloop.limits",
-    "Message": "agentloop.messages",
+    "Limits": "agentloop.types.limits",
+    "Message": "agentloop.types.messages",
     "Observation": "agentloop.envs.base",
-    "StopReason": "agentloop.limits",
+    "StopReason": "agentloop.types.limits",
     "Tool": "agentloop.tools.base",
     "ToolContext": "agentloop.tools.base",
     "ToolResult": "agentloop.tools.base",
-    "Trajectory": "agentloop.trajectory",
+    "Trajectory": "agentloop.types.trajectory",
     "tool": "agentloop.tools.function",
 }
 

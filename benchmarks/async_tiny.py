@@ -23,7 +23,7 @@ import results_file
 from agentloop.cli.recipe import load_run_config
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.trainer.run import train
+from agentloop.trainer.run.run import train
 
 MEDIAN, SIGMA, LONGEST = 0.3, 2.98, 30.0
 """Seconds of sleep."""

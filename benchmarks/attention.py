@@ -18,8 +18,8 @@ import torch
 from lm_head import milliseconds
 from torch import Tensor
 
-from agentloop.trainer.attention_ops import packed_attention
-from agentloop.trainer.shared_prefix import SharedPrefixes
+from agentloop.trainer.model.attention.ops import packed_attention
+from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
 
 _HEADS, _KV_HEADS, _DIM = 16, 8, 128
 

@@ -27,9 +27,9 @@ import torch
 from agentloop.cli.recipe import load_run_config
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.trainer.observers import Observer, Stage
-from agentloop.trainer.run import train
-from agentloop.trajectory import Trajectory
+from agentloop.trainer.run.run import train
+from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.types.trajectory import Trajectory
 
 MEDIAN, SIGMA = 0.3, 2.98
 _THIS = Path(__file__).resolve()

@@ -30,8 +30,8 @@ from typing import Any
 import psutil
 
 from agentloop.envs.sampler import TaskSampler
-from agentloop.trainer.run_folder import RunFolder
-from agentloop.trajectory_io import read_jsonl
+from agentloop.trainer.run.folder import RunFolder
+from agentloop.types.trajectory_io import read_jsonl
 
 ROWS, GROUPS, SIZE = 50, 3, 4
 """Tasks; groups of a step; episodes of a group."""
@@ -42,8 +42,8 @@ PARTS = {"local": ("run", "daemon"), "ray": ("run", "daemon", "worker", "head")}
 SLOW_IMPORTS = [
     "agentloop.cli.train",
     "agentloop.cli.progress",
-    "agentloop.trainer.run",
-    "agentloop.trainer.backends.fsdp",
+    "agentloop.trainer.run.run",
+    "agentloop.trainer.learner.fsdp.learner",
     "agentloop.recipes.tiny.tokenizer",
     "transformers.models.qwen3.modeling_qwen3",
 ]

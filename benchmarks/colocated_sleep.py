@@ -24,12 +24,12 @@ import results_file
 import torch
 from qwen3 import empty_model, model_config, random_model
 
-from agentloop.trainer.observers import Observer
-from agentloop.trainer.placement.place import planned
-from agentloop.trainer.planning.layouts import Layout
-from agentloop.trainer.planning.memory import training_memory
-from agentloop.trainer.run import train
-from agentloop.trainer.run_config import RunConfig
+from agentloop.config.run import RunConfig
+from agentloop.trainer.run.run import train
+from agentloop.trainer.schedule.observers import Observer
+from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.memory import training_memory
+from agentloop.trainer.sizing.place import planned
 
 KEPT = (
     "time/step", "time/rollout", "time/train", "time/publish", "time/sleep", "time/wake", "memory/asleep_gib",

@@ -25,11 +25,11 @@ import numpy as np
 import results_file
 
 from agentloop import engines
+from agentloop.config.learner import LearnerConfig
 from agentloop.engines import Generation, SamplingParams
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import make_batch
-from agentloop.trainer.learner import LearnerConfig
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.trainer.batch.train_batch import make_batch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -36,15 +36,15 @@ from gpu_use import GpuUse, sampling_bound
 from in_flight import played, window
 from qwen3 import empty_model, model_config
 
-from agentloop.config_loading import load_config
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
-from agentloop.engines.vllm import VllmEngine
-from agentloop.engines.vllm_requests import vllm_params
-from agentloop.trainer.episodes import Episodes
-from agentloop.trainer.run_config import RunConfig
+from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.engines.vllm.requests import vllm_params
+from agentloop.rollout.setup import Episodes
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.ray import RayWorkers
+from agentloop.trainer.workers.ray.pool import RayWorkers
 
 ANSWER = 28
 """Tokens of an answer of `Replies`."""

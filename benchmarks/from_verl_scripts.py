@@ -25,14 +25,14 @@ from typing import Any
 import results_file
 import yaml
 
-from agentloop.config_loading import load_config
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl import convert
 from agentloop.trainer.from_verl.launch import launches, script_commands
 from agentloop.trainer.from_verl.sources import VERSION
-from agentloop.trainer.placement.place import place
-from agentloop.trainer.run_checks import check_trainable
-from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.sizing.place import place
 
 _SHAPE = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 96, "num_attention_heads": 64,

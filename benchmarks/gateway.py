@@ -20,10 +20,10 @@ import results_file
 from loop_overhead import load_tokenizer
 
 from agentloop import AgentLoop, Env, Limits, Observation
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.gateway import Gateway, Sampling
 from agentloop.rendering import renderer_for
-from agentloop.rollout import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import GroupSpec, RolloutWorker
 
 WORDS = "a tool said something that the model had asked it for in the turn before " * 8
 LIMITS = Limits(max_turns=1 << 20, max_tokens=1 << 20)

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentloop.trainer.workers.base import Workers
-from agentloop.trainer.workers.orders import make_orders
+from agentloop.trainer.workers.protocol import Workers
+from agentloop.trainer.workers.requests import make_orders
 
 _numbers = itertools.count()
 

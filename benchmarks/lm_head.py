@@ -21,11 +21,11 @@ import results_file
 import torch
 from torch import Tensor
 
-from agentloop.trainer.fused_head import head_loss
-from agentloop.trainer.learner import LearnerConfig
-from agentloop.trainer.logprobs import token_logprobs
-from agentloop.trainer.objective import Objective
-from agentloop.trainer.trained_tokens import TrainedTokens
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
+from agentloop.trainer.model.head.fused_head import head_loss
+from agentloop.trainer.model.head.logprobs import token_logprobs
+from agentloop.trainer.objective.objective import Objective
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = 20) -> float:

@@ -24,10 +24,10 @@ import results_file
 import torch
 from qwen3 import SHAPES, batch_of, lengths_of, model_config, random_model
 
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.planning.layouts import Layout
-from agentloop.trainer.planning.memory import training_memory
-from agentloop.trainer.planning.model_shape import ModelShape
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.memory import training_memory
+from agentloop.trainer.sizing.model_shape import ModelShape
 
 Step = Callable[[TrainBatch], float]
 """Returns the norm of the gradient."""
@@ -42,8 +42,8 @@ class Agentloop:
     """Its modes are kinds of checkpointing; the learner is the same for all."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from agentloop.trainer.backends.fsdp import FsdpLearner
-        from agentloop.trainer.learner import LearnerConfig
+        from agentloop.config.learner import LearnerConfig
+        from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
         self._learner = FsdpLearner(
             LearnerConfig(
@@ -57,7 +57,7 @@ class Agentloop:
         )
 
     def step_in(self, mode: str) -> Step:
-        from agentloop.trainer.backends import layers
+        from agentloop.trainer.model import layers
 
         layers.prepare(self._learner.policy.layers(), mode, compiled=torch.cuda.is_available())  # type: ignore[arg-type]
         return lambda batch: self._learner.step(batch)["grad_norm"]

@@ -25,9 +25,9 @@ from typing import Any
 import results_file
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.rendering import renderer_for
-from agentloop.rollout import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import GroupSpec, RolloutWorker
 from agentloop.tools.toolset import Toolset
 
 CACHE = Path(__file__).parent.parent / "build" / "benchmark_tokenizer"

@@ -21,10 +21,10 @@ import results_file
 import torch
 from qwen3 import SHAPES, batch_of, lengths_of, model_config, random_model
 
-from agentloop.trainer.backends import offload
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.learner import LearnerConfig
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.learner.offload import optimizer_offload as offload
 
 
 class _OneByOne(offload._Lanes):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentloop.trainer.batch import Sample, TrainBatch
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 
 PEAK = 989e12
 """FLOP/s of an H100 or H200, dense bfloat16."""

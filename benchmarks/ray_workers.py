@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from results_file import write
 
-from agentloop.config_loading import load_config
-from agentloop.engines.shared_weights import WeightShelf
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.episodes import Episodes
-from agentloop.trainer.run_config import RunConfig
-from agentloop.trainer.workers.base import Workers
+from agentloop.rollout.setup import Episodes
 from agentloop.trainer.workers.factory import make_workers
-from agentloop.trainer.workers.orders import make_orders, play_all
+from agentloop.trainer.workers.protocol import Workers
+from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.weights.shelf import WeightShelf
 
 _TASK = '''
 def tasks():

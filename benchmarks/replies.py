@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentloop import Env, Observation
-from agentloop.messages import Message
+from agentloop.types.messages import Message
 
 _WORDS = ("sum", "of", "two", "numbers", "is", "the", "product", "and", "then", "take", "what", "remains", "by", "so")
 _MORE = "Go on, and then take the sum of that and 12."

@@ -17,7 +17,7 @@ import daemon
 import results_file
 
 from agentloop.sandboxes.base import Execution
-from agentloop.sandboxes.slots import Slots
+from agentloop.sandboxes.levels.slots import Slots
 
 PROGRAMS = {
     "plain": ((), "print(1)"),

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import results_file
 
-from agentloop.tools.retrieval import index, tantivy_index
-from agentloop.tools.retrieval.passages import Passage, Retriever
+from agentloop.tools.search import index, tantivy_index
+from agentloop.tools.search.passages import Passage, Retriever
 
 WORDS, WORDS_OF_PASSAGE, WORDS_OF_QUERY = 50_000, 60, 6
 TOPK = 3

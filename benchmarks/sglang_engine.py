@@ -33,14 +33,14 @@ import torch
 from in_flight import played, window
 from qwen3 import random_model
 
-from agentloop.config_loading import load_config
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
-from agentloop.engines.sglang import SglangEngine, _sampling
-from agentloop.engines.shared_weights import WeightShelf
+from agentloop.engines.sglang.engine import SglangEngine, _sampling
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.episodes import Episodes
-from agentloop.trainer.run_config import RunConfig
+from agentloop.rollout.setup import Episodes
 from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.weights.shelf import WeightShelf
 
 ANSWER = 28
 """Tokens of an answer of `Replies`."""

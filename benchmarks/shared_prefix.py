@@ -21,9 +21,9 @@ import torch
 from qwen3 import SHAPES, VOCAB, flops, model_config, random_model
 from train_step import measure
 
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
-from agentloop.trainer.learner import LearnerConfig
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
 
 def groups(prompt: int, response: int, size: int, count: int) -> TrainBatch:

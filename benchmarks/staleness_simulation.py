@@ -3,7 +3,7 @@
     python benchmarks/staleness_simulation.py [--steps 40] [--groups 32] [--processes 2]
 
 Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing are the real ones; the clock is virtual,
-and engine, learner and tool take the time of a model (`agentloop.trainer.simulation`). Turns and tool calls have the
+and engine, learner and tool take the time of a model (`benchmarks.simulation`). Turns and tool calls have the
 distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them with nobody to wait
 for but the machine: no policy can keep the engine busier. `least_seconds` is what no policy with that bound on
 staleness can be faster than, though it knew all lengths. `early` cases have `learner.early_gradients`; those in which
@@ -25,7 +25,7 @@ from typing import Any
 import results_file
 
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.simulation import (
+from benchmarks.simulation import (
     Machine,
     Outcome,
     Workload,

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.simulation import Machine, Outcome, Workload, simulate
+from benchmarks.simulation import Machine, Outcome, Workload, simulate
 
 MODES = {"on_policy": None, "stream": 2, "stale": 2, "partial": 2}
 MACHINE = Machine(concurrency=32, learner_step_seconds=40.0)

@@ -19,7 +19,7 @@ from typing import Any
 import results_file
 
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.trainer.simulation import Machine, Rounds, Workload, simulate_rounds
+from benchmarks.simulation import Machine, Rounds, Workload, simulate_rounds
 
 WORKLOADS = {
     "tools as TraceLab measured": Workload(),

@@ -25,11 +25,11 @@ import numpy as np
 import results_file
 
 from agentloop import AgentLoop, Limits, Tool, tool
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.rollout import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import GroupSpec, RolloutWorker
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.toolset import Toolset

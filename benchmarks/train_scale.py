@@ -23,9 +23,10 @@ import qwen3
 import results_file
 import torch
 
-from agentloop.trainer.backends import rank_processes
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.learner import LearnerConfig, create
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.cluster import rank_processes
+from agentloop.trainer.run.learners import create
 
 _WARM_UP = 2
 """Steps; the first compiles."""

@@ -29,14 +29,14 @@ import torch
 import torch.distributed as dist
 from qwen3 import PEAK, SHAPES, batch_of, flops, lengths_of, model_config, random_model
 
+from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.trainer.backends.planned import PlannedLearner
-from agentloop.trainer.backends.process_group import data_parallel_mesh, pick_device
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.learner import LearnerConfig
-from agentloop.trainer.planning.layouts import Layout
-from agentloop.trainer.planning.memory import training_memory
-from agentloop.trainer.planning.model_shape import ModelShape
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.cluster.process_group import data_parallel_mesh, pick_device
+from agentloop.trainer.learner.base_learner import PlannedLearner
+from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.memory import training_memory
+from agentloop.trainer.sizing.model_shape import ModelShape
 
 _DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
@@ -67,10 +67,10 @@ def config_of(layout: str, args: argparse.Namespace) -> LearnerConfig:
 
 def make(config: LearnerConfig) -> PlannedLearner:
     if config.backend == "megatron":
-        from agentloop.trainer.backends.megatron.learner import MegatronLearner
+        from agentloop.trainer.learner.megatron.learner import MegatronLearner
 
         return MegatronLearner(config)
-    from agentloop.trainer.backends.fsdp import FsdpLearner
+    from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
     return FsdpLearner(config)
 

@@ -32,9 +32,9 @@ import torch
 from qwen3 import PEAK, SHAPES, batch_of, flops, lengths_of, model_config, random_model
 from transformers import AttentionInterface
 
-from agentloop.trainer.attention_choice import choose
-from agentloop.trainer.attention_ops import packed_attention
-from agentloop.trainer.batch import TrainBatch
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.model.attention.choice import choose
+from agentloop.trainer.model.attention.ops import packed_attention
 
 _UNUSED = ("ray", "orjson", "datasets", "wandb", "torchdata", "pyarrow", "pylatexenc", "cupy", "pandas", "codetiming")
 

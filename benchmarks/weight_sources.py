@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentloop.engines.shared_weights import SharedWeights, WeightShelf
-from agentloop.engines.weight_broadcast import Receiver, Sender
-from agentloop.trainer.backends.spread_shelf import SpreadShelf
+from agentloop.weights.broadcast import Receiver, Sender
+from agentloop.weights.sharded import SpreadShelf
+from agentloop.weights.shelf import SharedWeights, WeightShelf
 
 _HERE = "127.0.0.1"
 _SECONDS = 120.0

@@ -33,7 +33,7 @@ from qwen3 import empty_model
 from weight_sources import Source, helper, source
 
 from agentloop.engines import SamplingParams
-from agentloop.engines.vllm import VllmEngine
+from agentloop.engines.vllm.engine import VllmEngine
 
 LIMITS = {"0.6B": 0.0032, "4B": 0.0217, "8B": 0.044}
 """Seconds at 370 GB/s, what NCCL reaches between two H200."""

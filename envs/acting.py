@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.base import Env, Observation
 from agentloop.errors import EnvError, FailureKind, UserError
-from agentloop.limits import StopReason
-from agentloop.messages import Content, Message, text_of
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.schema import ArgumentError
 from agentloop.tools.toolset import Toolset
+from agentloop.types.limits import StopReason
+from agentloop.types.messages import Content, Message, text_of
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 ActionMode = Literal["tool", "text"]
 

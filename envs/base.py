@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentloop.messages import Message
-from agentloop.tools.threads import run_in_threads
+from agentloop.process.threads import run_in_threads
+from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
     from agentloop.tools.toolset import Toolset
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 @dataclass(slots=True, frozen=True)

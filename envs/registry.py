@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.envs.base import Env
 from agentloop.errors import UserError, nearest, raised
-from agentloop.loading import load_object, registered
+from agentloop.registry.named_objects import load_object, registered
 
 GROUP = "agentloop.envs"
 

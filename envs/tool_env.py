@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import Env, Observation
-from agentloop.envs.row_images import has_row_images, load_images
-from agentloop.messages import Message
+from agentloop.envs.datasets.images import has_row_images, load_images
+from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction
     from agentloop.tools.toolset import Toolset
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 class ToolEnv(Env):
@@ -22,7 +22,7 @@ class ToolEnv(Env):
     def __init__(
         self, row: Mapping[str, Any], *, toolset: Toolset | None = None, reward: RewardFunction | None = None
     ) -> None:
-        """`row` has `messages` (see `agentloop.envs.rows`). Without a reward every outcome is worth 0."""
+        """`row` has `messages` (see `agentloop.envs.datasets.rows`). Without a reward every outcome is worth 0."""
         self.task = row
         self.toolset = toolset
         self._reward = reward

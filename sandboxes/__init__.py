@@ -18,7 +18,7 @@ from agentloop.sandboxes.base import (
     Session,
     SessionSettings,
 )
-from agentloop.sandboxes.levels import LEVELS
+from agentloop.sandboxes.levels.registry import LEVELS
 
 __all__ = [
     "DEFAULT_LEVEL",

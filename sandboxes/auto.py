@@ -9,8 +9,8 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.sandboxes.base import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
-from agentloop.sandboxes.levels import AUTOMATIC, Level, check_options
-from agentloop.sandboxes.slot_template import preload_packages
+from agentloop.sandboxes.levels.registry import AUTOMATIC, Level, check_options
+from agentloop.sandboxes.levels.slot_template import preload_packages
 
 _log = logging.getLogger(__name__)
 

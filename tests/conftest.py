@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.support.sums.fixtures import sums, sums_model  # noqa: F401
+
 _BUILD = Path(__file__).parents[1] / "build"
 
 

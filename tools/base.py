@@ -12,11 +12,11 @@ from numbers import Real
 from typing import Any, Protocol
 
 from agentloop.errors import FailureKind
-from agentloop.limits import StopReason
-from agentloop.messages import Content
+from agentloop.process.threads import run_in_threads
 from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
-from agentloop.tools.threads import run_in_threads
+from agentloop.types.limits import StopReason
+from agentloop.types.messages import Content
 
 
 @dataclass(slots=True, frozen=True)

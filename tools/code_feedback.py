@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentloop.errors import UserError
-from agentloop.messages import Content, ImagePart, TextPart
 from agentloop.sandboxes import CellResult, ExecutionResult
-from agentloop.tools.vision.images import load_image
+from agentloop.types.messages import Content, ImagePart, TextPart
+from agentloop.vision.decoding import load_image
 
 if TYPE_CHECKING:
     from PIL import Image

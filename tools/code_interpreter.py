@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from agentloop import sandboxes
 from agentloop.errors import SandboxError, ToolError, UserError
-from agentloop.messages import Content
 from agentloop.sandboxes import (
     CellResult,
     Execution,
@@ -26,6 +25,7 @@ from agentloop.sandboxes import (
 )
 from agentloop.tools import code_feedback
 from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.types.messages import Content
 
 _logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
     """ "local", a level, or the address of daemons, as options of tools and rewards say it. Raises `UserError`."""
     if isinstance(where, str) and "://" not in where:
         return sandboxes.create(sandboxes.DEFAULT_LEVEL if where == "local" else where, **options)
-    from agentloop.sandboxes.client import SandboxClient
+    from agentloop.sandboxes.client.client import SandboxClient
 
     try:
         inspect.signature(SandboxClient).bind(where, **options)

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
+from agentloop.process.threads import threaded
 from agentloop.tools import docstrings
 from agentloop.tools.base import Tool, ToolContext
-from agentloop.tools.threads import threaded
 
 Function = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, Protocol, runtime_checkable
 
 from agentloop.errors import UserError, blaming, nearest, raised
-from agentloop.loading import load_object, registered
+from agentloop.registry.named_objects import load_object, registered
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
 from agentloop.tools.rate_limits import SharedLimit

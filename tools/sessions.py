@@ -13,12 +13,12 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentloop.errors import FailureKind, ToolError, nearest
-from agentloop.messages import ToolCall
+from agentloop.process.log_once import tell_blocking, tell_once
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.schema import ArgumentError
-from agentloop.tools.told_once import tell_blocking, tell_once
+from agentloop.types.messages import ToolCall
 
 _logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from agentloop.config import Config
-from agentloop.trainer import registry
-from agentloop.trainer.registry import Registry
-from agentloop.trainer.trained_tokens import TrainedTokens
+from agentloop.registry import registry
+from agentloop.registry.options import Config
+from agentloop.registry.registry import Registry
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

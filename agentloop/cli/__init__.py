@@ -14,7 +14,11 @@ from typer.core import TyperCommand, TyperGroup
 from agentloop.errors import UserError, nearest
 
 _COMMANDS = {
-    "demo": ("agentloop.cli.demo", "demo", "Train a tiny model from nothing on this machine and show it learn."),
+    "demo": (
+        "agentloop.cli.demo.command",
+        "demo",
+        "Train a tiny model from nothing on this machine and show it learn.",
+    ),
     "train": ("agentloop.cli.train", "train", "Train a model by a recipe."),
     "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
     "plan": ("agentloop.cli.plan", "plan", "Say what fits on how many GPUs, and how long a step would take."),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _MOST_CAUSES = 5
 

@@ -12,8 +12,8 @@ import typer
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
-    from agentloop.trainer.planning.search import Cluster, Estimate, Found, Run
-    from agentloop.trainer.run_config import RunConfig
+    from agentloop.config.run import RunConfig
+    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, Run
 
 
 def plan(
@@ -36,10 +36,10 @@ def plan(
     """Nothing is loaded but the model's config.json."""
     from agentloop.cli.plan_report import print_found
     from agentloop.cli.recipe import load_run_config
-    from agentloop.trainer.placement.derive import wanted_sleep
-    from agentloop.trainer.placement.place import planned
-    from agentloop.trainer.planning import gpus as known_gpus
-    from agentloop.trainer.planning.search import Cluster, search
+    from agentloop.trainer.sizing import gpus as known_gpus
+    from agentloop.trainer.sizing.derive import wanted_sleep
+    from agentloop.trainer.sizing.place import planned
+    from agentloop.trainer.sizing.search import Cluster, search
 
     config = load_run_config(recipe, overrides or [])
     if engine_gpus >= gpus:
@@ -81,8 +81,8 @@ def _hf_config(model: str) -> Any:
 
 def _own(config: RunConfig, run: Run, cluster: Cluster) -> Estimate | str:
     """The layout that the recipe asks for, or why it is impossible."""
-    from agentloop.trainer.planning.layouts import Layout, problems
-    from agentloop.trainer.planning.search import estimated
+    from agentloop.trainer.sizing.layouts import Layout, problems
+    from agentloop.trainer.sizing.search import estimated
 
     layout = Layout.of(config.learner, cluster.learner_gpus)
     if reasons := list(problems(layout, run.shape)):
@@ -94,8 +94,8 @@ def _calibrated(run: Run, config: RunConfig, cluster: Cluster, path: Path, gpus:
     """With the speed of the steps that `path` has, whose learner had `gpus`."""
     from dataclasses import replace
 
-    from agentloop.trainer.planning.calibration import scale_from_metrics
-    from agentloop.trainer.planning.layouts import Layout
+    from agentloop.trainer.sizing.calibration import scale_from_metrics
+    from agentloop.trainer.sizing.layouts import Layout
 
     return replace(run, scale=scale_from_metrics(path, run, cluster, Layout.of(config.learner, gpus)))
 

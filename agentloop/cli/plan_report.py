@@ -9,10 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from agentloop.trainer.planning.sharing import ASLEEP
+from agentloop.trainer.sizing.sharing import ASLEEP
 
 if TYPE_CHECKING:
-    from agentloop.trainer.planning.search import Cluster, Estimate, Found, Run
+    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, Run
 
 _GIB = 2**30
 _WIDTH = 96

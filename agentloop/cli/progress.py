@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentloop.cli.hints import Hints
-from agentloop.trainer.batch_sizes import BatchSizes
-from agentloop.trainer.observers import Observer, Stage
+from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
 if TYPE_CHECKING:
-    from agentloop.trainer.run_config import RunConfig
-    from agentloop.trajectory import Trajectory
+    from agentloop.config.run import RunConfig
+    from agentloop.types.trajectory import Trajectory
 
 _COLUMNS = {
     "reward": ("reward/mean", "{:.3f}"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agentloop.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from agentloop.trainer.run_config import RunConfig
+    from agentloop.config.run import RunConfig
 
 _CONFIG = "config.yaml"
 
@@ -41,8 +41,8 @@ def built_in_recipes() -> dict[str, Path]:
 
 def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     """The run that RECIPE and `key=value` overrides describe. Raises `UserError`."""
-    from agentloop.config_loading import load_config
-    from agentloop.trainer.run_config import RunConfig
+    from agentloop.config.loading import load_config
+    from agentloop.config.run import RunConfig
 
     return load_config(RunConfig, find_config(recipe).resolve(), overrides)
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from agentloop.rollout import Group
     from agentloop.trainer.workers.local import LocalWorkers
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.requests import Group
+    from agentloop.types.trajectory import Trajectory
 
 _TRAJECTORIES = "trajectories.jsonl"
 
@@ -37,10 +37,10 @@ def rollout(
 
     from agentloop.cli.recipe import load_run_config, new_folder
     from agentloop.cli.rollout_report import print_report, summary
-    from agentloop.trainer.episodes import Episodes, make_engine
-    from agentloop.trainer.model_folder import local_model
+    from agentloop.rollout.setup import Episodes, make_engine
+    from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
-    from agentloop.trajectory_io import write_jsonl
+    from agentloop.types.trajectory_io import write_jsonl
 
     config = load_run_config(recipe, overrides or [])
     folder = output or new_folder(recipe, "-rollout")
@@ -77,7 +77,7 @@ async def _play(
     samples: int,
     on_trajectory: Callable[[Trajectory], None],
 ) -> list[Group]:
-    from agentloop.trainer.workers.orders import make_orders, play_all
+    from agentloop.trainer.workers.requests import make_orders, play_all
 
     seed = workers.episodes.config.run.seed
     try:

@@ -9,8 +9,8 @@ from math import comb
 from rich.console import Console
 from rich.table import Table
 
-from agentloop.rollout import Group
-from agentloop.trajectory import Trajectory
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int, *, threshold: float) -> float:

@@ -15,12 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentloop.errors import UserError
-from agentloop.messages import Content, ToolCall
 from agentloop.tools import registry
 from agentloop.tools.base import ToolResult
 from agentloop.tools.serving.settings import Settings
 from agentloop.tools.summary import summary
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import Content, ToolCall
 
 
 class IndexEngine(StrEnum):
@@ -152,9 +152,9 @@ def index_corpus(
     """Make a full-text index of a corpus, for the tool `search`."""
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    from agentloop.tools.retrieval import tantivy_index
-    from agentloop.tools.retrieval.index import build as build_sqlite
-    from agentloop.tools.retrieval.index import read_corpus
+    from agentloop.tools.search import tantivy_index
+    from agentloop.tools.search.index import build as build_sqlite
+    from agentloop.tools.search.index import read_corpus
 
     build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
     with Progress(TextColumn("{task.completed:,.0f} passages"), TimeElapsedColumn()) as progress:

@@ -11,7 +11,7 @@ import typer
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
-    from agentloop.trainer.run_config import RunConfig
+    from agentloop.config.run import RunConfig
 
 
 def train(
@@ -34,8 +34,8 @@ def train(
     for name, value in placement.items():
         typer.echo(f"{name:16} {value}")
     from agentloop.cli.progress import RunProgress
-    from agentloop.trainer.run import train as train_run
-    from agentloop.trainer.timeline import watching
+    from agentloop.trainer.run.run import train as train_run
+    from agentloop.trainer.run.timeline import watching
 
     with RunProgress() as progress, watching(progress, timeline=config.profiler.timeline) as observer:
         asyncio.run(train_run(config, folder, observer))
@@ -45,8 +45,8 @@ def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, s
     """With what follows from `placement.n_gpus`, and that in words. Only a dry run may place what is not here."""
     if config.placement.n_gpus is None:
         return config, {}
-    from agentloop.trainer.model_folder import local_model
-    from agentloop.trainer.placement.place import check_devices, lines, place
+    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.sizing.place import check_devices, lines, place
 
     if not dry_run:
         check_devices(config)
@@ -67,10 +67,10 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
     from rich.console import Console
     from rich.syntax import Syntax
 
-    from agentloop.trainer.batch_sizes import BatchSizes
-    from agentloop.trainer.episodes import Episodes
-    from agentloop.trainer.model_folder import local_model
-    from agentloop.trainer.run_checks import check_trainable
+    from agentloop.rollout.setup import Episodes
+    from agentloop.trainer.run.checks import check_trainable
+    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
     check_trainable(config)
     episodes = Episodes.load(config, local_model(config, weights=False))

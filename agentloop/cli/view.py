@@ -28,7 +28,7 @@ def view(
         from agentloop.trainer.viewer.app import application
     except ImportError as error:
         raise UserError(f"agentloop view needs {error.name}: `pip install 'agentloop[serve]'`.") from error
-    from agentloop.tools.serving.listening import address_of, listen
+    from agentloop.tools.serving.http.listening import address_of, listen
 
     app = application(records) if host in _LOOPBACK else application(records, hosts=("*",))
     with listen(host, port) as listener:

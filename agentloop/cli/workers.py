@@ -15,8 +15,8 @@ def workers(
     count: Annotated[int, typer.Argument(help="How many there are to be from now on.", min=1)],
 ) -> None:
     """Have a run go on with another number of Ray workers. Those that are too many end with their episodes."""
-    from agentloop.trainer.run_folder import RunFolder, write_atomically
-    from agentloop.trainer.workers.wanted import FILE
+    from agentloop.trainer.run.folder import RunFolder, write_atomically
+    from agentloop.trainer.workers.worker_count import FILE
 
     config = RunFolder(run).read_config()
     if config is None:

@@ -11,11 +11,10 @@ from agentloop.errors import UserError, nearest
 __all__ = ["Engine", "FinishReason", "Generation", "SamplingParams", "create", "known_engine"]
 
 _ENGINES = {
-    "hf": ("agentloop.engines.hf", "HfEngine"),
-    "scripted": ("agentloop.engines.scripted", "ScriptedEngine"),
-    "sglang": ("agentloop.engines.sglang", "SglangEngine"),
-    "simulated": ("agentloop.engines.simulated", "SimulatedEngine"),
-    "vllm": ("agentloop.engines.vllm", "VllmEngine"),
+    "hf": ("agentloop.engines.hf.engine", "HfEngine"),
+    "scripted": ("agentloop.engines.testing.scripted", "ScriptedEngine"),
+    "sglang": ("agentloop.engines.sglang.engine", "SglangEngine"),
+    "vllm": ("agentloop.engines.vllm.engine", "VllmEngine"),
 }
 
 

@@ -13,7 +13,7 @@ from agentloop.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-    from agentloop.vision.image import PlacedImage
+    from agentloop.types.image import PlacedImage
 
 
 class FinishReason(StrEnum):

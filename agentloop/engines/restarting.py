@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.handing_over import Helpers
-from agentloop.engines.shared_weights import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.errors import EngineError, UserError
-from agentloop.restarts import RestartBudget
+from agentloop.process.restart_budget import RestartBudget
+from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import FinishReason, Generation
 from agentloop.gateway.requests import ChatRequest
-from agentloop.messages import InvalidCall, ParsedTurn, ToolCall
+from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer

@@ -16,9 +16,9 @@ from agentloop.gateway.answers import as_object
 from agentloop.gateway.errors import HEADERS, ApiError
 from agentloop.gateway.requests import ChatRequest
 from agentloop.gateway.streams import streamed
-from agentloop.offloading import off_loop
-from agentloop.tools.serving.bodies import ClientGoneError
-from agentloop.tools.serving.disconnects import unless_gone
+from agentloop.process.offloading import off_loop
+from agentloop.tools.serving.http.bodies import ClientGoneError
+from agentloop.tools.serving.http.disconnects import unless_gone
 
 if TYPE_CHECKING:
     from agentloop.gateway.session import Session

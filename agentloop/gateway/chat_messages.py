@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from agentloop.errors import UserError
 from agentloop.gateway.errors import ApiError
-from agentloop.messages import Content, ImagePart, Message, TextPart
-from agentloop.tools.vision.images import load_image
+from agentloop.types.messages import Content, ImagePart, Message, TextPart
+from agentloop.vision.decoding import load_image
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

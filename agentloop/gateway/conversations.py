@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Generation
 from agentloop.gateway.requests import ChatRequest
-from agentloop.messages import Message
 from agentloop.rendering.base import Continuation
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.messages import Message
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 if TYPE_CHECKING:
-    from agentloop.vision.image import PlacedImage
+    from agentloop.types.image import PlacedImage
 
 Images = Callable[[Sequence[int], int], "Sequence[PlacedImage]"]
 """(ids, where they begin in the stream) -> the new pictures, placed in them."""

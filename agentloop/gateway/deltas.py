@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.requests import ChatRequest
 from agentloop.gateway.stops import without_stop
-from agentloop.messages import ParsedTurn
-from agentloop.offloading import off_loop
+from agentloop.process.offloading import off_loop
+from agentloop.types.messages import ParsedTurn
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.gateway.server import Gateway
 from agentloop.gateway.session import Sampling, Session
-from agentloop.limits import StopReason
+from agentloop.types.limits import StopReason
 
 if TYPE_CHECKING:
-    from agentloop.envs.agent import AgentProgram, AgentResult, Endpoint
-    from agentloop.loop import AgentLoop
-    from agentloop.trajectory import Trajectory
+    from agentloop.envs.agent.program import AgentProgram, AgentResult, Endpoint
+    from agentloop.rollout.loop import AgentLoop
+    from agentloop.types.trajectory import Trajectory
 
 
 class ProgramEpisode:

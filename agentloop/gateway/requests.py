@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentloop.gateway.chat_messages import conversation_keys, key_of_tools, read_messages
 from agentloop.gateway.errors import ApiError
-from agentloop.messages import Message
+from agentloop.types.messages import Message
 
 
 class _Function(BaseModel):

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.agent import Endpoint
+from agentloop.envs.agent.program import Endpoint
 from agentloop.errors import UserError
 from agentloop.gateway.session import Session
-from agentloop.tools.serving.listening import open_listener
+from agentloop.tools.serving.http.listening import open_listener
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine

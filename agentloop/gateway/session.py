@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
-from agentloop.engines.listening import Listener, listening
+from agentloop.engines.token_listeners import Listener, listening
 from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.answers import Completion, response_message
 from agentloop.gateway.chat_messages import conversation_keys
@@ -19,10 +19,10 @@ from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.errors import ApiError
 from agentloop.gateway.requests import ChatRequest
 from agentloop.gateway.stops import without_stop
-from agentloop.limits import Limits, StopReason
-from agentloop.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
-from agentloop.offloading import off_loop
-from agentloop.trajectory import Trajectory
+from agentloop.process.offloading import off_loop
+from agentloop.types.limits import Limits, StopReason
+from agentloop.types.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
+from agentloop.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
@@ -124,7 +124,7 @@ class Session:
             raise
 
     def _check(self) -> None:
-        """The limits that do not need the prompt, in the order of `agentloop.limits`."""
+        """The limits that do not need the prompt, in the order of `agentloop.types.limits`."""
         if self._closed:
             raise ApiError(410, "This episode is over.", code="episode_over")
         if self.num_turns >= self._limits.max_turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentloop.messages import ParsedTurn
+from agentloop.types.messages import ParsedTurn
 
 
 def without_stop(parsed: ParsedTurn, stop: Sequence[str]) -> ParsedTurn:

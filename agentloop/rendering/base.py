@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentloop.messages import Message, ParsedTurn
+from agentloop.types.messages import Message, ParsedTurn
 
 if TYPE_CHECKING:
     from agentloop.vision.processor import ImageProcessor

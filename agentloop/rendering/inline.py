@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

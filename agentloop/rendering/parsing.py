@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentloop.messages import InvalidCall, ParsedTurn, ToolCall
 from agentloop.rendering.base import ToolSchemas
+from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.messages import text_of
 from agentloop.rendering.base import ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
+from agentloop.types.messages import text_of
 
 
 class ChatTemplate:

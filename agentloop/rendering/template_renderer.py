@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.messages import Message, ParsedTurn, images_of
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
@@ -16,6 +15,7 @@ from agentloop.rendering.parsing import PLAIN, CallFormat, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
 from agentloop.rendering.turn_end import TurnEnds
+from agentloop.types.messages import Message, ParsedTurn, images_of
 from agentloop.vision.processor import ImageProcessor
 
 _MAX_SHAPES = 256

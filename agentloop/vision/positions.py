@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentloop.vision.image import PlacedImage
+from agentloop.types.image import PlacedImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

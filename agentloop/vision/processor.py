@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentloop.errors import UserError
-from agentloop.tools.vision.seen_size import SmartResize
-from agentloop.vision.image import PixelFormat, PlacedImage, SeenImage
+from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
+from agentloop.vision.seen_size import SmartResize
 
 if TYPE_CHECKING:
     from PIL import Image

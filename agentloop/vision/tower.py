@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentloop.vision.image import PixelFormat, SeenImage
+from agentloop.types.image import PixelFormat, SeenImage
 
 
 def upload(images: Sequence[SeenImage], device: torch.device | str) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.envs.acting import Act
 from agentloop.envs.gymnasium.spaces import ActionArguments
 from agentloop.errors import UserError, nearest
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 _REGISTERED = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
 """[module:][namespace/]Name-v0; whatever else has a colon is the place of a class or function."""

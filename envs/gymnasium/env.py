@@ -21,9 +21,9 @@ from agentloop.envs.acting import ActingEnv, ActionMode, Move, with_act
 from agentloop.envs.gymnasium.blueprint import Blueprint, blueprint_of
 from agentloop.envs.gymnasium.game import Game
 from agentloop.errors import EnvError, UserError
-from agentloop.loading import load_object
-from agentloop.messages import Content
+from agentloop.registry.named_objects import load_object
 from agentloop.tools.schema import ArgumentError
+from agentloop.types.messages import Content
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction

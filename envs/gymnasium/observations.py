@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from agentloop.messages import Content, ImagePart, TextPart
+from agentloop.types.messages import Content, ImagePart, TextPart
 
 Parts = list[TextPart | ImagePart]
 

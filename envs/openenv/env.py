@@ -21,9 +21,9 @@ from agentloop.envs.base import Observation
 from agentloop.envs.openenv.connection import Connection, RefusedAction
 from agentloop.envs.openenv.server import Server, server_at
 from agentloop.errors import UserError, nearest
-from agentloop.messages import Content, Message
 from agentloop.tools.mcp.content import as_content
 from agentloop.tools.schema import ArgumentError
+from agentloop.types.messages import Content, Message
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction

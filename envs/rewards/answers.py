@@ -11,7 +11,7 @@ from agentloop.envs.rewards.base import answer_of, inline
 from agentloop.envs.rewards.texts import inside, last_boxed
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 

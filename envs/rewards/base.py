@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentloop.tools.threads import run_in_threads
+from agentloop.process.threads import run_in_threads
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 Outcome = float | Mapping[str, Any]
 """The reward; or a mapping with it under `reward`, what single turns are worth under `turn_rewards` (a number for each

@@ -11,7 +11,7 @@ from agentloop.envs.rewards.texts import assistant_turns, inside, turn_text
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards.weighted import RewardTerm
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _CORRECT_ABOVE = 0.5
 

@@ -10,7 +10,7 @@ from agentloop.envs.rewards.base import Outcome, inline
 from agentloop.envs.rewards.texts import assistant_turns, turn_text
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 @inline

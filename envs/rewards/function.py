@@ -14,7 +14,7 @@ from agentloop.envs.rewards.base import RawReward, Reward
 from agentloop.errors import blaming
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,10 +14,10 @@ import httpx
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
 from agentloop.envs.rewards.texts import inside
 from agentloop.errors import EpisodeError, FailureKind, UserError
-from agentloop.messages import text_of
+from agentloop.types.messages import text_of
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 PROMPT = """\
 You check answers. Below are a question, its reference answer and the answer of a student. Say whether the student's \

@@ -10,19 +10,19 @@ from agentloop.envs.rewards.base import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.envs.rewards.weighted import LoadedTerm, RewardTerm, WeightedSum
 from agentloop.errors import UserError, blaming, nearest
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 _HERE = "agentloop.envs.rewards"
 
 BUILT_IN: Mapping[str, str] = {
-    "code_tests": f"{_HERE}.code_tests:CodeTests",
+    "code_tests": f"{_HERE}.code.reward:CodeTests",
     "contains": f"{_HERE}.answers:contains",
     "deepeyes": f"{_HERE}.deepeyes:DeepEyes",
     "exact": f"{_HERE}.answers:exact",
     "exact_match": f"{_HERE}.answers:exact_match",
     "judge": f"{_HERE}.judge:Judge",
     "last_number": f"{_HERE}.answers:last_number",
-    "math": f"{_HERE}.math_equivalence:MathEquivalence",
+    "math": f"{_HERE}.math.equivalence:MathEquivalence",
     "retool": f"{_HERE}.retool:ReTool",
     "search_r1": f"{_HERE}.answers:search_r1",
     "skyrl_sql": f"{_HERE}.sql_execution:SkyRlSql",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.answers import strict_box
 from agentloop.envs.rewards.base import Outcome, Reward
-from agentloop.envs.rewards.math_equivalence import MathEquivalence
+from agentloop.envs.rewards.math.equivalence import MathEquivalence
 from agentloop.envs.rewards.texts import assistant_turns
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _PER_TOOL_TURN = 0.1
 _BEST_WRONG = -0.6

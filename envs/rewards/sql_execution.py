@@ -15,7 +15,7 @@ from agentloop.tools.sql.databases import Database, Databases
 
 if TYPE_CHECKING:
     from agentloop.tools.sql.results import QueryResult
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _FENCES = ("sql", "sqlite", "postgresql", "duckdb")
 _MAX_ROWS, _MAX_BYTES = 100_000, 16 << 20

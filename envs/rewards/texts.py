@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentloop.messages import Message, text_of
+from agentloop.types.messages import Message, text_of
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _FENCE = "```"
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
 from agentloop.envs.rewards.texts import assistant_turns, turn_text
 from agentloop.errors import UserError
-from agentloop.loading import load_object
-from agentloop.messages import Message, text_of
+from agentloop.registry.named_objects import load_object
+from agentloop.types.messages import Message, text_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 class VerlScore(Reward):

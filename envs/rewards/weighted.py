@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from agentloop.config import HAS_PATHS, Config, ConfigOptions, ConfigPath
 from agentloop.envs.rewards.base import Outcome, Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.errors import UserError
+from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 _COUNTS_ABOVE = 0.5
 """What another term must have given for a term with `only_if` to count."""

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentloop.messages import Message, ToolCall
 from agentloop.recipes.chain.task import FIRST, SECOND, draw_numbers, question
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, report_updates, size_of
 from agentloop.recipes.tiny.model import build_model
 from agentloop.recipes.tiny.task import Operation
 from agentloop.recipes.tiny.traces import GUESS_SHARE, LISTENING_SHARE, TOOL_NAME, tool_text
 from agentloop.recipes.tiny.warmup import tool_schemas
+from agentloop.types.messages import Message, ToolCall
 
 MODEL = Path(__file__).parent / "data" / "model"
 

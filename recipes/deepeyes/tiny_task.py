@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentloop.messages import Message, ToolCall
 from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.types.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -110,7 +110,7 @@ def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
 def zoom_tool() -> Any:
     """The tool as tiny.yaml sets it up."""
     from agentloop.recipes.deepeyes.tiny_model import MAX_PIXELS, MIN_PIXELS
-    from agentloop.tools.zoom import ImageZoomIn
+    from agentloop.tools.vision.zoom import ImageZoomIn
 
     return ImageZoomIn(family="qwen2_5_vl", min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
 

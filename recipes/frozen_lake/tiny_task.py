@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentloop.messages import Message
 from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.frozen_lake.task import HELD_OUT_SEED
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.types.messages import Message
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from agentloop.messages import Message, text_of
 from agentloop.rendering.inline import InlineFormat
-from agentloop.trajectory import NO_VERSION, SegmentKind, Trajectory
+from agentloop.types.messages import Message, text_of
+from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
 
 if TYPE_CHECKING:
     from agentloop.rendering.template_renderer import TemplateRenderer

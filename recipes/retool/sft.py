@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.errors import UserError
 from agentloop.recipes.retool.paper import FORMAT
 from agentloop.recipes.retool.paper import to_trajectory as paper_trajectory
 from agentloop.recipes.tiny.traces import to_trajectory
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 def train(
@@ -42,9 +42,10 @@ def train(
 
     Raises `UserError` where none is left.
     """
+    from agentloop.config.learner import LearnerConfig
     from agentloop.rendering import renderer_for
-    from agentloop.trainer.batch import supervised_batch
-    from agentloop.trainer.learner import LearnerConfig, create
+    from agentloop.trainer.batch.train_batch import supervised_batch
+    from agentloop.trainer.run.learners import create
 
     conversations = [row["messages"] for row in load_dataset(data)]
     if paper:

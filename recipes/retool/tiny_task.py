@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentloop.messages import Message
 from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.task import held_out_rows, train_rows
 from agentloop.recipes.tiny.traces import conversation
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.recipes.tiny.warmup import tool_schemas
+from agentloop.types.messages import Message
 
 __all__ = ["held_out_rows", "train_rows"]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentloop.messages import Message, ToolCall
+from agentloop.types.messages import Message, ToolCall
 
 _QUESTION = "*user question:*"
 _PIECE = re.compile(r"<(code|interpreter|answer)>(.*?)</\1>", re.DOTALL)

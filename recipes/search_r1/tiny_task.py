@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentloop.messages import Message, ToolCall
 from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
-from agentloop.tools.retrieval.index import build
-from agentloop.tools.retrieval.passages import Passage, as_text
+from agentloop.tools.search.index import build
+from agentloop.tools.search.passages import Passage, as_text
+from agentloop.types.messages import Message, ToolCall
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
@@ -93,7 +93,7 @@ def trace(rng: random.Random) -> list[Message]:
 
 def warm_up(folder: Path, *, num_updates: int = 250, on_update: OnUpdate | None = None) -> Path:
     """Write the checkpoint of the tiny run to `folder`."""
-    from agentloop.tools.search import Search
+    from agentloop.tools.search.tool import Search
     from agentloop.tools.toolset import Toolset
 
     schemas = Toolset([Search("unused.db")]).schemas

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentloop.messages import Message, ToolCall
 from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering.inline import InlineFormat
 from agentloop.tools.sql.results import QueryResult, as_text
+from agentloop.types.messages import Message, ToolCall
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 

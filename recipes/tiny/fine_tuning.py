@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agentloop.messages import Message
 from agentloop.recipes.tiny.traces import to_trajectory
+from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import ToolSchemas
@@ -49,9 +49,10 @@ def fine_tune(
     """
     import torch
 
+    from agentloop.config.learner import LearnerConfig
     from agentloop.rendering import renderer_for
-    from agentloop.trainer.batch import supervised_batch
-    from agentloop.trainer.learner import LearnerConfig, create
+    from agentloop.trainer.batch.train_batch import supervised_batch
+    from agentloop.trainer.run.learners import create
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

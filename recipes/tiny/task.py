@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards import inline
-from agentloop.limits import StopReason
+from agentloop.types.limits import StopReason
 
 if TYPE_CHECKING:
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from agentloop.messages import Message, ToolCall, images_of
 from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
 from agentloop.rendering.inline import InlineRenderer
-from agentloop.trajectory import NO_VERSION, SegmentKind, Trajectory
+from agentloop.types.messages import Message, ToolCall, images_of
+from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import ToolSchemas

@@ -6,7 +6,8 @@ import os
 import sys
 from _socket import socket
 
-from agentloop.sandboxes.inside import libc, program, removal, sweep, walls
+from agentloop.sandboxes.inside import program
+from agentloop.sandboxes.inside.isolation import libc, removal, sweep, walls
 from agentloop.sandboxes.inside.world import World
 
 TYPE_CHECKING = False

@@ -6,8 +6,8 @@ import _signal
 import os
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-from agentloop.sandboxes.inside import libc, mounts
-from agentloop.sandboxes.inside.walls import Walls
+from agentloop.sandboxes.inside.isolation import libc, mounts
+from agentloop.sandboxes.inside.isolation.walls import Walls
 from agentloop.sandboxes.inside.world import World
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from agentloop.sandboxes.inside.walls import Walls
+    from agentloop.sandboxes.inside.isolation.walls import Walls
 
     Files = list[tuple[str, bytes]]
 

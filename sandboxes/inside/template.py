@@ -14,7 +14,8 @@ import sys
 import time
 from _socket import socket
 
-from agentloop.sandboxes.inside import channel, libc, mounts, program, slot
+from agentloop.sandboxes.inside import channel, program, slot
+from agentloop.sandboxes.inside.isolation import libc, mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-    from agentloop.sandboxes.inside.walls import Walls
+    from agentloop.sandboxes.inside.isolation.walls import Walls
 
 _NEVER = float("inf")
 _SETUP_SECONDS = 60.0

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentloop.config_loading import validated
+from agentloop.config.data import DataConfig
+from agentloop.config.env import EnvConfig
+from agentloop.config.loading import validated
+from agentloop.config.rendering import RenderingConfig
+from agentloop.config.run import RunSettings
 from agentloop.envs.registry import load_factory
 from agentloop.envs.rewards import BUILT_IN, load_reward
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 from agentloop.tools import registry
-from agentloop.trainer.run_config import DataConfig, EnvConfig, RenderingConfig, RunSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agentloop import AgentLoop, Limits
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 

@@ -5,7 +5,7 @@ import pytest
 from agentloop.envs.base import Env, Observation
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
-from agentloop.trajectory import Trajectory
+from agentloop.types.trajectory import Trajectory
 
 ROW = {"id": "0", "messages": [{"role": "user", "content": "6 * 7?"}], "answer": "42"}
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import agentloop.recipes.tiny
+from agentloop.config.learner import LearnerConfig
 from agentloop.engines.base import SamplingParams
-from agentloop.engines.hf import HfEngine
+from agentloop.engines.hf.engine import HfEngine
 from agentloop.recipes.tiny.task import held_out_rows
 from agentloop.recipes.tiny.warmup import tool_schemas
 from agentloop.rendering import renderer_for
-from agentloop.trainer.batch import Sample
-from agentloop.trainer.learner import LearnerConfig, create
+from agentloop.trainer.batch.train_batch import Sample
+from agentloop.trainer.run.learners import create
 
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_hf.py"
 _spec = importlib.util.spec_from_file_location("agentloop_hf_tests", _FILE)

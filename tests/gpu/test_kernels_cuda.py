@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.trainer import attention_choice
-from agentloop.trainer.attention_ops import packed_attention
-from agentloop.trainer.fused_head import head_loss
-from agentloop.trainer.kernels import softmax
-from agentloop.trainer.shared_prefix import SharedPrefixes
+from agentloop.trainer.model.attention import choice as attention_choice
+from agentloop.trainer.model.attention.ops import packed_attention
+from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
+from agentloop.trainer.model.head.fused_head import head_loss
+from agentloop.trainer.model.kernels import softmax
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentloop.loading import load_object
-from agentloop.trainer import attention
-from agentloop.trainer.attention import PackedRow
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.learner import LearnerConfig
-from agentloop.trainer.logprobs import token_logprobs
+from agentloop.config.learner import LearnerConfig
+from agentloop.registry.named_objects import load_object
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.model.attention import packed as attention
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.head.logprobs import token_logprobs
 
 pytestmark = pytest.mark.gpu
 _TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"

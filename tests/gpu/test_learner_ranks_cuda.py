@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.loading import load_object
-from agentloop.trainer.backends import offload, ranked
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import TrainBatch
-from agentloop.trainer.learner import LearnerConfig, create
+from agentloop.registry.named_objects import load_object
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.learner import ranked_learner as ranked
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.learner.offload import optimizer_offload as offload
+from agentloop.trainer.run.learners import create
 
 pytestmark = pytest.mark.gpu
 _TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", _CASES)
 def test_two_gpus_compute_what_one_rank_on_a_cpu_does(name: str, folder: Path):
-    from agentloop.trainer.backends.fsdp import FsdpLearner
+    from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
     step: Any = load_object(f"{_SCRIPT}:step", "function")
     want = step(FsdpLearner(_CASES[name].config(folder, device="cpu")))

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from agentloop.trainer.backends import offload
-from agentloop.trainer.backends.offload import OffloadedAdamW
+from agentloop.trainer.learner.offload import optimizer_offload as offload
+from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 
 pytestmark = pytest.mark.gpu
 

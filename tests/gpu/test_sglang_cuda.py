@@ -11,9 +11,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.engines.base import FinishReason, SamplingParams
-from agentloop.engines.sglang import SglangEngine
-from agentloop.engines.shared_weights import WeightShelf
+from agentloop.engines.sglang.engine import SglangEngine
 from agentloop.errors import EngineError
+from agentloop.weights.shelf import WeightShelf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
 

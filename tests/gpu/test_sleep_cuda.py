@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentloop.config.learner import LearnerConfig
 from agentloop.engines.base import SamplingParams
 from agentloop.engines.restarting import RestartingEngine
-from agentloop.engines.vllm import VllmEngine
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
-from agentloop.trainer.learner import LearnerConfig
+from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 

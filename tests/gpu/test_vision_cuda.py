@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.engines.vllm import VllmEngine
-from agentloop.loading import load_object
+from agentloop.config.learner import LearnerConfig
+from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
-from agentloop.trainer.attention_ops import packed_attention
-from agentloop.trainer.backends.fsdp import FsdpLearner
-from agentloop.trainer.batch import Sample, TrainBatch
-from agentloop.trainer.learner import LearnerConfig
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.model.attention.ops import packed_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentloop.engines.shared_weights import SharedWeights, WeightShelf
-from agentloop.engines.weight_broadcast import BroadcastFailed, Sender
-from agentloop.trainer.learner import LearnerConfig, create
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.run.learners import create
+from agentloop.weights.broadcast import BroadcastFailed, Sender
+from agentloop.weights.shelf import SharedWeights, WeightShelf
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +24,7 @@ pytestmark = [
 
 OTHER = """
 import pickle, sys, torch
-from agentloop.engines.weight_broadcast import BroadcastFailed, Receiver
+from agentloop.weights.broadcast import BroadcastFailed, Receiver
 torch.cuda.set_device(1)
 receiver = Receiver("127.0.0.1")
 while line := sys.stdin.readline():

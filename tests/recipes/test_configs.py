@@ -6,7 +6,7 @@ from agentloop.cli.recipe import built_in_recipes, load_run_config
 from agentloop.envs.rewards import load_reward
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
-from agentloop.trainer.run_checks import check_trainable
+from agentloop.trainer.run.checks import check_trainable
 
 
 def test_all_recipes_are_found():

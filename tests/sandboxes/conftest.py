@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from agentloop.sandboxes.slots import Slots
+from agentloop.sandboxes.levels.slots import Slots
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

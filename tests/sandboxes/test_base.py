@@ -2,10 +2,10 @@ import pytest
 
 from agentloop import sandboxes
 from agentloop.errors import UserError
-from agentloop.sandboxes import rootfs
 from agentloop.sandboxes.base import Execution
-from agentloop.sandboxes.bubblewrap import Bubblewrap
-from agentloop.sandboxes.seccomp import build_filter
+from agentloop.sandboxes.levels import rootfs
+from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
+from agentloop.sandboxes.levels.seccomp import build_filter
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/cron.d/x", "a/../../x", "a\0b", ""])

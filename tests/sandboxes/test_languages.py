@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from agentloop.errors import UserError
 from agentloop.sandboxes import Execution, languages
-from agentloop.sandboxes.rootfs import ENVIRONMENT
-from agentloop.sandboxes.slots import Slots
+from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
+from agentloop.sandboxes.levels.slots import Slots
 
 
 def test_languages_are_found_by_the_names_of_sandbox_fusion():

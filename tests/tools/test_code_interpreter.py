@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from agentloop.errors import FailureKind, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools.base import ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter, strip_fence
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from agentloop import ToolContext, ToolResult, tool
 from agentloop.errors import FailureKind
-from agentloop.messages import ToolCall
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 
 async def run(made, arguments, seconds=10.0) -> ToolResult:

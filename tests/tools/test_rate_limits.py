@@ -13,10 +13,10 @@ import pytest
 
 from agentloop import tool
 from agentloop.errors import FailureKind, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools import registry
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 WORKER = """
 import asyncio, sys, time

@@ -8,11 +8,11 @@ import pytest
 from pydantic import AfterValidator, BaseModel
 
 from agentloop.errors import FailureKind, ToolError, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.function import tool
 from agentloop.tools.json_schema import SchemaArguments
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 
 class Counter(Tool):

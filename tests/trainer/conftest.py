@@ -1,18 +1,18 @@
 """Fixtures of a run of sums: a scripted model, a real tool, a learner that really learns. And a model for learners."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agentloop.loading import load_object
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from tests.support.ranks import run_on_ranks as _run_on_ranks
+from tests.support.tiny import save_tiny_qwen3 as _save_tiny_qwen3
 
-_FIXTURES = Path(__file__).parent / "sums" / "fixtures.py"
-sums_model = load_object(f"{_FIXTURES}:sums_model", "fixture")
-sums = load_object(f"{_FIXTURES}:sums", "fixture")
-
-_run_on_ranks = load_object(f"{Path(__file__).parent / 'ranks.py'}:run_on_ranks", "function")
-_save_tiny_qwen3 = load_object(f"{Path(__file__).parent / 'tiny.py'}:save_tiny_qwen3", "function")
+_SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +37,32 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return folder
+
+
+@pytest.fixture
+def steady(sums):
+    """The config of a run whose model says the same on any worker; overrides as on the command line."""
+    shutil.copy(_SUPPORT / "steady.py", sums / "steady.py")
+
+    def config(*overrides):
+        usual = [f"engine.options={{script: {sums}/steady.py:script}}", f"env.tools=[{sums}/steady.py:add]"]
+        # On a machine with much else to do a worker may be silent for long.
+        usual += ["workers.hang_seconds=600", "workers.max_restarts=50", "workers.max_replays=50"]
+        return load_config(RunConfig, sums / "config.yaml", [*usual, *overrides])
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine; workers find it running and leave it so."""
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it ends workers when others fill the memory
+    # GPUs are numbers to Ray: nothing uses them.
+    ray.init(
+        address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
+    yield ray
+    ray.shutdown()

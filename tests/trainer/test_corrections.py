@@ -5,12 +5,8 @@ import pytest
 import torch
 
 from agentloop.errors import UserError
-from agentloop.loading import load_object
 from agentloop.trainer import corrections
-
-_HERE = __file__.rpartition("/")[0]
-tokens = load_object(f"{_HERE}/tokens.py:tokens", "helper")
-doubles = load_object(f"{_HERE}/tokens.py:doubles", "helper")
+from tests.support.tokens import doubles, tokens
 
 # Two trajectories: ratios 4 and 0.5 (product 2, geometric mean sqrt 2), and 0.1.
 _COUNTS = [2, 1]

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.messages import Content, ImagePart, TextPart
-from agentloop.tools.vision.images import load_image
+from agentloop.types.messages import Content, ImagePart, TextPart
+from agentloop.vision.decoding import load_image
 
 
 def as_content(items: Iterable[Any]) -> Content:

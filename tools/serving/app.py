@@ -17,10 +17,11 @@ from starlette.types import ASGIApp
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.base import SandboxBusyError
-from agentloop.tools.serving import fusion, health, notebooks, outcomes, retrieval, sessions, tool_calls
-from agentloop.tools.serving.bodies import ClientGoneError
 from agentloop.tools.serving.daemon import Daemon
-from agentloop.tools.serving.front import Front
+from agentloop.tools.serving.http import outcomes
+from agentloop.tools.serving.http.bodies import ClientGoneError
+from agentloop.tools.serving.routes import fusion, health, notebooks, retrieval, sessions, tool_calls
+from agentloop.tools.serving.routes.front import Front
 
 _logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentloop.sandboxes.levels import LEVELS
+from agentloop.sandboxes.levels.registry import LEVELS
 from agentloop.tools.serving.daemon import Daemon
 
 

@@ -12,8 +12,8 @@ from fastapi import Request
 from agentloop import sandboxes
 from agentloop.errors import UserError
 from agentloop.sandboxes.base import Sandbox, Session
-from agentloop.sandboxes.levels import LEVELS
-from agentloop.tools.serving.bodies import Reader
+from agentloop.sandboxes.levels.registry import LEVELS
+from agentloop.tools.serving.http.bodies import Reader
 from agentloop.tools.serving.leases import Leases
 from agentloop.tools.serving.metrics import Metrics
 from agentloop.tools.serving.settings import Settings

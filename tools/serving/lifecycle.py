@@ -16,9 +16,9 @@ import uvicorn
 from agentloop.errors import UserError
 from agentloop.tools.serving.app import application
 from agentloop.tools.serving.daemon import Daemon
-from agentloop.tools.serving.front import access_log
-from agentloop.tools.serving.listening import BACKLOG, address_of, listen
-from agentloop.tools.serving.protocol import BoundedProtocol
+from agentloop.tools.serving.http.listening import BACKLOG, address_of, listen
+from agentloop.tools.serving.http.protocol import BoundedProtocol
+from agentloop.tools.serving.routes.front import access_log
 from agentloop.tools.serving.settings import Settings
 
 _logger = logging.getLogger(__name__)

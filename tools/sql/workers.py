@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import ToolError
+from agentloop.process.worker_pool import WorkerDiedError, Workers
 from agentloop.tools.sql.results import QueryResult, Value
-from agentloop.tools.workers import WorkerDiedError, Workers
 
 _GRACE = 0.5
 """Seconds that the database has to stop by itself before its process is killed."""

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from agentloop.errors import UserError
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 from agentloop.tools.base import Tool
 from agentloop.tools.verl.stand_ins import OpenAIFunctionToolSchema
 from agentloop.tools.verl.tool import VerlTool

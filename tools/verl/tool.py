@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentloop.messages import Content, ImagePart, TextPart
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.json_schema import SchemaArguments
+from agentloop.types.messages import Content, ImagePart, TextPart
 
 
 @dataclass(slots=True)

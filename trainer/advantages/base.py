@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.config import Config
-from agentloop.trainer import registry
+from agentloop.registry import registry
+from agentloop.registry.options import Config
+from agentloop.registry.registry import NoOptions, Registry
 from agentloop.trainer.advantages.outcome import Outcome
-from agentloop.trainer.registry import NoOptions, Registry
-from agentloop.trajectory import Trajectory
+from agentloop.types.trajectory import Trajectory
 
 AdvantageValue = float | NDArray[np.float32]
 """Of a whole trajectory, or of each of its sampled tokens, [num_sampled]."""

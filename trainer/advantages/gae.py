@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from agentloop.config import Config
+from agentloop.registry.options import Config
 from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes
 from agentloop.trainer.advantages.discounting import discounted
 from agentloop.trainer.advantages.normalised import normalise

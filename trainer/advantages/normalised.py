@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from agentloop.config import Config
+from agentloop.registry.options import Config
+from agentloop.registry.registry import NoOptions
 from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes, rewards_of
 from agentloop.trainer.advantages.discounting import discounted
 from agentloop.trainer.advantages.outcome import Outcome
-from agentloop.trainer.registry import NoOptions
 
 
 class ReinforcePpOptions(Config):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 
 @dataclass(slots=True, frozen=True, eq=False)

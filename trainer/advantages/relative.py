@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from agentloop.registry.registry import NoOptions
 from agentloop.trainer.advantages.base import (
     AdvantageValue,
     register,
@@ -15,7 +16,6 @@ from agentloop.trainer.advantages.base import (
     rewards_of,
 )
 from agentloop.trainer.advantages.outcome import Outcome
-from agentloop.trainer.registry import NoOptions
 
 
 @register("grpo")

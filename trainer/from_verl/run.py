@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentloop.config.loggers import BUILT_IN as LOGGERS
 from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
-from agentloop.trainer.loggers import BUILT_IN as LOGGERS
 
 _SHOWN = {"console", "file"}
 """Always there."""

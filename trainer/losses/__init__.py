@@ -5,10 +5,11 @@ the whole mini-batch before that is split into micro-batches and ranks: the sum 
 does not depend on how the mini-batch was planned. Losses over whole trajectories keep that: one is never split.
 """
 
+from agentloop.config.learner import Aggregation
+from agentloop.registry.registry import NoOptions
 from agentloop.trainer.losses import clipped, divergence, implicit_reward, sequence, soft, supervised, value
-from agentloop.trainer.losses.aggregation import Aggregation, token_weights
+from agentloop.trainer.losses.aggregation import token_weights
 from agentloop.trainer.losses.base import Loss, LossFn, get, names, parse_options, register
-from agentloop.trainer.registry import NoOptions
 
 __all__ = [
     "Aggregation",

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class Aggregation(StrEnum):
-    """A way to average, over the mini-batch as a whole."""
-
-    TOKEN_MEAN = "token_mean"
-    """Mean over all tokens (DAPO, arXiv 2503.14476)."""
-    SEQ_MEAN_TOKEN_SUM = "seq_mean_token_sum"
-    """Sum within a trajectory, mean over trajectories."""
-    SEQ_MEAN_TOKEN_MEAN = "seq_mean_token_mean"
-    """Mean within a trajectory, mean over trajectories (GRPO, arXiv 2402.03300)."""
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq_mean_token_sum_norm"
-    """Sum within a trajectory over a constant, mean over trajectories (Dr. GRPO, arXiv 2503.20783)."""
+from agentloop.config.learner import Aggregation
 
 
 def token_weights(num_sampled: Sequence[int], how: Aggregation, norm: float = 1.0) -> NDArray[np.float64]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentloop.config import Config
-from agentloop.trainer import registry
-from agentloop.trainer.losses.aggregation import Aggregation
-from agentloop.trainer.registry import NoOptions, Registry
-from agentloop.trainer.trained_tokens import TrainedTokens
+from agentloop.config.learner import Aggregation
+from agentloop.registry import registry
+from agentloop.registry.options import Config
+from agentloop.registry.registry import NoOptions, Registry
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

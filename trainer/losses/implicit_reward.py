@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from agentloop.config import Config
-from agentloop.trainer.losses.aggregation import Aggregation
+from agentloop.config.learner import Aggregation
+from agentloop.registry.options import Config
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.losses.base import register
-from agentloop.trainer.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentloop.registry.registry import NoOptions
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.losses.base import register
-from agentloop.trainer.registry import NoOptions
-from agentloop.trainer.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,16 +26,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from agentloop.config.staleness import Mode, StalenessConfig, WhenLate
 from agentloop.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from agentloop.rollout import Group
-    from agentloop.trainer.workers.base import GroupOrder
-
-Mode = Literal["on_policy", "stream", "stale", "partial"]
-WhenLate = Literal["wait", "drop", "mask"]
+    from agentloop.types.requests import Group, GroupOrder
 
 
 class Swap(StrEnum):
@@ -95,6 +92,17 @@ class StalenessPolicy:
     """What becomes of a straggler that would be too old if the next step were made without it, once the engine has no
     other group to play. wait: the learner waits, and so does the engine. drop: it is aborted. mask: it is trained when
     it has ended; its tokens that are too old by then carry no loss."""
+
+    @classmethod
+    def of(cls, config: StalenessConfig, groups_per_step: int) -> StalenessPolicy:
+        """Make the policy of a config. Raises `UserError` if its settings contradict each other."""
+        return cls.preset(
+            config.mode,
+            groups_per_step=groups_per_step,
+            max_staleness=config.max_staleness,
+            window=config.window,
+            when_late=config.when_late,
+        )
 
     @classmethod
     def preset(

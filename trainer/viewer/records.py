@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.trainer.run_folder import RunFolder, step_of
+from agentloop.trainer.run.folder import RunFolder, step_of
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
@@ -56,7 +56,7 @@ class Records:
         return [{"index": index} | _summary(data) for index, data in enumerate(self._read(name))]
 
     def trajectory(self, name: str, index: int) -> dict[str, Any]:
-        """One as it was written (`agentloop.trajectory_io`). Raises `KeyError` where there is none."""
+        """One as it was written (`agentloop.types.trajectory_io`). Raises `KeyError` where there is none."""
         trajectories = self._read(name)
         if not 0 <= index < len(trajectories):
             raise KeyError(f"{name} has {len(trajectories)} trajectories")

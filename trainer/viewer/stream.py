@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from agentloop.trajectory import Trajectory
-from agentloop.trajectory_io import from_dict
+from agentloop.types.trajectory import Trajectory
+from agentloop.types.trajectory_io import from_dict
 
 Decode = Callable[[Sequence[int]], str]
 

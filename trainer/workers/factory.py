@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.config.run import RunConfig
 from agentloop.engines.handing_over import HandingOverEngine, Helpers
-from agentloop.engines.recalling import RecallingEngine
+from agentloop.engines.replay import RecallingEngine
 from agentloop.engines.restarting import RestartingEngine
-from agentloop.restarts import RestartBudget
-from agentloop.trainer.episodes import Episodes, make_engine
-from agentloop.trainer.run_config import RunConfig
-from agentloop.trainer.workers.base import Workers
+from agentloop.process.restart_budget import RestartBudget
+from agentloop.rollout.setup import Episodes, make_engine
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.ray_replica import Parts
+from agentloop.trainer.workers.protocol import Workers
+from agentloop.trainer.workers.ray.replica import Parts
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
@@ -31,8 +31,8 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes, folder: Pat
     `UserError`."""
     if config.workers.kind == "local":
         return LocalWorkers(episodes, restarting_engine(config, model, copy_weights=True))
-    from agentloop.trainer.workers.ray import RayWorkers
-    from agentloop.trainer.workers.wanted import FILE, WantedCount
+    from agentloop.trainer.workers.ray.pool import RayWorkers
+    from agentloop.trainer.workers.worker_count import FILE, WantedCount
 
     return RayWorkers(
         partial(make_replica, config, model),

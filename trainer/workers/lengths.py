@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentloop.trainer.workers.base import GroupOrder
+from agentloop.types.requests import GroupOrder
 
 WEIGHT = 0.5
 """Of the newest group in the average of a task: policies change."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from agentloop.trainer.episodes import Episodes, started
-from agentloop.trainer.workers.base import GroupOrder
-from agentloop.trainer.workers.orders import user_error
+from agentloop.rollout.setup import Episodes, started
+from agentloop.trainer.workers.requests import user_error
+from agentloop.types.requests import GroupOrder
 
 if TYPE_CHECKING:
     import torch
 
     from agentloop.engines.base import Engine
-    from agentloop.rollout import Group
-    from agentloop.trainer.placement.home import Seat
-    from agentloop.trajectory import Trajectory
+    from agentloop.trainer.cluster.learner_host import Seat
+    from agentloop.types.requests import Group
+    from agentloop.types.trajectory import Trajectory
 
 
 class LocalWorkers:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from agentloop.messages import ParsedTurn
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_of
 from agentloop.rendering.parsing import CallFormat, CallReader
+from agentloop.types.messages import ParsedTurn
 
 _MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
 _HEADER = re.compile(r"<\|(?:start|channel)\|>|\A\s*to=")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentloop.messages import ParsedTurn
 from agentloop.rendering.formats.json_calls import Malformed, json_at, named_call, skip_space
 from agentloop.rendering.parsing import CallFormat, CallReader
+from agentloop.types.messages import ParsedTurn
 
 _TAG = "<|python_tag|>"
 _HOW = 'Write a call as {"name": "TOOL", "parameters": {...}}, with nothing around it.'

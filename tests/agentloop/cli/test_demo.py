@@ -5,13 +5,13 @@ import pytest
 from rich.console import Console
 
 from agentloop.cli import main
-from agentloop.cli.demo_plot import plot
-from agentloop.cli.demo_progress import SeedRun
-from agentloop.cli.demo_report import coloured, print_examples, print_summary, write_summary
+from agentloop.cli.demo.plot import plot
+from agentloop.cli.demo.progress import SeedRun
+from agentloop.cli.demo.report import coloured, print_examples, print_summary, write_summary
 from agentloop.recipes.tiny.model import build_model
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 METRICS = {"eval/tool_call_rate": 0.5, "rollout/tool_call_rate": 0.5, "reward/mean": 0.25}
 

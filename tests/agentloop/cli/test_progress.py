@@ -4,10 +4,10 @@ from pathlib import Path
 from rich.console import Console
 
 from agentloop.cli.progress import RunProgress
-from agentloop.config_loading import validated
-from agentloop.trainer.observers import Stage
-from agentloop.trainer.run_config import RunConfig
-from agentloop.trajectory import Trajectory
+from agentloop.config.loading import validated
+from agentloop.config.run import RunConfig
+from agentloop.trainer.schedule.observers import Stage
+from agentloop.types.trajectory import Trajectory
 
 CONFIG = validated(RunConfig, {"model": "m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
 METRICS = {"reward/mean": 0.25, "rollout/tool_call_rate": 0.5, "learner/logprob_diff": 0.0123, "time/rollout": 1.5}

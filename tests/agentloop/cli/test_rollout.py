@@ -4,9 +4,9 @@ import pytest
 
 from agentloop.cli import main
 from agentloop.cli.rollout_report import pass_at_k, summary
-from agentloop.rollout import Group
-from agentloop.trajectory import Trajectory
-from agentloop.trajectory_io import read_jsonl
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
+from agentloop.types.trajectory_io import read_jsonl
 
 
 def agentloop(*arguments):

@@ -8,7 +8,7 @@ import pytest
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.handing_over import HandingOverEngine, Helpers, with_most_room
 from agentloop.engines.restarting import RestartingEngine
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 
 STOP = 9
 PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,))

@@ -8,9 +8,9 @@ import torch
 
 from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.restarting import RestartingEngine
-from agentloop.engines.shared_weights import WeightShelf
 from agentloop.errors import EngineError, UserError
-from agentloop.restarts import RestartBudget
+from agentloop.process.restart_budget import RestartBudget
+from agentloop.weights.shelf import WeightShelf
 
 STOP = 9
 PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,), seed=3)

@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 from agentloop import Limits
 from agentloop.engines.base import FinishReason, Generation
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.gateway import Gateway, Sampling
 
 

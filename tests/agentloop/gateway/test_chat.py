@@ -9,12 +9,12 @@ import pytest
 
 from agentloop import Limits, StopReason
 from agentloop.engines.base import FinishReason
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
 from agentloop.gateway.application import application
 from agentloop.gateway.requests import ChatRequest
-from agentloop.trajectory import SegmentKind
+from agentloop.types.trajectory import SegmentKind
 
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 END = "<|im_end|>"

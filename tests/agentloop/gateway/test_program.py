@@ -11,12 +11,12 @@ import openai
 import pytest
 
 from agentloop import AgentLoop, Limits, StopReason
-from agentloop.engines.scripted import ScriptedEngine
-from agentloop.envs.agent import AgentProgram, AgentResult
+from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.envs.agent.program import AgentProgram, AgentResult
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import EngineError, UserError
-from agentloop.rollout import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import GroupSpec, RolloutWorker
 
 ROW = {"messages": [{"role": "user", "content": "2 + 3?"}], "answer": "5"}
 HELLO = "hello<|im_end|>"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from agentloop import Limits
 from agentloop.engines.base import FinishReason, Generation
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.gateway import Gateway, Sampling
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.trajectory import SegmentKind
+from agentloop.types.trajectory import SegmentKind
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 SAID = ["yes", "", "two words", "<think>\nhm\n</think>\n\nso", '<tool_call>\n{"name": "look"}\n</tool_call>',

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agentloop import engines
-from agentloop.engines.listening import listener
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.engines.token_listeners import listener
 from agentloop.gateway import Sampling
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentloop.call_answers import answer_calls
 from agentloop.errors import UserError
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas
 from agentloop.gateway.requests import ChatRequest
-from agentloop.limits import Limits
-from agentloop.messages import ToolCall
 from agentloop.rendering import renderer_for
+from agentloop.rollout.tool_calls import answer_calls
+from agentloop.types.limits import Limits
+from agentloop.types.messages import ToolCall
 
 OURS = Path(__file__).parent / "templates"
 CHATML = "<|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"

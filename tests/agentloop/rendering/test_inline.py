@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
-from agentloop.messages import InvalidCall
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.rendering.inline import InlineFormat
 from agentloop.tools.function import tool
 from agentloop.tools.toolset import Toolset
-from agentloop.trajectory import SegmentKind
+from agentloop.types.messages import InvalidCall
+from agentloop.types.trajectory import SegmentKind
 
 RETOOL = InlineFormat(
     tag="code",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 TOOLS = ({"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}},)
 KINDS = ("split", "gpt2", "no_words", "pieces")

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
-from agentloop.messages import ToolCall
 from agentloop.rendering import renderer_for, template_renderer
-from agentloop.tools.vision.seen_size import SmartResize
-from agentloop.vision.image import PixelFormat
+from agentloop.types.image import PixelFormat
+from agentloop.types.messages import ToolCall
 from agentloop.vision.processor import ImageProcessor
+from agentloop.vision.seen_size import SmartResize
 
 TOOLS = ({"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}},)
 # The tokenizer `bytes`: one token a byte in the order of the byte-level alphabet, then the added tokens.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentloop.messages import ToolCall
 from agentloop.rendering.formats import call_format
 from agentloop.rendering.parsing import TurnParser
+from agentloop.types.messages import ToolCall
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
 CODER = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"

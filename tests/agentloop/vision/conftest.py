@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 _build = load_object(f"{Path(__file__).parent / 'models.py'}:build_vision_model", "function")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from agentloop.engines.base import SamplingParams
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 from agentloop.vision.tower import patches, upload
 
 

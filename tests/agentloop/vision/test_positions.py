@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.loading import load_object
-from agentloop.vision.image import PixelFormat, PlacedImage, SeenImage
+from agentloop.registry.named_objects import load_object
+from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.vision.loading import load_language_model
 from agentloop.vision.positions import rope_positions
 from agentloop.vision.processor import image_processor_for

@@ -11,11 +11,11 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from agentloop.errors import UserError
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
-from agentloop.tools.vision.seen_size import SmartResize
-from agentloop.vision.image import PixelFormat, SeenImage
+from agentloop.types.image import PixelFormat, SeenImage
 from agentloop.vision.processor import ImageProcessor, image_processor_for
+from agentloop.vision.seen_size import SmartResize
 from agentloop.vision.tower import patches, upload
 
 picture = load_object(f"{Path(__file__).parent / 'models.py'}:picture", "function")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 from agentloop.vision.loading import load_language_model
 from agentloop.vision.positions import rope_positions
 from agentloop.vision.processor import image_processor_for

@@ -8,7 +8,7 @@ import pytest
 from agentloop import StopReason
 from agentloop.envs.gymnasium.env import GymnasiumEnv
 from agentloop.errors import UserError
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 ROW = {"id": "a", "messages": [{"role": "user", "content": "Play."}]}
 HERE = f"{Path(__file__).with_name('broken_games.py')}:"

@@ -1,6 +1,6 @@
 import pytest
 
-from agentloop.trajectory import Trajectory
+from agentloop.types.trajectory import Trajectory
 
 
 def _turn(said) -> dict:

@@ -1,7 +1,7 @@
 import pytest
 
 from agentloop import AgentLoop, tool
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import ToolError

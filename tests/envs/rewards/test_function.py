@@ -5,7 +5,7 @@ import pytest
 
 from agentloop.envs.rewards import Reward, RewardFunction, inline, load_reward
 from agentloop.errors import UserError
-from agentloop.trajectory import Trajectory
+from agentloop.types.trajectory import Trajectory
 
 
 def answered(text):

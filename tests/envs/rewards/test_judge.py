@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentloop import AgentLoop
-from agentloop.engines.scripted import ScriptedEngine
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.rewards import judge as judge_module
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.rewards.judge import JudgeError, read_verdict
@@ -17,7 +17,7 @@ from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.trajectory import Trajectory
+from agentloop.types.trajectory import Trajectory
 
 
 class Server(ThreadingHTTPServer):

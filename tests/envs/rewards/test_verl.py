@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentloop.envs.rewards import load_reward
 from agentloop.errors import UserError
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 SCORES = """
 SEEN = []
@@ -34,7 +34,7 @@ def scores(tmp_path: Path) -> Path:
 
 
 def _seen(scores: Path) -> list:
-    from agentloop.loading import load_object
+    from agentloop.registry.named_objects import load_object
 
     return load_object(f"{scores}:SEEN", "list")
 

@@ -3,7 +3,7 @@ import pytest
 from agentloop.envs.rewards import inline, load_reward
 from agentloop.envs.rewards.base import Reward
 from agentloop.errors import UserError
-from agentloop.loading import load_object
+from agentloop.registry.named_objects import load_object
 
 STARTED = []
 

@@ -3,7 +3,7 @@ import io
 import random
 import re
 
-from agentloop.envs.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.recipes.chain.task import FIRST, SECOND, held_out_rows, train_rows
 from agentloop.recipes.chain.warmup import conversation, warm_up
 from agentloop.recipes.tiny.model import TINY

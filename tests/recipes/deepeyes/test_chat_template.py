@@ -4,11 +4,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from agentloop.messages import ToolCall
 from agentloop.recipes.deepeyes.tiny_model import build_model
 from agentloop.rendering import renderer_for
 from agentloop.tools.toolset import Toolset
-from agentloop.tools.zoom import ImageZoomIn
+from agentloop.tools.vision.zoom import ImageZoomIn
+from agentloop.types.messages import ToolCall
 
 TEMPLATE = Path(__file__).parents[3] / "recipes" / "deepeyes" / "chat_template.jinja"
 IMAGE = {"type": "image", "image": Image.new("RGB", (56, 56))}

@@ -1,6 +1,6 @@
 import pytest
 
-from agentloop.envs.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.errors import UserError
 from agentloop.recipes.deepeyes.task import SYSTEM, rows, with_prompt
 

@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from agentloop.envs.rows import read_row
-from agentloop.messages import images_of
+from agentloop.envs.datasets.rows import read_row
 from agentloop.recipes.deepeyes.tiny_model import MAX_PIXELS, build_model
 from agentloop.recipes.deepeyes.tiny_task import (
     COLOURS,
@@ -22,6 +21,7 @@ from agentloop.recipes.deepeyes.tiny_task import (
 from agentloop.recipes.tiny.traces import to_trajectory
 from agentloop.rendering import renderer_for
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import images_of
 
 
 @pytest.fixture(scope="module")

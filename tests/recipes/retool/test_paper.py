@@ -9,8 +9,8 @@ from agentloop.recipes.retool.paper import FORMAT, PROMPT, paper_rows, to_trajec
 from agentloop.recipes.retool.prepare import ANSWER_FORMAT, dapo_rows, paper_sft_rows
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.trainer.run_checks import check_trainable
-from agentloop.trajectory import SegmentKind
+from agentloop.trainer.run.checks import check_trainable
+from agentloop.types.trajectory import SegmentKind
 
 CONFIG = Path(__file__).parents[3] / "recipes" / "retool" / "paper.yaml"
 ANSWERED = """Let me compute.

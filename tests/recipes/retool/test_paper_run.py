@@ -12,9 +12,9 @@ from agentloop.recipes.retool.sft import train as cold_start
 from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering import renderer_for
-from agentloop.trainer.run import train
-from agentloop.trajectory import SegmentKind
-from agentloop.trajectory_io import read_jsonl
+from agentloop.trainer.run.run import train
+from agentloop.types.trajectory import SegmentKind
+from agentloop.types.trajectory_io import read_jsonl
 
 CONFIG = Path(__file__).parents[3] / "recipes" / "retool" / "paper.yaml"
 

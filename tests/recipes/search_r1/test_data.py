@@ -1,10 +1,10 @@
-from agentloop.envs.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.rewards import load_reward
 from agentloop.recipes.common.jsonl import write_rows
 from agentloop.recipes.search_r1.prepare import question_rows
 from agentloop.recipes.search_r1.tiny_task import FACTS, PLANETS, fact, held_out_rows, train_rows
-from agentloop.tools.retrieval.index import LocalIndex
-from agentloop.trajectory import Trajectory
+from agentloop.tools.search.index import LocalIndex
+from agentloop.types.trajectory import Trajectory
 
 
 async def test_rows_are_read_and_rewarded(tmp_path):

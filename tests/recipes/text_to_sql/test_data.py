@@ -1,6 +1,6 @@
 import pytest
 
-from agentloop.envs.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.errors import UserError
 from agentloop.recipes.common.jsonl import write_rows
 from agentloop.recipes.text_to_sql.prepare import task_rows

@@ -3,10 +3,10 @@ import io
 
 import pytest
 
-from agentloop.envs.dataset import load_dataset
-from agentloop.limits import StopReason
+from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.recipes.tiny.task import ASKED, OPERATIONS, held_out_rows, is_held_out, reward, train_rows
-from agentloop.trajectory import Trajectory
+from agentloop.types.limits import StopReason
+from agentloop.types.trajectory import Trajectory
 
 
 def numbers(row):

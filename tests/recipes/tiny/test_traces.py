@@ -7,7 +7,7 @@ from agentloop.recipes.tiny.task import OPERATIONS
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.recipes.tiny.traces import GUESS_SHARE, LISTENING_SHARE, conversation, to_trajectory
 from agentloop.rendering import renderer_for
-from agentloop.trajectory import SegmentKind
+from agentloop.types.trajectory import SegmentKind
 
 tokenizer = cache(build_tokenizer)
 TOOLS = [

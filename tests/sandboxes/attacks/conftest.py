@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from agentloop import sandboxes
-from agentloop.sandboxes import boot
 from agentloop.sandboxes.base import Execution, ExecutionResult, Sandbox
+from agentloop.sandboxes.worlds import boot
 
 LEVELS = ("slots", "bubblewrap", "docker", "landlock")
 SECRET = "hunter2_in_the_environment"

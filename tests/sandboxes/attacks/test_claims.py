@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from agentloop.sandboxes.levels import LEVELS
+from agentloop.sandboxes.levels.registry import LEVELS
 
 _HERE = Path(__file__).parent
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agentloop.sandboxes.base import Execution, SessionSettings
-from agentloop.sandboxes.slots import Slots
+from agentloop.sandboxes.levels.slots import Slots
 
 ATTACKS = Path(__file__).parent
 SLOTS = 8

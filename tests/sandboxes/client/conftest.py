@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.sandboxes.client import SandboxClient
+from agentloop.sandboxes.client.client import SandboxClient
 
 DONE = {
     "status": "Success",

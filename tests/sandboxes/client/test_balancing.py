@@ -7,8 +7,9 @@ import time
 import pytest
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes import SandboxBusyError, balancing
-from agentloop.sandboxes.balancing import Fleet
+from agentloop.sandboxes import SandboxBusyError
+from agentloop.sandboxes.client import balancing
+from agentloop.sandboxes.client.balancing import Fleet
 
 
 class Member:

@@ -8,7 +8,7 @@ import pytest
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import Execution, SandboxBusyError
-from agentloop.sandboxes.client import SandboxClient
+from agentloop.sandboxes.client.client import SandboxClient
 
 HEALTH = {"level": "slots", "slots": 4, "draining": False}
 PROCESS = {"status": "Finished", "execution_time": 0.01, "return_code": 0, "stdout": "1\n", "stderr": ""}
@@ -131,7 +131,7 @@ async def test_answers_that_are_errors(servers, answer, kind, message):
 
 
 async def test_no_answer_in_time(servers, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client_daemon._MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr("agentloop.sandboxes.client.daemon._MARGIN_SECONDS", 0.1)
     async with servers() as (server, client):
         server.answer = lambda *_: asyncio.sleep(60)
         begun = time.monotonic()
@@ -357,7 +357,7 @@ async def test_a_name_and_a_password_in_the_address(server, monkeypatch):
 
 
 async def test_idle_connections_are_not_kept_for_long(servers, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client_http._IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("agentloop.sandboxes.client.http._IDLE_SECONDS", 0.5)
     async with servers() as (server, client):
         server.answer = lambda *_: asyncio.sleep(0.05, DONE)
         await asyncio.gather(*(run(client) for _ in range(6)))
@@ -377,7 +377,7 @@ async def test_proxies_of_the_environment_are_not_asked(servers, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_lost_whatever_the_servers_do(servers, seed, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client._MAX_LOST", 100)
+    monkeypatch.setattr("agentloop.sandboxes.client.client._MAX_LOST", 100)
     chance = random.Random(seed)
     faults = ["reset", "half", (502, b""), (503, b""), (504, b""), (429, b"")]
 

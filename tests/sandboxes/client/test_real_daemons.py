@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import Execution, SandboxBusyError, SessionSettings
-from agentloop.sandboxes.client import SandboxClient
+from agentloop.sandboxes.client.client import SandboxClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import FailureKind, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools import registry
 from agentloop.tools.mcp.server import McpServer
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 
 def is_alive(pid: str) -> bool:

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from agentloop.sandboxes import CellResult, Execution, ExecutionResult, Load, SessionSettings
-from agentloop.sandboxes.slots import Slots
+from agentloop.sandboxes.levels.slots import Slots
 from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.http.listening import address_of, listen
 from agentloop.tools.serving.lifecycle import Server
-from agentloop.tools.serving.listening import address_of, listen
 from agentloop.tools.serving.settings import Settings
 
 

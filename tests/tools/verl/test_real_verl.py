@@ -18,10 +18,10 @@ class Echo(BaseTool):
 
 async def main(config):
     from agentloop.envs.rewards import load_reward
-    from agentloop.messages import ToolCall
+    from agentloop.types.messages import ToolCall
     from agentloop.tools import registry
     from agentloop.tools.toolset import Toolset
-    from agentloop.trajectory import Trajectory
+    from agentloop.types.trajectory import Trajectory
 
     toolset = Toolset(registry.load_all("agentloop.tools.verl.config:VerlTools", config=config))
     (schema,) = toolset.schemas

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import FailureKind, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 TOOLS = '''
 from PIL import Image

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop.tools.vision.boxes import to_seen, to_source
-from agentloop.tools.zoom import resolve_box
+from agentloop.tools.vision.zoom import resolve_box
 
 numbers = st.one_of(
     st.floats(-2000, 2000),

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from agentloop.errors import FailureKind, UserError
-from agentloop.messages import ToolCall
 from agentloop.tools.toolset import Toolset
-from agentloop.tools.web_search import WebFetch, WebSearch
+from agentloop.tools.web.tools import WebFetch, WebSearch
+from agentloop.types.messages import ToolCall
 
 
 def call(tool, **arguments):

@@ -13,16 +13,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from agentloop.loading import load_object
+from agentloop.config.learner import LearnerConfig
 from agentloop.trainer import advantages
 from agentloop.trainer.advantages import Outcome
 from agentloop.trainer.from_verl import convert
 from agentloop.trainer.from_verl.sources import read
-from agentloop.trainer.learner import LearnerConfig
-from agentloop.trainer.objective import Objective
-from agentloop.trajectory import SegmentKind, Trajectory
-
-tokens_of = load_object(f"{Path(__file__).parents[1]}/tokens.py:tokens", "helper")
+from agentloop.trainer.objective.objective import Objective
+from agentloop.types.trajectory import SegmentKind, Trajectory
+from tests.support.tokens import tokens as tokens_of
 
 COUNTS = (3, 1, 5, 2)
 """Sampled tokens of four trajectories."""

@@ -5,11 +5,11 @@ import pytest
 import yaml
 
 from agentloop.cli import main
-from agentloop.config_loading import load_config
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl import convert
-from agentloop.trainer.run_checks import check_trainable
-from agentloop.trainer.run_config import RunConfig
+from agentloop.trainer.run.checks import check_trainable
 
 RETOOL = """
 data:

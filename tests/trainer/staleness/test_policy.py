@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import UserError
-from agentloop.rollout import Group
-from agentloop.trainer.queue import LATE, TrajectoryQueue
+from agentloop.trainer.schedule.queue import LATE, TrajectoryQueue
 from agentloop.trainer.staleness import StalenessPolicy, Swap
 from agentloop.trainer.staleness.policy import Admitted
-from agentloop.trainer.workers.base import GroupOrder
-from agentloop.trajectory import SegmentKind, Trajectory
+from agentloop.types.requests import Group, GroupOrder
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 
 def _order(number):

@@ -18,12 +18,12 @@ from agentloop.cli.view import newest
 from agentloop.errors import UserError
 from agentloop.recipes.tiny import task
 from agentloop.rendering import renderer_for
-from agentloop.trainer.run_folder import RunFolder
+from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.viewer.app import PAGE, application
 from agentloop.trainer.viewer.records import Records
 from agentloop.trainer.viewer.stream import pieces_of
-from agentloop.trajectory import SegmentKind, Trajectory
-from agentloop.trajectory_io import write_jsonl
+from agentloop.types.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory_io import write_jsonl
 
 CHECKPOINT = Path(task.__file__).parent / "checkpoint"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.config_loading import load_config
-from agentloop.engines.hf import HfEngine
-from agentloop.trainer.run_config import RunConfig
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.engines.hf.engine import HfEngine
 from agentloop.trainer.workers.factory import restarting_engine
 
 

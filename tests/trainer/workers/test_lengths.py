@@ -1,5 +1,5 @@
-from agentloop.trainer.workers.base import GroupOrder
 from agentloop.trainer.workers.lengths import LengthMemory
+from agentloop.types.requests import GroupOrder
 
 
 def order(row, split="train"):

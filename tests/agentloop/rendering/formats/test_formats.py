@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import UserError
-from agentloop.messages import InvalidCall, ToolCall
 from agentloop.rendering.formats import NAMES, call_format, detect_format
 from agentloop.rendering.parsing import TurnParser
+from agentloop.types.messages import InvalidCall, ToolCall
 
 PROPERTIES = {"s": {"type": "string"}, "i": {"type": "integer"}, "b": {"type": "boolean"}, "l": {"type": "array"}}
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": PROPERTIES}}},)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from agentloop.messages import InvalidCall, ToolCall
 from agentloop.rendering.formats import call_format
 from agentloop.rendering.parsing import TurnParser
+from agentloop.types.messages import InvalidCall, ToolCall
 
 parse = TurnParser(call_format("hermes")).parse
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentloop.messages import InvalidCall, ToolCall
 from agentloop.rendering.formats import call_format
 from agentloop.rendering.parsing import TurnParser
+from agentloop.types.messages import InvalidCall, ToolCall
 
 parse = TurnParser(call_format("qwen3_coder")).parse
 PROPERTIES = {

@@ -1,0 +1,1 @@
+"""`agentloop demo`: the command, its progress, its plot and its report."""

@@ -1,0 +1,140 @@
+"""From a YAML file and `key=value` overrides to a checked config.
+
+Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Strings in fields marked with `HAS_PATHS`
+(`ConfigPath`, `ConfigOptions`) may be paths: relative ones start at the folder of the YAML file, or at the current
+folder where they come from the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from agentloop.config.errors import user_error
+from agentloop.errors import UserError
+from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath
+
+C = TypeVar("C", bound=Config)
+
+__all__ = ["HAS_PATHS", "ConfigOptions", "ConfigPath", "anchored", "load_config", "validated"]
+
+_PATH_STARTS = ("./", "../", "~/")
+_FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")
+
+
+def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) -> C:
+    """The config in the YAML file `source` with `key=value` overrides on top: dotted keys, YAML values.
+
+    An override replaces what the file has under its key, the whole of a mapping or list too.
+
+    Raises `UserError`, one paragraph each, for what cannot be read, unknown keys (with the nearest known one) and
+    values of a wrong type or range.
+    """
+    config = OmegaConf.create(_anchor_all(schema, _read_yaml(source), source.parent))
+    try:
+        for override in overrides:
+            key, value = _parse_override(schema, override)
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        resolved = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"The config {source} cannot be resolved: {_one_line(error)}.") from error
+    return validated(schema, _anchor_all(schema, resolved, source.parent), str(source))
+
+
+def validated(schema: type[C], data: Any, source: str) -> C:
+    """`data` as a config; `source` is for the error."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise user_error(error, schema, source) from error
+
+
+def anchored(value: str, folder: Path) -> str:
+    """`value` as an absolute path where it is one, unchanged where it is a name.
+
+    It is a path if it starts with './', '../' or '~/', names a file by its suffix, or has the form 'file.py:name'. So
+    a model 'org/name' or a tool 'search' stays what it is, and a local model folder is written './name'.
+    """
+    path, separator, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
+    if "${" in value or "://" in value or not (separator or path.startswith(_PATH_STARTS) or _is_file_name(path)):
+        return value
+    # Not resolve(): a symbolic link is the name that the user gave, and may point elsewhere tomorrow.
+    return os.path.abspath(folder / Path(path).expanduser()) + separator + attribute
+
+
+def _is_file_name(value: str) -> bool:
+    return value.endswith(_FILE_SUFFIXES)
+
+
+def _read_yaml(source: Path) -> dict[str, Any]:
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(source))
+    except FileNotFoundError as error:
+        raise UserError(f"There is no config file {source}.") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"The config file {source} cannot be read: {_one_line(error)}.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"The config file {source} must have keys at its top level, got a {type(data).__name__}.")
+    return {str(key): value for key, value in data.items()}
+
+
+def _parse_override(schema: type[Config], override: str) -> tuple[str, Any]:
+    """Key and value, paths in it anchored at the current folder."""
+    key, separator, _ = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise UserError(f"{override!r} is no override. Write key=value, for example run.steps=100.")
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"The override {override!r} cannot be read: {_one_line(error)}.") from error
+    value = _anchor_all(schema, value, Path.cwd())
+    for part in key.split("."):
+        value = value[part]
+    return key, value
+
+
+def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
+    """`value` with every `ConfigPath` in it anchored, as the annotation says where they are."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated and HAS_PATHS in arguments[1:]:
+        return _anchor_strings(value, folder)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
+        return {key: _anchor_field(annotation, key, item, folder) for key, item in value.items()}
+    in_container = get_origin(annotation) in (list, tuple, dict)
+    for argument in arguments:
+        if not in_container:  # Annotated, or a union
+            value = _anchor_all(argument, value, folder)
+        elif isinstance(value, list):
+            value = [_anchor_all(argument, item, folder) for item in value]
+        elif isinstance(value, Mapping):  # of a dict, or an override of one item of a list
+            value = {key: _anchor_all(argument, item, folder) for key, item in value.items()}
+    return value
+
+
+def _anchor_strings(value: Any, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _anchor_strings(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_anchor_strings(item, folder) for item in value]
+    return anchored(value, folder) if isinstance(value, str) else value
+
+
+def _anchor_field(schema: type[BaseModel], key: Any, value: Any, folder: Path) -> Any:
+    field = schema.model_fields.get(key)
+    if field is None:
+        return value
+    # Pydantic takes the outermost Annotated apart.
+    annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return _anchor_all(annotation, value, folder)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,48 @@
+"""Settings of rollouts: limits, sampling, the engine, and evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field, with_config
+
+from agentloop.engines import known_engine
+from agentloop.registry.options import Config, ConfigOptions
+from agentloop.types.limits import Limits
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LimitsConfig(Limits):
+    """`Limits`, strict about its keys."""
+
+
+class SamplingConfig(Config):
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps all."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn, with the token that completes them. Calls need none."""
+
+
+class EngineConfig(Config):
+    name: Annotated[str, AfterValidator(known_engine)] = "hf"
+    """`hf`, `vllm`, `sglang` or `scripted`."""
+    options: ConfigOptions = Field(default_factory=dict)
+    """Arguments of its constructor, beside the model."""
+    max_concurrency: int = Field(default=256, ge=1)
+    """Episodes in flight."""
+
+
+class EvalConfig(Config):
+    """Evaluation on the held-out tasks."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps from one to the next; 0 never evaluates. The first is before step 1, the last after the last step."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each task."""
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """None: that of `sampling`."""

@@ -1,0 +1,1 @@
+"""The engine `hf`: transformers in this process, with continuous batching."""

@@ -1,0 +1,98 @@
+"""Which trajectory has which slot of the `hf` engine, and whose keys and values a new turn can start from."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentloop.engines.hf.cache import SlotCache
+
+MIN_SHARED = 16
+"""Tokens that two prompts must share before one waits for, or copies, the keys and values of the other."""
+
+
+class SlotTable:
+    """Slots are taken by running turns, parked for a trajectory between its turns, or free.
+
+    What a free slot holds stays useful until the slot is taken: other prompts may begin alike (one system prompt, the
+    prompt of one group). Free slots go first, oldest first, then the slots parked longest.
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+        self._owner: list[str | None] = [None] * cache.slots
+        self._row_of: dict[str, int] = {}
+        self._used = np.zeros(cache.slots, np.int64)
+        self._fresh = np.ones(cache.slots, bool)
+        self._clock = 0
+
+    def take(self, trajectory_id: str, prompt: NDArray[np.int32], active: NDArray[np.bool_]) -> int | None:
+        """A slot that holds `prompt`, its `kv_len` set to what is computed of it already.
+
+        None: all slots are running, or another turn that started in this step is about to compute the same prefix.
+        """
+        cache = self._cache
+        common = np.where(self._fresh, cache.common_prefix(prompt[:-1]), 0)
+        ready = np.minimum(common, cache.kv_len)
+        source = int(ready.argmax())
+        row = self._row_of.get(trajectory_id)
+        best = int(ready[source])
+        own = int(ready[row]) if row is not None else 0
+        if int(common[active].max(initial=0)) >= max(best, own) + MIN_SHARED:
+            return None
+        if row is None:
+            row = self._victim(active, source if best >= MIN_SHARED else None)
+            if row is None:
+                return None
+        self._disown(row)
+        cache.reserve(row, len(prompt))
+        reuse = int(ready[row])
+        if best >= reuse + MIN_SHARED:
+            cache.copy_prefix(source, row, best)
+            reuse = best
+        cache.tokens[row, : len(prompt)] = prompt
+        cache.tok_len[row] = len(prompt)
+        cache.kv_len[row] = reuse
+        self._fresh[row] = True
+        return row
+
+    def _victim(self, active: NDArray[np.bool_], source: int | None) -> int | None:
+        """The idle slot that is missed least."""
+        idle = np.flatnonzero(~active)
+        if not len(idle):
+            return None
+        free = [int(row) for row in idle if self._owner[row] is None]
+        if source in free and len(free) == 1:
+            return source
+        candidates = np.array([row for row in free if row != source] or idle)
+        return int(candidates[self._used[candidates].argmin()])
+
+    def park(self, row: int, trajectory_id: str) -> None:
+        """The turn is over; the slot waits for the next one of its trajectory."""
+        self._clock += 1
+        self._used[row] = self._clock
+        self.release(trajectory_id)
+        self._owner[row] = trajectory_id
+        self._row_of[trajectory_id] = row
+
+    def release(self, trajectory_id: str) -> None:
+        row = self._row_of.get(trajectory_id)
+        if row is not None:
+            self._disown(row)
+
+    def _disown(self, row: int) -> None:
+        owner = self._owner[row]
+        if owner is not None:
+            del self._row_of[owner]
+            self._owner[row] = None
+
+    def forget(self, row: int) -> None:
+        """Nothing of what the slot holds may be used again."""
+        self._disown(row)
+        self._cache.kv_len[row] = self._cache.tok_len[row] = 0
+        # Masked keys that are not numbers would still spoil a sum.
+        self._cache.kv[:, :, row] = 0
+
+    def outdate(self) -> None:
+        """The weights changed: no turn that starts now uses what is in any slot."""
+        self._fresh[:] = False

@@ -1,0 +1,1 @@
+"""The engine `sglang`: an adapter for an SGLang server."""

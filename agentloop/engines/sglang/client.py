@@ -1,0 +1,167 @@
+"""`SglangClient`: what the sglang engine asks of an SGLang server, and what it makes of the answers.
+
+Written against SGLang 0.5.17 (`sglang/srt/entrypoints/http_server.py`): `/generate` takes and gives token ids, and the
+log-probabilities are those of the whole distribution at the temperature, before top_p and top_k.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentloop.engines.base import EngineDead
+from agentloop.errors import EngineError, UserError
+from agentloop.process.offloading import off_loop
+
+NEEDED = (
+    "/generate",
+    "/abort_request",
+    "/update_weights_from_disk",
+    "/update_weights_from_tensor",
+    "/model_info",
+    "/server_info",
+    "/v1/models",
+)
+KEPT_SECONDS = 2.0
+"""A connection without requests. SGLang closes one after 5 s: a request on its way just then would be lost."""
+TESTED = "0.5.17"
+MEMORY = ("weights", "kv_cache")
+"""SGLang's names of what it can give back."""
+_CHARACTERS_PER_TOKEN = 6
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """What one request sampled: a turn, or the part of it that one policy version sampled."""
+
+    ids: array[int]
+    logprobs: array[float]
+    reason: str
+    """`stop`, `length` or `abort`."""
+    message: str = ""
+    """Why it was aborted."""
+
+
+class SglangClient:
+    """Talks to one server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_SECONDS)
+        # A turn takes as long as it takes; whoever waits for it has a limit of its own.
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(None, connect=30), limits=limits)
+
+    async def check(self, model: str) -> int:
+        """The context length of the server. Raises `UserError` where nobody answers, where an API is missing, and
+        where it serves another model."""
+        try:
+            routes = (await self._get("/openapi.json")).get("paths", {})
+            missing = [route for route in NEEDED if route not in routes]
+            info = await self._get("/server_info") if "/server_info" in routes else {}
+            if missing:
+                version = info.get("version", "of an unknown version")
+                raise UserError(
+                    f"The SGLang server at {self.url} ({version}) lacks what the sglang engine uses: "
+                    f"{', '.join(missing)}. The tested version is {TESTED}."
+                )
+            served = str((await self._get("/model_info"))["model_path"])
+            (card,) = (await self._get("/v1/models"))["data"]
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise UserError(
+                f"No SGLang server answers at {self.url} ({type(error).__name__}: {error}). Start one with `python -m "
+                "sglang.launch_server --model-path ... --skip-tokenizer-init`, correct `url`, or leave `url` out to "
+                "have one started."
+            ) from error
+        if Path(served).name != Path(model).name:
+            raise UserError(
+                f"The SGLang server at {self.url} serves {served!r}, and the run trains {model!r}. Start it with "
+                f"--model-path {model}, or set `model` to what it serves."
+            )
+        return int(card["max_model_len"])
+
+    async def is_up(self) -> bool:
+        """Whether the model is loaded and warm."""
+        try:
+            return (await self._http.get("/health", timeout=5)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def generate(self, request: Mapping[str, Any]) -> Part:
+        """Sample, with `request` as `/generate` takes it. Raises `EngineError`, and `EngineDead` where the server is
+        gone."""
+        size = len(request["input_ids"]) * _CHARACTERS_PER_TOKEN
+        body = await off_loop(size, lambda: json.dumps(request).encode())
+        response = await self._post("/generate", body)
+        return await off_loop(len(response.content), _part, response.content)
+
+    async def abort(self, name: str | None = None) -> None:
+        """End a request, or all. Names must not begin alike: the server ends all that begin with `name`."""
+        await self._post("/abort_request", _json({"abort_all": True} if name is None else {"rid": name}))
+
+    async def load_folder(self, folder: Path, version: int) -> None:
+        """Load the weights in a folder. Raises `EngineError` with the server's words."""
+        order = {"model_path": str(folder), "weight_version": str(version), "flush_cache": False}
+        await self._post("/update_weights_from_disk", _json(order))
+
+    async def load_tensors(self, payload: Sequence[str], loader: str, version: int) -> None:
+        """Hand each scheduler its part of `payload`, pickled in base64, for the function named `loader`."""
+        order = {"serialized_named_tensors": payload, "load_format": loader, "weight_version": str(version)}
+        await self._post("/update_weights_from_tensor", _json(order | {"flush_cache": False}))
+
+    async def release_memory(self, parts: Sequence[str]) -> None:
+        """Give memory back. The server has no requests."""
+        await self._post("/release_memory_occupation", _json({"tags": list(parts)}))
+
+    async def resume_memory(self, parts: Sequence[str]) -> None:
+        """Take memory back; weights are what they were."""
+        await self._post("/resume_memory_occupation", _json({"tags": list(parts)}))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _get(self, route: str) -> Any:
+        response = await self._http.get(route, timeout=30)
+        response.raise_for_status()
+        return response.json()
+
+    async def _post(self, route: str, body: bytes) -> httpx.Response:
+        try:
+            response = await self._http.post(route, content=body, headers={"content-type": "application/json"})
+        except httpx.TransportError as error:
+            raise EngineDead(f"the SGLang server at {self.url} is gone ({type(error).__name__}: {error})") from error
+        if response.is_error:
+            raise EngineError(f"SGLang answered {route} with {response.status_code}: {_reason(response)}")
+        return response
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data).encode()
+
+
+def _reason(response: httpx.Response) -> str:
+    """The message in an error's body; SGLang has several shapes for it."""
+    try:
+        data = response.json()
+        said = data.get("error", data)
+        return str(said.get("message", said) if isinstance(said, dict) else said)
+    except (ValueError, AttributeError):
+        return response.text[:500]
+
+
+def _part(content: bytes) -> Part:
+    meta = json.loads(content)["meta_info"]
+    # Where nothing was sampled the server leaves them out.
+    sampled = meta.get("output_token_logprobs") or ()
+    finish = meta["finish_reason"]
+    return Part(
+        array("i", [entry[1] for entry in sampled]),
+        array("f", [entry[0] for entry in sampled]),
+        str(finish["type"]),
+        str(finish.get("message", "")),
+    )

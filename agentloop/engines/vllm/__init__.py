@@ -1,0 +1,1 @@
+"""The engine `vllm`: an adapter for vLLM's AsyncLLM."""

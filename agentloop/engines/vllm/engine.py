@@ -1,0 +1,368 @@
+"""`VllmEngine`: vLLM's `AsyncLLM` in this process, its engine core in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.stop_strings import StopFinder, StopStrings
+from agentloop.engines.token_listeners import listener
+from agentloop.engines.vllm.compat import missing_attributes
+from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
+from agentloop.engines.vllm.images import ImageSender
+from agentloop.engines.vllm.launch import VllmLauncher
+from agentloop.engines.vllm.requests import generation_of, up_to_stop, versions_of, vllm_params
+from agentloop.engines.vllm.sleep import SleepMode
+from agentloop.errors import EngineError, UserError
+from agentloop.weights.files import check_names
+from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentloop.types.image import PlacedImage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    name: str
+    marks: list[tuple[int, int]]
+    """(index of the first token, policy version that samples from there on)."""
+    added: bool = False
+    """vLLM has the request."""
+
+
+class VllmEngine:
+    """Token ids in and out; nothing is detokenised, and one output comes back per turn.
+
+    On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
+    starts. `sleeps`: the engine will be asked to `sleep`, which vLLM has to know at the start and can on GPUs only.
+    `max_pixels` is the size of the largest picture, where it is not what the model's processor says: vLLM makes room
+    for it. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+
+    Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
+    the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
+    are those at temperature 1.
+
+    `update_weights` keeps running turns with the keys and values they have. Turns that start later never use the prefix
+    cache of older weights: the cache is salted with the count of updates, and old blocks leave it as they age.
+    Resetting it instead fails in vLLM while a turn is running.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "bfloat16",
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.85,
+        tensor_parallel_size: int = 1,
+        seed: int | None = None,
+        enforce_eager: bool | None = None,
+        max_num_seqs: int = 256,
+        shares_gpu: bool = False,
+        sleeps: bool = False,
+        max_pixels: int | None = None,
+        **engine_args: Any,
+    ) -> None:
+        self._stops = StopFinder(os.fspath(model))
+        arguments = {
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "seed": seed if seed is not None else 0,
+            "enforce_eager": enforce_eager,
+            "max_num_seqs": max_num_seqs,
+            **engine_args,
+        }
+        self._launcher = VllmLauncher(
+            os.fspath(model), arguments, shares_gpu=shares_gpu, sleeps=sleeps, max_pixels=max_pixels
+        )
+        self._sleeps = sleeps
+        self._sleep = SleepMode()
+        self._resumes_awake = True
+        """Nobody paused it before it slept, or meanwhile."""
+        self._llm: Any = None
+        self._closed = False
+        self._count = 0
+        self._updates = 0
+        self._paused = False
+        self._turns: set[_Turn] = set()
+        self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
+        self.loads_by = ""
+        """How the last weights were loaded: see `WeightReceiver.agentloop_load`."""
+        self._maps_devices = True
+        """vLLM's workers can map the memory of the GPU that weights come from."""
+        self._images: ImageSender | None = None
+        """None for a model that sees none."""
+        self._lock = asyncio.Lock()
+        self._failure: str | None = None
+        self.max_model_len = max_model_len or 0
+        self.policy_version = 0
+
+    async def start(self) -> None:
+        """Start vLLM (20 s and more). Raises `UserError` where that is not possible."""
+        assert self._llm is None, "start is called once"
+        self._llm = await asyncio.to_thread(self._launcher.launch)
+        missing = missing_attributes(self._llm)
+        if missing:
+            await self.close()
+            raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
+        self._fence = OutputFence(self._llm)
+        await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
+        if self._launcher.sees_pictures:
+            self._images = ImageSender()
+            await self._images.start(self._llm)
+        self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
+        llm = self._alive()
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        if images and self._images is None:
+            raise EngineError("the prompt has images, and the model has no vision tower that is known")
+        ids = list(prompt)
+        room = self.max_model_len - len(ids)
+        if not 0 < len(ids) < self.max_model_len:
+            raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
+        stops = await self._stops_of(llm, params)
+        self._count += 1
+        turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
+        self._turns.add(turn)
+        try:
+            output = await self._request(
+                llm, turn, ids, images, vllm_params(params, room, in_parts=listener() is not None)
+            )
+        except asyncio.CancelledError:
+            await llm.abort(turn.name)
+            raise
+        except EngineError:
+            raise
+        except Exception as error:  # the boundary to vLLM
+            if llm.errored:
+                raise EngineDead(DEAD, self._sampled(turn)) from error
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        finally:
+            self._turns.discard(turn)
+        generation = generation_of(output, turn.marks)
+        return generation if stops is None else up_to_stop(generation, stops)
+
+    async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:
+        """Turns with stop strings are detokenised by vLLM, which was started without a tokenizer, to end them early."""
+        if not params.stop_strings:
+            return None
+        stops = await asyncio.to_thread(self._stops.of, params.stop_strings)
+        llm.output_processor.tokenizer = self._stops.tokenizer
+        return stops
+
+    async def _request(self, llm: Any, turn: _Turn, ids: list[int], images: Sequence[PlacedImage], params: Any) -> Any:
+        prompt = await self._input(ids, images)
+        collector = await llm.add_request(turn.name, prompt, params)
+        turn.added = True
+        output, hear, told = await collector.get(), listener(), 0
+        while not output.finished:  # only where somebody listens
+            assert hear is not None
+            hear(output.outputs[0].token_ids[told:])
+            told = len(output.outputs[0].token_ids)
+            output = await collector.get()
+        return output
+
+    async def _input(self, ids: list[int], images: Sequence[PlacedImage]) -> Any:
+        from vllm.inputs import tokens_input
+
+        if self._images is None or not images:
+            return tokens_input(ids, cache_salt=self._salt)
+        items: dict[str, Any] = {}
+        while True:
+            items |= await self._images.prepare(images, self._salt)
+            prompt = self._images.input(ids, images, items, self._salt)
+            if prompt is not None:
+                return prompt
+
+    @property
+    def _salt(self) -> str:
+        """Turns find what turns with the same one left in vLLM's caches."""
+        return f"{self._updates}"
+
+    def _sampled(self, turn: _Turn) -> Generation | None:
+        """What came out of a dead engine core for a turn."""
+        state = self._states().get(turn.name)
+        if state is None or not (ids := array("i", state.detokenizer.output_token_ids)):
+            return None
+        logprobs = array("f", state.logprobs_processor.logprobs.logprobs)
+        count = min(len(ids), len(logprobs))  # it may have died between the two
+        return Generation(ids[:count], logprobs[:count], versions_of(turn.marks, count), FinishReason.ABORT)
+
+    def _states(self) -> dict[str, Any]:
+        """vLLM's states of the requests in flight."""
+        return {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache of keys and values holds."""
+        cache = self._alive().vllm_config.cache_config
+        return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+
+    def release(self, trajectory_id: str) -> None:
+        """Nothing to do: what vLLM keeps of a trajectory leaves its cache as it ages."""
+
+    async def pause(self) -> None:
+        async with self._lock:
+            await self._pause()
+
+    async def _pause(self) -> None:
+        if self._sleep.is_on:
+            self._resumes_awake = False
+        if self._paused:
+            return
+        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is not cleared: that would make
+        # vLLM compute all running turns again.
+        llm = self._alive()
+        await unless_dead(llm, llm.engine_core.pause_scheduler_async("keep", False))
+        self._paused = True
+        if any(turn.added for turn in self._turns):
+            await self._fence.wait()
+
+    async def resume(self) -> None:
+        async with self._lock:
+            await self._resume()
+
+    async def _resume(self) -> None:
+        if self._sleep.is_on:
+            self._resumes_awake = True
+        elif self._paused:
+            llm = self._alive()
+            await unless_dead(llm, llm.resume_generation())
+            self._paused = False
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """See `Engine.sleep`: the engine was made with `sleeps`."""
+        assert self._sleeps, "vLLM must be told at the start"
+        async with self._lock:
+            llm = self._alive()
+            if not self._sleep.is_on:
+                self._resumes_awake = not self._paused
+                await self._pause()
+                await self._sleep.begin(llm, keep_weights=keep_weights)
+                self._updates += 1  # what was in its caches is gone
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._lock:
+            llm = self._alive()
+            if self._sleep.is_on:
+                await self._sleep.end(llm)
+                self._paused = False
+                if not self._resumes_awake:
+                    await self._pause()
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
+
+        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
+        process that the workers cannot map; nothing has changed then. If vLLM fails while it loads, or they are
+        `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
+        """
+        llm = self._alive()
+        shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
+        if self._launcher.shapes is not None:
+            check_names(shared.shapes, self._launcher.shapes)
+        await self._open(llm, shared)
+        async with self._lock:
+            was_paused = self._paused
+            if self._sleep.is_on:
+                await self._sleep.bring_weights(llm)
+            else:
+                await self._pause()
+            try:
+                ways = await unless_dead(llm, llm.collective_rpc("agentloop_load"))
+            except EngineDead:
+                raise
+            except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
+                self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
+                await self._abort_all()
+                raise EngineError(self._failure) from error
+            else:
+                await self._loaded(ways, version)
+            finally:
+                if not was_paused and not llm.errored:
+                    await self._resume()
+
+    async def _loaded(self, ways: list[str], version: int) -> None:
+        if "overwritten" in ways:
+            self._failure = "new weights were overwritten while vLLM loaded them"
+            await self._abort_all()
+            raise Overwritten(self._failure)
+        self.loads_by = ways[0]
+        self._failure = None
+        self._mark(version)
+
+    async def _open(self, llm: Any, shared: SharedWeights) -> None:
+        """Let the workers map the weights, or a copy on the host where they cannot reach the GPU that has them."""
+        if self._maps_devices or not shared.is_of_this_process:
+            problem = await self._try_open(llm, shared)
+            if not problem:
+                return
+            if not shared.is_of_this_process:
+                raise CannotMap(problem)
+            _log.warning("New weights go through the memory of the host from now on: %s.", problem)
+            self._maps_devices = False
+        if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared)):
+            raise CannotMap(problem)
+
+    async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
+        """Why they cannot, or nothing."""
+        try:
+            asked = llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
+            problems: list[str] = await unless_dead(llm, asked)
+        except EngineDead:
+            raise
+        except Exception as error:  # the boundary to vLLM
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        return next(filter(None, problems), "")
+
+    def _mark(self, version: int) -> None:
+        """Every running turn samples its next token with `version`. Sampling is paused and all outputs are here."""
+        states = self._states()
+        for turn in self._turns:
+            if (state := states.get(turn.name)) is not None:
+                turn.marks.append((state.detokenizer.num_output_tokens(), version))
+            elif not turn.added:  # else it is over, and its output is on its way
+                turn.marks.append((0, version))
+        self.policy_version = version
+        self._updates += 1
+
+    async def _abort_all(self) -> None:
+        await self._llm.abort([turn.name for turn in self._turns])
+
+    def _alive(self) -> Any:
+        if self._llm is None or self._closed:
+            raise EngineError("the vllm engine is closed" if self._closed else "the vllm engine was not started")
+        if self._llm.errored:
+            raise EngineDead(DEAD)
+        return self._llm
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._llm is not None:
+            if not self._llm.errored:
+                await self._abort_all()
+            if (handler := getattr(self._llm, "output_handler", None)) is not None:
+                handler.cancel()  # it would take the end of the engine core for a crash, and say so on the screen
+            await asyncio.to_thread(self._llm.shutdown, 10.0)
+            await asyncio.to_thread(self._launcher.sockets.remove)

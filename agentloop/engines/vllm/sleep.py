@@ -1,0 +1,54 @@
+"""vLLM off the GPU and back, by its sleep mode: weights first, so that new ones are there before the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from agentloop.engines.base import EngineDead
+from agentloop.engines.vllm.core import unless_dead
+
+_PARTS = ("weights", "kv_cache")
+"""vLLM's names of what can be brought back alone."""
+_KEEPS, _DISCARDS = 1, 2
+"""vLLM's levels of sleep: the weights are copied to the host, or thrown away."""
+
+
+class SleepMode:
+    """What of vLLM is off the GPU. It schedules nothing until all of it is back, and then begins by itself.
+
+    Whatever of this fails leaves vLLM in a state that nobody knows: it is `EngineDead`.
+    """
+
+    def __init__(self) -> None:
+        self._away: tuple[str, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._away)
+
+    async def begin(self, llm: Any, *, keep_weights: bool) -> None:
+        """Sampling is paused. Requests in flight will be computed again: their keys and values go with the cache."""
+        self._away = _PARTS
+        level = _KEEPS if keep_weights else _DISCARDS
+        await _ask(llm, llm.sleep(level, "keep"), "give up the memory of the GPU")
+
+    async def bring_weights(self, llm: Any) -> None:
+        """Memory for the weights, and the weights where they were kept."""
+        if "weights" in self._away:
+            await _ask(llm, llm.wake_up(["weights"]), "get memory for its weights")
+            self._away = ("kv_cache",)
+
+    async def end(self, llm: Any) -> None:
+        await self.bring_weights(llm)
+        await _ask(llm, llm.wake_up(["kv_cache"]), "get memory for its cache")
+        self._away = ()
+
+
+async def _ask(llm: Any, answer: Awaitable[Any], what: str) -> None:
+    try:
+        await unless_dead(llm, answer)
+    except EngineDead:
+        raise
+    except Exception as error:  # the boundary to vLLM
+        raise EngineDead(f"vLLM could not {what}: {type(error).__name__}: {error}") from error

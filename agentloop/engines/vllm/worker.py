@@ -1,0 +1,114 @@
+"""What runs inside of vLLM's worker processes: taking new weights, and ending with the process that owns the engine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agentloop.weights.copies import copies_of, is_as_loaded
+from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten, SharedWeights
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker class (`worker_extension_cls`); called through `collective_rpc`."""
+
+    reload_weights: Any
+    get_model: Any
+    model_runner: Any
+    device: Any
+    _agentloop_mapped: MappedWeights | None
+    _agentloop_copies: Callable[[], None] | None
+
+    def agentloop_open(self, pickled: bytes) -> str:
+        """Map `SharedWeights`, which the next `agentloop_load` takes. Returns why that is impossible, or nothing."""
+        shared: SharedWeights = pickle.loads(pickled)
+        mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
+        if mapped is not None and mapped.again(shared):
+            return ""
+        self._agentloop_mapped, self._agentloop_copies = None, None
+        try:
+            self._agentloop_mapped = shared.open(self.device)
+        except CannotMap as error:
+            return str(error)
+        return ""
+
+    def agentloop_load(self) -> str:
+        """Load what was opened last: by the `copies` recorded before, by the model's `loader`, or by `reload`. Or
+        `overwritten`: the model has weights of no version then."""
+        import torch
+
+        mapped, model = self._agentloop_mapped, self.get_model()
+        assert mapped is not None, "opened"
+        with torch.inference_mode():
+            if self._agentloop_copies is not None:
+                self._agentloop_copies()
+                way = "copies"
+            elif self.device.type == "cuda" and is_as_loaded(model):
+                self._agentloop_copies = copies_of(model, mapped)
+                way = "loader"
+            else:
+                self._agentloop_reload(mapped)
+                way = "reload"
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the shelf may be filled again as soon as this returns
+        try:
+            mapped.check()
+        except Overwritten:
+            return "overwritten"  # of an exception nothing but its text would come out of vLLM
+        return way
+
+    def _agentloop_reload(self, mapped: MappedWeights) -> None:
+        """vLLM's own reload also redoes what it made of the weights after loading them, such as the packed matrices of
+        the CPU kernels, and keeps the storage that CUDA graphs captured.
+
+        It throws away the features of pictures, which vLLM's scheduler is not told: a turn that has begun, or waits,
+        would end the engine core. They stay, as keys and values do; turns that start later do not look for them.
+        """
+        features = self.model_runner.encoder_cache
+        kept = dict(features) if isinstance(features, dict) else {}
+        self.reload_weights(weights_iterator=iter(mapped), is_checkpoint_format=True)
+        if kept:
+            features.update(kept)
+        _pack_tied_heads(self.get_model())
+
+    def agentloop_watch(self, owner: int) -> None:
+        """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
+        meeting = str(getattr(self, "distributed_init_method", ""))
+        file = meeting.removeprefix("file://") if meeting.startswith("file://") else None
+        threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
+
+
+def _pack_tied_heads(model: torch.nn.Module) -> None:
+    """A head that shares the matrix of the embedding is given no weights by name, so the reload passes over it, and
+    on CPUs it would go on with the copy that was packed from the old ones."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _end_with(owner: int, file: str | None) -> None:
+    """`file`: by which the workers found one another; vLLM removes it when it ends in peace only."""
+    between = os.getppid()  # the engine core, or the owner itself where the worker lives in the engine core
+    try:
+        handle = os.pidfd_open(owner)
+    except ProcessLookupError:  # over already
+        pass
+    else:
+        select.select([handle], [], [])
+    if file is not None:
+        with suppress(FileNotFoundError):
+            os.unlink(file)
+    if between not in (1, owner) and os.getppid() == between:
+        os.kill(between, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,63 @@
+"""Cut the content of a tool result to the tokens that it may have: texts in their middle, pictures never."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import UserError
+from agentloop.rollout.truncation import truncate_middle
+from agentloop.types.messages import Content, ImagePart, TextPart
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import Renderer
+    from agentloop.vision.processor import ImageProcessor
+
+
+async def fit_content(content: Content, max_tokens: int, renderer: Renderer) -> Content:
+    """`content` with at most `max_tokens` tokens of pictures and texts together, each text encoded on its own.
+
+    Pictures come first, in their order: one that does not fit, or that the model cannot be shown, is left out, and a
+    note that says why is in its place, beyond the limit. Texts share what is left, in their order.
+    """
+    if isinstance(content, str):
+        return await truncate_middle(content, max_tokens, renderer)
+    if len(content) == 1 and content[0]["type"] == "text":
+        return [_text(await truncate_middle(content[0]["text"], max_tokens, renderer))]
+    fitted: list[TextPart | ImagePart] = []
+    notes: set[int] = set()
+    left = max_tokens
+    for part in content:
+        if part["type"] == "image":
+            tokens, refusal = _look(part["image"], renderer.vision, left)
+            if refusal:
+                notes.add(len(fitted))
+                part = _text(refusal)
+            left -= tokens
+        fitted.append(part)
+    for index, part in enumerate(fitted):
+        if part["type"] == "text" and index not in notes:
+            text = await truncate_middle(part["text"], left, renderer) if left > 0 else ""
+            left -= len(renderer.encode(text))
+            fitted[index] = _text(text)
+    return fitted
+
+
+def _text(text: str) -> TextPart:
+    return {"type": "text", "text": text}
+
+
+def _look(image: Any, vision: ImageProcessor | None, left: int) -> tuple[int, str]:
+    """The tokens that a picture takes, or 0 and why it is left out."""
+    if vision is None:
+        return 0, "[An image, left out: this model sees none.]"
+    try:
+        tokens = vision.num_tokens(image)
+    except UserError as error:
+        return 0, f"[An image, left out: {error}]"
+    if tokens > left:
+        width, height = image.size
+        return 0, (
+            f"[An image of {width} x {height} pixels, left out: it takes {tokens} tokens, {left} are left. Ask for a "
+            "smaller one.]"
+        )
+    return tokens, ""

@@ -1,0 +1,348 @@
+"""`AgentLoop`: plays one episode, from the first prompt to the reward, as one append-only token stream.
+
+    reset -> render -> [ sample -> parse -> run the calls, or step the environment -> render what is new ]* -> score
+
+`agentloop.types.limits` states the order in which limits are checked. The stream always ends with the last sampled
+turn: what would have been shown after it is in `Trajectory.messages` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.envs.agent.program import AgentProgram
+from agentloop.errors import EnvError, EpisodeError, FailureKind, raised
+from agentloop.process.offloading import off_loop
+from agentloop.rollout.tool_calls import CallAnswers, answer_calls
+from agentloop.types.limits import Limits, StopReason
+from agentloop.types.messages import Message, ParsedTurn, images_of, text_of
+from agentloop.types.trajectory import SegmentKind, Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+    from agentloop.envs.base import Env
+    from agentloop.gateway.episode import ProgramEpisode
+    from agentloop.gateway.server import Gateway
+    from agentloop.rendering.base import Renderer
+    from agentloop.tools.sessions import ToolSessions
+    from agentloop.types.image import SeenImage
+
+
+class AgentLoop:
+    """Runs episodes against one engine. Stateless between episodes: any number may run at once.
+
+    `temperature`, `top_p` and `top_k` are those of every turn; `stop_strings` end one beside those of the renderer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        *,
+        limits: Limits | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop_strings: Sequence[str] = (),
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.limits = limits or Limits()
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.stop_strings = (*renderer.stop_strings, *stop_strings)
+        self.gateways: dict[tuple[str, str | None], Gateway] = {}
+        """For agent programs, by where they are served."""
+
+    async def run(
+        self,
+        env: Env,
+        *,
+        trajectory_id: str = "",
+        group_id: str = "",
+        seed: int = 0,
+        temperature: float | None = None,
+        top_p: float | None = None,
+    ) -> Trajectory:
+        """Play `env` to its end and judge it.
+
+        `trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as far as
+        the engine is. `temperature` and `top_p` replace the loop's. Failures of the engine, the environment, its tools
+        and the reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the
+        coroutine releases everything.
+        """
+        trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
+        episode = self._with(temperature, top_p)._episode(env, trajectory, seed)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            stop_reason = await episode.play()
+            trajectory = episode.trajectory
+            trajectory.stop_reason = stop_reason
+            if not stop_reason.is_failure:
+                await _score(env, trajectory)
+        finally:
+            try:
+                await episode.close()
+            finally:
+                await _close(env, episode.trajectory)
+        trajectory.metrics["seconds"] = clock() - started
+        return trajectory
+
+    def _with(self, temperature: float | None, top_p: float | None) -> AgentLoop:
+        """The same loop with other sampling; None changes nothing."""
+        if temperature is None and top_p is None:
+            return self
+        other = copy.copy(self)
+        other.temperature = self.temperature if temperature is None else temperature
+        other.top_p = self.top_p if top_p is None else top_p
+        return other
+
+    def _episode(self, env: Env, trajectory: Trajectory, seed: int) -> _Episode | ProgramEpisode:
+        if not isinstance(env, AgentProgram):
+            return _Episode(self, env, trajectory, seed)
+        from agentloop.gateway.episode import ProgramEpisode
+
+        return ProgramEpisode(self, env, trajectory, seed)
+
+
+class _Episode:
+    """One run of the loop: what changes from turn to turn."""
+
+    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int) -> None:
+        self.engine = loop.engine
+        self.renderer = loop.renderer
+        self.limits = loop.limits
+        self.loop = loop
+        self.env = env
+        self.trajectory = trajectory
+        self.seed = seed
+        self.clock = asyncio.get_running_loop().time
+        self.schemas: Sequence[dict[str, Any]] = ()
+        self.sessions: ToolSessions | None = None
+        self.images: list[Any] = []
+        """As they came, for the tools: a crop is cut out of the source."""
+        self.deadline = time.monotonic() + loop.limits.max_seconds
+        self.invalid_turns = 0
+        self.max_tokens = min(loop.limits.max_tokens, loop.engine.max_model_len)
+        self.seconds_generating = 0.0
+        self.seconds_in_tools = 0.0
+        self.num_calls = 0
+
+    async def play(self) -> StopReason:
+        timeout = asyncio.timeout(self.limits.max_seconds)
+        try:
+            async with timeout:
+                return await self._turns()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return StopReason.MAX_SECONDS
+        except EpisodeError as error:
+            self.trajectory.count(error.kind)
+            self.trajectory.error = str(error)
+            return StopReason.ENV_ERROR if isinstance(error, EnvError) else StopReason.ENGINE_ERROR
+
+    async def _turns(self) -> StopReason:
+        if not await self._open():
+            return StopReason.PROMPT_TOO_LONG
+        for turn in range(self.limits.max_turns):
+            generation = await self._sample(turn)
+            if generation.finish_reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            parsed = await self._parse(turn, generation)
+            if generation.finish_reason is FinishReason.LENGTH:
+                whole_turn = len(generation.ids) >= self.limits.max_turn_tokens
+                return StopReason.MAX_TURN_TOKENS if whole_turn else StopReason.MAX_TOKENS
+            new_messages, stop_reason = await self._answer(parsed)
+            self.trajectory.messages.extend(new_messages)
+            if stop_reason is not None:
+                return stop_reason
+            if turn + 1 < self.limits.max_turns and not await self._append(generation.ids, new_messages):
+                return StopReason.MAX_TOKENS
+        return StopReason.MAX_TURNS
+
+    async def _open(self) -> bool:
+        """Ask the environment for the first prompt; False where it leaves no room to sample."""
+        trajectory = self.trajectory
+        with _EnvBoundary("reset"):
+            observation = await self.env.reset()
+            messages = list(observation.messages)
+            if self.env.toolset is not None:
+                self.schemas = self.env.toolset.schemas
+                self.sessions = self.env.toolset.sessions(
+                    trajectory.trajectory_id, self.env.task, self.seed, self.images, self.env
+                )
+            prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
+            seen = await self._see(messages)
+        self._show(SegmentKind.PROMPT, prompt, messages, seen)
+        trajectory.messages.extend(messages)
+        return len(prompt) < self.max_tokens
+
+    async def _sample(self, turn: int) -> Generation:
+        started = self.clock()
+        room = self.max_tokens - len(self.trajectory)
+        params = SamplingParams(
+            max_tokens=min(room, self.limits.max_turn_tokens),
+            temperature=self.loop.temperature,
+            top_p=self.loop.top_p,
+            top_k=self.loop.top_k,
+            stop_token_ids=self.renderer.stop_token_ids,
+            stop_strings=self.loop.stop_strings,
+            seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
+        )
+        generation = await self.engine.generate(
+            self.trajectory.ids,
+            params,
+            trajectory_id=self.trajectory.trajectory_id,
+            images=self.trajectory.images,
+        )
+        self.trajectory.append(
+            SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
+        )
+        self.trajectory.turn_rewards.append(0.0)
+        self.seconds_generating += self.clock() - started
+        return generation
+
+    async def _parse(self, turn: int, generation: Generation) -> ParsedTurn:
+        parse = partial(
+            self.renderer.parse,
+            complete=generation.finish_reason is FinishReason.STOP,
+            tools=self.schemas,
+            call_id_prefix=f"call_{turn}_",
+        )
+        parsed = await off_loop(len(generation.ids), parse, generation.ids)
+        self.trajectory.messages.append(parsed.message())
+        return parsed
+
+    async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
+        """What answers a whole turn, and whether that ends the episode."""
+        if not parsed.calls:
+            return await self._step(parsed)
+        started = self.clock()
+        answers = await answer_calls(parsed.calls, self.sessions, self.limits, self.deadline, self.renderer)
+        self.seconds_in_tools += self.clock() - started
+        self.num_calls += len(parsed.calls)
+        self._record(answers)
+        self.invalid_turns = self.invalid_turns + 1 if answers.all_invalid else 0
+        if answers.stop is not None:
+            return answers.messages, answers.stop
+        if self.invalid_turns >= self.limits.max_invalid_turns:
+            return answers.messages, StopReason.INVALID_CALLS
+        return answers.messages, None
+
+    async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
+        with _EnvBoundary("step"):
+            observation, reward, terminated, truncated = await self.env.step(parsed.message())
+            self.trajectory.turn_rewards[-1] += float(reward)
+            messages = list(observation.messages)
+        self.invalid_turns = 0
+        if terminated or truncated:
+            return messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
+        return messages, None
+
+    def _record(self, answers: CallAnswers) -> None:
+        for result, message in zip(answers.results, answers.messages, strict=True):
+            if result.failure is not None:
+                self.trajectory.count(result.failure)
+            if isinstance(result.stop, StopReason) and result.stop.is_failure:
+                self.trajectory.error = text_of(result.content)
+            if not result.is_error:
+                self._add(f"succeeded/{message.get('name', '')}", 1.0)
+            self.trajectory.turn_rewards[-1] += result.reward
+            for name, value in result.metrics.items():
+                self._add(f"tool/{name}", value)
+
+    def _add(self, metric: str, value: float) -> None:
+        self.trajectory.metrics[metric] = self.trajectory.metrics.get(metric, 0.0) + value
+
+    async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
+        """Put what answers the turn into the stream; False, and nothing put, where it leaves no room to sample."""
+        with _EnvBoundary("render"):
+            continuation = await off_loop(
+                _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
+            )
+            num_new = len(continuation.closing) + len(continuation.observation)
+            if len(self.trajectory) + num_new >= self.max_tokens:
+                return False
+            seen = await self._see(messages)
+        self.trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
+        self._show(SegmentKind.OBSERVATION, continuation.observation, messages, seen)
+        return True
+
+    async def _see(self, messages: Sequence[Message]) -> list[SeenImage]:
+        images, vision = images_of(messages), self.renderer.vision
+        if not images or vision is None:
+            return []
+        return await asyncio.to_thread(lambda: [vision.see(image) for image in images])
+
+    def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
+        """Append what was rendered: the segment has the pictures as the model sees them, the tools as they came."""
+        start, vision = len(self.trajectory), self.renderer.vision
+        placed = vision.place(ids, seen, start) if vision is not None and seen else []
+        self.trajectory.append(kind, ids, images=placed)
+        self.images.extend(images_of(messages))
+
+    async def close(self) -> None:
+        """Release engine cache and tool sessions, whatever happened before."""
+        trajectory = self.trajectory
+        trajectory.metrics |= {
+            "turns": trajectory.num_turns,
+            "calls": self.num_calls,
+            "seconds_generating": self.seconds_generating,
+            "seconds_in_tools": self.seconds_in_tools,
+        }
+        self.engine.release(trajectory.trajectory_id)
+        if self.sessions is not None:
+            for _ in await self.sessions.close():
+                trajectory.count(FailureKind.TOOL)
+
+
+async def _score(env: Env, trajectory: Trajectory) -> None:
+    """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0. Branches that the
+    reward function gave none of their own have that of the episode."""
+    try:
+        outcome = float(await env.score(trajectory))
+    except Exception as error:
+        trajectory.count(FailureKind.JUDGE)
+        trajectory.error = f"the reward raised {raised(error)}"
+    else:
+        trajectory.reward = outcome + sum(trajectory.turn_rewards)
+        for branch in trajectory.branches:
+            branch.reward = trajectory.reward if branch.reward is None else branch.reward
+
+
+async def _close(env: Env, trajectory: Trajectory) -> None:
+    """Release the environment; one that fails to is counted."""
+    try:
+        await env.close()
+    except Exception as error:
+        trajectory.count(FailureKind.ENV)
+        trajectory.error = trajectory.error or f"close raised {raised(error)}"
+
+
+class _EnvBoundary:
+    """Turns what user code raises into an `EnvError`, which ends its own episode only."""
+
+    __slots__ = ("stage",)
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            raise EnvError(f"the environment's {self.stage} raised {raised(error)}") from error
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(text_of(message.get("content", ""))) for message in messages)

@@ -1,0 +1,35 @@
+"""Tasks whose prompts are short enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.datasets.images import has_row_images, load_images
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import Renderer, ToolSchemas
+
+Row = dict[str, Any]
+
+
+def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: ToolSchemas) -> list[Row]:
+    """Those whose messages are at most so many tokens, with the schemas of the tools and what pictures come to.
+
+    Raises `UserError` where none is left.
+    """
+    if most is None or not rows:
+        return rows
+    lengths = [_length(row["messages"], renderer, tools) for row in rows]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
+    if not kept:
+        raise UserError(
+            f"data.max_prompt_tokens is {most}, and each of the {len(rows)} prompts is longer; the shortest has "
+            f"{min(lengths)} tokens. Raise it."
+        )
+    return kept
+
+
+def _length(messages: Sequence[Any], renderer: Renderer, tools: ToolSchemas) -> int:
+    return len(renderer.render_prompt(load_images(messages) if has_row_images(messages) else messages, tools))

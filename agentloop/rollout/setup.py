@@ -1,0 +1,158 @@
+"""`Episodes`: what the episodes of a run are made of, from its config; everything but models and weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop import engines
+from agentloop.config.run import RunConfig
+from agentloop.envs.base import Env
+from agentloop.envs.datasets.dataset import load_dataset
+from agentloop.envs.datasets.images import has_row_images
+from agentloop.envs.registry import load_factory
+from agentloop.envs.rewards import RewardFunction, load_reward
+from agentloop.envs.tool_env import ToolEnv
+from agentloop.errors import UserError
+from agentloop.rendering import renderer_for
+from agentloop.rollout.loop import AgentLoop
+from agentloop.rollout.prompt_lengths import of_length
+from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.tools import registry
+from agentloop.tools.toolset import Toolset
+
+if TYPE_CHECKING:
+    from agentloop.engines.base import Engine
+    from agentloop.rendering.base import Renderer
+    from agentloop.types.requests import GroupOrder
+
+Row = dict[str, Any]
+
+_BLIND_ENGINES = ("sglang",)
+"""Those that take no images."""
+
+
+@dataclass(slots=True, frozen=True)
+class Episodes:
+    """Datasets, tools, reward and renderer of a run."""
+
+    config: RunConfig
+    """With the steps that follow from the number of tasks."""
+    train: list[Row]
+    eval: list[Row]
+    """Empty where the run has no held-out tasks."""
+    toolset: Toolset
+    reward: RewardFunction | None
+    """None where the environment alone says what an episode is worth."""
+    renderer: Renderer
+    make_env: Callable[[Row], Env]
+
+    @classmethod
+    def load(cls, config: RunConfig, model: Path) -> Episodes:
+        """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
+        data = config.data
+        factory = load_factory(config.env.factory, config.env.options)
+        reward = _load_reward(config, factory)
+        toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
+        renderer = renderer_for(
+            model,
+            tool_format=config.rendering.tool_format,
+            chat_template_kwargs=config.rendering.chat_template_kwargs,
+            chat_template=config.rendering.chat_template,
+            min_pixels=config.rendering.min_pixels,
+            max_pixels=config.rendering.max_pixels,
+            inline=config.rendering.inline,
+        )
+        fitting = partial(of_length, most=data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
+        train = fitting(load_dataset(data.train, options=data.train_options, limit=data.train_limit))
+        held_out = load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
+        episodes = cls(
+            config=config.of_length(len(train)),
+            train=train,
+            eval=fitting(held_out),
+            toolset=toolset,
+            reward=reward,
+            renderer=renderer,
+            make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
+        )
+        episodes._check_images()
+        if config.engine.name in _BLIND_ENGINES:
+            episodes.renderer.vision = None  # pictures out of tools are left out, and the model is told
+        return episodes
+
+    def _check_images(self) -> None:
+        """Rows with pictures need a model that sees them, and an engine that takes them."""
+        rows = (row for row in [*self.train, *self.eval] if row.get("images") or has_row_images(row["messages"]))
+        row = next(rows, None)
+        if row is None:
+            return
+        if self.config.engine.name in _BLIND_ENGINES:
+            raise UserError(
+                f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none. Set engine.name "
+                "to vllm or hf."
+            )
+        if self.renderer.vision is None:
+            raise UserError(
+                f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
+                "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
+            )
+
+    def worker(self, engine: Engine) -> RolloutWorker:
+        """Plays episodes as the config says."""
+        sampling = self.config.sampling
+        loop = AgentLoop(
+            engine,
+            self.renderer,
+            limits=self.config.limits,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_strings=sampling.stop_strings,
+        )
+        return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
+
+    def spec(self, order: GroupOrder) -> GroupSpec:
+        """What a rollout worker plays for an order."""
+        row = (self.train if order.split == "train" else self.eval)[order.row]
+        make_env = partial(self.make_env, row)
+        return GroupSpec(order.group_id, make_env, order.n, order.seed, order.temperature, order.top_p, order.places)
+
+
+def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFunction | None:
+    if config.env.reward is not None:
+        return load_reward(config.env.reward, config.env.reward_options)
+    if factory is ToolEnv:
+        raise UserError("env.reward is missing: name what the answers of this run are worth, such as `reward: exact`.")
+    return None
+
+
+def _make_env(factory: Callable[..., Env], config: RunConfig, row: Row, **parts: Any) -> Env:
+    return factory(row, **parts, **config.env.options)
+
+
+def make_engine(config: RunConfig, model: Path) -> Engine:
+    """The engine of the config for the model in a folder, not started. Raises `UserError`."""
+    options: dict[str, Any] = {"model": str(model), "max_model_len": config.limits.max_tokens}
+    if config.engine.name == "vllm" and config.rendering.max_pixels is not None:
+        options["max_pixels"] = config.rendering.max_pixels
+    return engines.create(config.engine.name, **(options | config.engine.options))
+
+
+@asynccontextmanager
+async def started(engine: Engine, episodes: Episodes) -> AsyncIterator[Engine]:
+    """The engine, the tools and the reward of the episodes, running; all are shut down whatever happens."""
+    try:
+        await episodes.toolset.start()
+        if episodes.reward is not None:
+            await episodes.reward.start()
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+        if episodes.reward is not None:
+            await episodes.reward.shutdown()
+        await episodes.toolset.shutdown()

@@ -1,0 +1,90 @@
+"""Answer the calls of one turn: all at once, in order, every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentloop.errors import FailureKind
+from agentloop.rollout.fitting import fit_content
+from agentloop.tools.base import ToolResult
+from agentloop.types.limits import Limits, StopReason
+from agentloop.types.messages import InvalidCall, Message, ToolCall
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import Renderer
+    from agentloop.tools.sessions import ToolSessions
+
+Call = ToolCall | InvalidCall
+
+
+@dataclass(slots=True, frozen=True)
+class CallAnswers:
+    """One result and one tool message for each call, in the order of the calls."""
+
+    results: list[ToolResult]
+    messages: list[Message]
+
+    @property
+    def stop(self) -> StopReason | None:
+        """Why a tool ended the episode: what the first one says that did."""
+        stops = (result.stop for result in self.results if result.stop)
+        stop = next(stops, None)
+        return StopReason.TOOL_STOPPED if stop is True else stop or None
+
+    @property
+    def all_invalid(self) -> bool:
+        """No call could be used, through the model's own fault."""
+        return all(result.failure is FailureKind.MODEL for result in self.results)
+
+
+async def answer_calls(
+    calls: Sequence[Call], sessions: ToolSessions | None, limits: Limits, deadline: float, renderer: Renderer
+) -> CallAnswers:
+    """Run the first `max_parallel_calls` well-formed calls together; tell the model about all others.
+
+    `deadline` is the `time.monotonic()` by which the episode is over."""
+    runnable: dict[int, ToolCall] = {}
+    for index, call in enumerate(calls):
+        if isinstance(call, ToolCall) and len(runnable) < limits.max_parallel_calls:
+            runnable[index] = call
+    ran = dict(zip(runnable, await _run(list(runnable.values()), sessions, deadline), strict=True))
+    results = [
+        await _fit(ran[index], limits.max_observation_tokens, renderer) if index in ran else _refuse(call, limits)
+        for index, call in enumerate(calls)
+    ]
+    return CallAnswers(results, [_message(call, result) for call, result in zip(calls, results, strict=True)])
+
+
+async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> Sequence[ToolResult]:
+    if sessions is None:
+        return [_failed(f"There is no tool {call.name!r}: this task has no tools.") for call in calls]
+    if len(calls) == 1:  # the common case needs no task
+        return (await sessions.call(calls[0], deadline),)
+    return await asyncio.gather(*(sessions.call(call, deadline) for call in calls))
+
+
+def _refuse(call: Call, limits: Limits) -> ToolResult:
+    if isinstance(call, InvalidCall):
+        return _failed(call.error)
+    return _failed(
+        f"Not run: one turn may call at most {limits.max_parallel_calls} tools at once. Call it again in the next turn."
+    )
+
+
+def _failed(text: str) -> ToolResult:
+    return ToolResult(text, is_error=True, failure=FailureKind.MODEL)
+
+
+async def _fit(result: ToolResult, max_tokens: int, renderer: Renderer) -> ToolResult:
+    content = await fit_content(result.content, max_tokens, renderer)
+    return result if content is result.content else replace(result, content=content)
+
+
+def _message(call: Call, result: ToolResult) -> Message:
+    message: Message = {"role": "tool", "content": result.content, "tool_call_id": call.id}
+    if call.name:
+        message["name"] = call.name
+    return message

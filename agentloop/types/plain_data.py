@@ -1,0 +1,123 @@
+"""Python values to what JSON holds, and back: messages and dataset rows, which are anything. A leaf.
+
+A dictionary with one key that begins with `$` stands for what JSON has no word for: `{"$image": 0}` an image of the
+`ImageTable`, `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}` for a dictionary that
+looks like one of these. numpy values become lists and numbers; anything else becomes `str(value)` and stays text.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class ImageTable:
+    """Numbers images by identity and keeps them as PNG, which is lossless."""
+
+    def __init__(self) -> None:
+        self._images: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []
+        """As long as it is here, its `id()` is its own."""
+
+    def number(self, image: Any, picture: Callable[[], Any] | None = None) -> int:
+        """The number of an image; the same object has the same. `picture` makes a `PIL.Image.Image` of another one."""
+        number = self._numbers.setdefault(id(image), len(self._images))
+        if number == len(self._images):
+            self._images.append(image if picture is None else picture())
+            self._held.append(image)
+        return number
+
+    def __getitem__(self, number: int) -> Any:
+        return self._images[number]
+
+    def pngs(self) -> Iterator[bytes]:
+        for image in self._images:
+            buffer = io.BytesIO()
+            # PNG has no CMYK, YCbCr, HSV, LAB or float pixels.
+            shown = image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I") else image.convert("RGB")
+            shown.save(buffer, "PNG")
+            yield buffer.getvalue()
+
+    def as_base64(self) -> list[str]:
+        return [base64.b64encode(png).decode() for png in self.pngs()]
+
+    @classmethod
+    def from_pngs(cls, pngs: Iterable[bytes]) -> ImageTable:
+        from PIL import Image
+
+        table = cls()
+        for png in pngs:
+            with Image.open(io.BytesIO(png)) as image:
+                table.number(image.copy())
+        return table
+
+    @classmethod
+    def from_base64(cls, pngs: Iterable[str]) -> ImageTable:
+        return cls.from_pngs(base64.b64decode(png) for png in pngs)
+
+
+def to_plain(value: Any, images: ImageTable) -> Any:
+    """The JSON form of a value."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, str):  # StrEnum and other subclasses lose their class
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, Mapping):
+        plain = {str(key): to_plain(item, images) for key, item in value.items()}
+        return {"$dict": plain} if len(plain) == 1 and next(iter(plain)).startswith("$") else plain
+    if isinstance(value, list):
+        return [to_plain(item, images) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [to_plain(item, images) for item in value]}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain(value.tolist(), images)
+    if _is_image(value):
+        return {"$image": images.number(value)}
+    return str(value)
+
+
+def from_plain(value: Any, images: ImageTable) -> Any:
+    """The inverse of `to_plain`."""
+    if isinstance(value, list):
+        return [from_plain(item, images) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, item),) = value.items()
+        if key == "$image":
+            return images[item]
+        if key == "$bytes":
+            return base64.b64decode(item)
+        if key == "$float":
+            return float(item)
+        if key == "$tuple":
+            return tuple(from_plain(part, images) for part in item)
+        if key == "$dict":
+            value = item
+    return {key: from_plain(item, images) for key, item in value.items()}
+
+
+def _is_image(value: Any) -> bool:
+    """Without importing PIL: a value cannot be an image before somebody did."""
+    return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, as on the command line, with their values."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,228 @@
+"""`Trajectory`: the token stream of one episode, append-only, made of segments.
+
+Loss mask, logprobs and policy versions follow from the segments, so they cannot disagree with the ids: only a
+`sampled` segment has logprobs and versions, everything else is context. 12 bytes a sampled token, 4 any other, in typed
+arrays that grow in place. Segments are kept as arrays, too: a thousand episodes of many turns are otherwise hundreds of
+thousands of small objects, which the garbage collector walks again and again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from agentloop.types.image import PlacedImage
+from agentloop.types.limits import StopReason
+from agentloop.types.messages import Message, text_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NO_VERSION = -1
+"""Policy version of tokens that no policy sampled."""
+
+
+class SegmentKind(StrEnum):
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    """Sampled by the policy: the only tokens that carry loss."""
+    OBSERVATION = "observation"
+    """Tool results, environment messages and the generation prompt behind them."""
+    TEMPLATE = "template"
+    """Inserted by the chat template behind a sampled turn."""
+
+
+_KINDS = tuple(SegmentKind)
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_SAMPLED = _CODES[SegmentKind.SAMPLED]
+
+
+class Segment(NamedTuple):
+    """Tokens `start:end` of the stream, and the images that they show."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+    images: tuple[Any, ...] = ()
+    """A `PlacedImage` each where a model sees them; what else was given, as it is."""
+
+
+def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
+    if values.__class__ is array and values.typecode == code:
+        return values
+    try:
+        return array(code, values)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{what} of a segment must be {'float' if code == 'f' else 'int32'}s: {error}") from error
+
+
+def _check_places(images: Sequence[Any], start: int, end: int) -> None:
+    """Images lie behind each other in the segment `start:end`, none of them cut."""
+    for image in images:
+        if isinstance(image, PlacedImage):
+            if not start <= image.start <= image.end <= end:
+                raise ValueError(f"an image has the tokens {image.start}:{image.end}, of which {start}:{end} are free")
+            start = image.end
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode as tokens, with what is known of how it went."""
+
+    trajectory_id: str = ""
+    group_id: str = ""
+    """The task that its group shares."""
+    messages: list[Message] = field(default_factory=list)
+    """The same episode as messages, for rewards and for people; never rendered again."""
+    stop_reason: StopReason | None = None
+    """None while the episode runs."""
+    reward: float | None = None
+    """None until judged, and where judging failed."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each sampled turn, from the environment and its tools."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """`FailureKind` -> count."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Turns, calls, seconds by stage, and what tools reported."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """The dataset row."""
+    error: str | None = None
+    """What ended the episode, where `stop_reason` is a failure or judging failed."""
+    answer: str | None = None
+    """What an agent program answered beside what the model said last; None where that is the answer."""
+    branches: list[Trajectory] = field(default_factory=list)
+    """Further token streams of the same episode: an agent program (`agentloop.gateway`) may rewrite its history, try a
+    turn again, or hold several conversations. What a branch shares with another stream is context in one of the two,
+    so that no sampled token carries loss twice."""
+    _ids: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _sampled_logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
+    """One behind the other, without gaps for what was not sampled; the same for the versions."""
+    _sampled_versions: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _kinds: array[int] = field(default_factory=lambda: array("b"), repr=False)
+    """Of each segment, an index into `_KINDS`."""
+    _ends: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    _segment_images: dict[int, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    """Index of a segment -> the images that it shows."""
+
+    def append(
+        self,
+        kind: SegmentKind,
+        ids: Sequence[int],
+        *,
+        logprobs: Sequence[float] | None = None,
+        versions: Sequence[int] | None = None,
+        images: Sequence[Any] = (),
+    ) -> None:
+        """Add a segment, whole or not at all.
+
+        `sampled` needs a logprob and a policy version for each id; every other kind must have neither. The tokens of a
+        `PlacedImage` are among the new ones. Raises `ValueError` and leaves the trajectory as it was.
+        """
+        new_ids = _typed("i", ids, "ids")
+        num_new = len(new_ids)
+        if kind is SegmentKind.SAMPLED:
+            if logprobs is None or versions is None:
+                raise ValueError("sampled tokens need their logprobs and policy versions")
+            new_logprobs = _typed("f", logprobs, "logprobs")
+            new_versions = _typed("i", versions, "versions")
+            if not num_new == len(new_logprobs) == len(new_versions):
+                raise ValueError(
+                    f"{num_new} ids, {len(new_logprobs)} logprobs and {len(new_versions)} versions: "
+                    "a sampled segment has one of each a token"
+                )
+        elif logprobs is not None or versions is not None:
+            raise ValueError(f"{kind} tokens were not sampled: they have no logprobs and no versions")
+        shown = tuple(images)
+        if num_new == 0 and not shown:
+            return
+        _check_places(shown, len(self._ids), len(self._ids) + num_new)
+        self._ids.extend(new_ids)  # raises where somebody holds the buffer
+        # Nothing below can fail but for want of memory.
+        if kind is SegmentKind.SAMPLED:
+            self._sampled_logprobs.extend(new_logprobs)
+            self._sampled_versions.extend(new_versions)
+        if shown:
+            self._segment_images[len(self._ends)] = shown
+        self._kinds.append(_CODES[kind])
+        self._ends.append(len(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The live id buffer, for reading only; it grows with the trajectory."""
+        return self._ids
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """A copy of the ids, [num_tokens]."""
+        return np.array(self._ids, dtype=np.int32)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """[num_tokens]; 0 where not sampled."""
+        logprobs = np.zeros(len(self), dtype=np.float32)
+        logprobs[self.loss_mask] = self._sampled_logprobs
+        return logprobs
+
+    @property
+    def versions(self) -> NDArray[np.int32]:
+        """[num_tokens]; -1 where not sampled."""
+        versions = np.full(len(self), NO_VERSION, dtype=np.int32)
+        versions[self.loss_mask] = self._sampled_versions
+        return versions
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[num_tokens]; True where sampled."""
+        sampled = np.frombuffer(self._kinds, dtype=np.int8) == _SAMPLED if self._kinds else np.zeros(0, dtype=np.bool_)
+        lengths = np.diff(np.array(self._ends, dtype=np.int64), prepend=0)
+        return np.repeat(sampled, lengths)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """What the stream is made of, in order."""
+        images = self._segment_images
+        starts = itertools.chain((0,), self._ends)
+        return [
+            Segment(_KINDS[kind], start, end, images.get(index, ()))
+            for index, (kind, start, end) in enumerate(zip(self._kinds, starts, self._ends, strict=False))
+        ]
+
+    def sampled_segments(self) -> Iterator[Segment]:
+        return (segment for segment in self.segments if segment.kind is SegmentKind.SAMPLED)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self._sampled_logprobs)
+
+    @property
+    def num_turns(self) -> int:
+        return self._kinds.count(_SAMPLED)
+
+    @property
+    def images(self) -> list[Any]:
+        """All images, in the order in which the stream shows them."""
+        return [image for shown in self._segment_images.values() for image in shown]
+
+    @property
+    def final_text(self) -> str:
+        """The answer: `answer`, else the text of the last assistant message, without thinking and calls; empty where
+        there is none."""
+        if self.answer is not None:
+            return self.answer
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                return text_of(message.get("content", ""))
+        return ""
+
+    def count(self, failure: str) -> None:
+        """Count one failure of a kind."""
+        self.failures[failure] = self.failures.get(failure, 0) + 1

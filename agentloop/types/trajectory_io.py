@@ -1,0 +1,258 @@
+"""Trajectories to files and back: JSON, JSONL and npz.
+
+The JSON form keeps ids as plain lists, one a segment, so that `jq` and people can read them; logprobs are base64 of
+little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG,
+stored once each, and messages that show the image of a segment share it again after loading.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zipfile
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import numpy as np
+
+from agentloop.errors import UserError
+from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
+from agentloop.types.limits import StopReason
+from agentloop.types.plain_data import ImageTable, from_plain, to_plain
+from agentloop.types.trajectory import SegmentKind, Trajectory
+
+FORMAT_VERSION = 1
+_PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failures", "metrics", "task", "error")
+
+
+def to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """What `json.dumps` takes. What JSON cannot hold in `task` and `metrics` (see `to_plain`) becomes text."""
+    images = ImageTable()
+    head = _head(trajectory, images)
+    ids = trajectory.ids
+    logprobs, versions = trajectory.logprobs, trajectory.versions
+    segments = []
+    for segment in trajectory.segments:
+        span = slice(segment.start, segment.end)
+        entry: dict[str, Any] = {"kind": str(segment.kind), "ids": list(ids[span])}
+        if segment.kind is SegmentKind.SAMPLED:
+            entry["logprobs"] = to_plain(logprobs[span].astype("<f4").tobytes(), images)["$bytes"]
+            entry["versions"] = [[key, sum(1 for _ in run)] for key, run in groupby(versions[span].tolist())]
+        if segment.images:
+            entry["images"] = [_image_entry(image, segment.start, images) for image in segment.images]
+        segments.append(entry)
+    return {**head, "segments": segments, "images": images.as_base64()}
+
+
+def from_dict(data: dict[str, Any]) -> Trajectory:
+    """The inverse of `to_dict`. Raises `UserError` for another format."""
+    _check_version(data.get("format") if isinstance(data, dict) else None)
+    try:
+        images = ImageTable.from_base64(data["images"])
+        trajectory = _from_head(data, images)
+        for entry in data["segments"]:
+            kind = SegmentKind(entry["kind"])
+            sampled: dict[str, Any] = {}
+            if kind is SegmentKind.SAMPLED:
+                raw = from_plain({"$bytes": entry["logprobs"]}, images)
+                sampled["logprobs"] = array("f", np.frombuffer(raw, "<f4").astype(np.float32).tobytes())
+                sampled["versions"] = [version for version, count in entry["versions"] for _ in range(count)]
+            shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
+            trajectory.append(kind, entry["ids"], images=shown, **sampled)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"This is not a whole trajectory: {type(error).__name__}: {error}. Write it again.") from error
+    return trajectory
+
+
+def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
+    """One trajectory a line, compressed where the name ends in .gz; returns how many.
+
+    Each line of a plain file is flushed, so that a killed run keeps those before it; with `append`, a line that a kill
+    left unfinished is dropped first. Raises `ValueError` for appending to a compressed file.
+    """
+    path = Path(path)
+    if append:
+        if path.suffix == ".gz":
+            raise ValueError(f"{path} is compressed: nothing can be appended to it")
+        _drop_torn_line(path)
+    count = 0
+    with _open(path, "at" if append else "wt") as file:
+        for trajectory in trajectories:
+            file.write(json.dumps(to_dict(trajectory), separators=(",", ":")) + "\n")
+            file.flush()
+            count += 1
+    return count
+
+
+def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, one at a time. Raises `UserError` with the line that cannot be read; a last line
+    that a kill left unfinished is passed over."""
+    with _open(Path(path), "rt") as file:
+        yield from _read_lines(file, str(path))
+
+
+def save_npz(path: str | Path, trajectory: Trajectory) -> None:
+    """One trajectory as arrays, for numpy readers: `ids` int32, `logprobs` float32, `versions` int32 [num_tokens],
+    `segment_ends` int64 [num_segments], `head` (JSON as bytes) and `image_0`, ... (PNG as bytes). No pickle. Replaces
+    the file in one step."""
+    images = ImageTable()
+    head = _head(trajectory, images)
+    head["segments"] = [
+        {
+            "kind": str(segment.kind),
+            "images": [_image_entry(image, segment.start, images) for image in segment.images],
+        }
+        for segment in trajectory.segments
+    ]
+    pictures = {f"image_{number}": np.frombuffer(png, np.uint8) for number, png in enumerate(images.pngs())}
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".tmp")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(
+            file,
+            allow_pickle=False,
+            head=np.frombuffer(json.dumps(head).encode(), np.uint8),
+            ids=trajectory.token_ids,
+            logprobs=trajectory.logprobs,
+            versions=trajectory.versions,
+            segment_ends=np.array([segment.end for segment in trajectory.segments], np.int64),
+            **pictures,
+        )
+    os.replace(unfinished, path)
+
+
+def load_npz(path: str | Path) -> Trajectory:
+    """The inverse of `save_npz`. Raises `UserError` for another format."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(arrays["head"].tobytes())
+            _check_version(head.get("format"))
+            count = sum(name.startswith("image_") for name in arrays.files)
+            images = ImageTable.from_pngs(arrays[f"image_{number}"].tobytes() for number in range(count))
+            trajectory = _from_head(head, images)
+            _fill(trajectory, head["segments"], images, arrays)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, UserError | FileNotFoundError):
+            raise
+        raise UserError(f"{path} is not a trajectory that save_npz wrote: {type(error).__name__}: {error}.") from error
+    return trajectory
+
+
+def same(first: Trajectory, second: Trajectory) -> bool:
+    """Whether two trajectories say the same, images compared by pixels and logprobs by bits."""
+    return to_dict(first) == to_dict(second)
+
+
+def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
+    """Everything but tokens. Images are numbered in the order of the stream, then of the messages."""
+    for image in trajectory.images:
+        _image_entry(image, 0, images)
+    return {
+        "format": FORMAT_VERSION,
+        **{name: to_plain(getattr(trajectory, name), images) for name in _PLAIN_FIELDS},
+        "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
+        "messages": to_plain(trajectory.messages, images),
+        **({} if trajectory.answer is None else {"answer": trajectory.answer}),
+        **({"branches": [to_dict(branch) for branch in trajectory.branches]} if trajectory.branches else {}),
+    }
+
+
+def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
+    """An image of a segment that begins at `start`: its number, and where a model sees it what that needs."""
+    if not isinstance(image, PlacedImage):
+        return images.number(image)
+    seen = image.image
+    number = images.number(seen, seen.picture)
+    return {"image": number, "at": image.start - start, "format": asdict(seen.format)}
+
+
+def _image_of(entry: Any, start: int, images: ImageTable) -> Any:
+    """The inverse of `_image_entry`."""
+    if isinstance(entry, int):
+        return images[entry]
+    values = entry["format"]
+    pixel_format = PixelFormat(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+    return PlacedImage(SeenImage(np.array(images[entry["image"]]), pixel_format), start + entry["at"])
+
+
+def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
+    stop_reason = head["stop_reason"]
+    return Trajectory(
+        **{name: from_plain(head[name], images) for name in _PLAIN_FIELDS},
+        stop_reason=None if stop_reason is None else StopReason(stop_reason),
+        messages=from_plain(head["messages"], images),
+        answer=head.get("answer"),
+        branches=[from_dict(branch) for branch in head.get("branches", ())],
+    )
+
+
+def _fill(trajectory: Trajectory, segments: list[dict[str, Any]], images: ImageTable, arrays: Any) -> None:
+    """Put the segments of an npz file into an empty trajectory."""
+    ids, logprobs, versions = (
+        array(code, arrays[name].astype(dtype).tobytes())
+        for code, name, dtype in (("i", "ids", np.int32), ("f", "logprobs", np.float32), ("i", "versions", np.int32))
+    )
+    start = 0
+    for entry, end in zip(segments, arrays["segment_ends"].tolist(), strict=True):
+        kind, shown = SegmentKind(entry["kind"]), [_image_of(one, start, images) for one in entry["images"]]
+        sampled = kind is SegmentKind.SAMPLED
+        trajectory.append(
+            kind,
+            ids[start:end],
+            logprobs=logprobs[start:end] if sampled else None,
+            versions=versions[start:end] if sampled else None,
+            images=shown,
+        )
+        start = end
+    if not len(ids) == len(logprobs) == len(versions) == start == len(trajectory):
+        raise ValueError("its arrays differ in length")
+
+
+def _check_version(found: Any) -> None:
+    if found != FORMAT_VERSION:
+        raise UserError(
+            f"This trajectory has format {found!r}; this version of agentloop reads {FORMAT_VERSION}. Use the version "
+            "that wrote it, or write it again."
+        )
+
+
+def _read_lines(file: TextIO, path: str) -> Iterator[Trajectory]:
+    for number, line in enumerate(file, 1):
+        if not line.endswith("\n"):
+            return
+        try:
+            data = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number} is not JSON: {error}. Delete the line.") from error
+        try:
+            yield from_dict(data)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+
+
+def _open(path: Path, mode: str) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, mode, encoding="utf-8", compresslevel=3))
+    return cast(TextIO, path.open(mode, encoding="utf-8"))
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = position = file.seek(0, os.SEEK_END)
+        while position:
+            step = min(position, 1 << 16)
+            file.seek(position - step)
+            found = file.read(step).rfind(b"\n")
+            if found >= 0:
+                position += found + 1 - step
+                break
+            position -= step
+        if position != size:
+            file.truncate(position)

@@ -1,0 +1,292 @@
+"""Weights to other hosts: the buckets of the learner's shelf into a shelf of the same layout there, by NCCL from GPU to
+GPU, else by gloo.
+
+The engines of the other host go on sampling meanwhile, and then map their shelf as those of the learner's host map the
+learner's: the pause is that of a copy, however slow the network. (vLLM's own weight transfer receives into the model:
+nothing is sampled until the last byte is there. Its interface changed in 0.28, and on CPUs there is none.)
+
+    learner's process                                   one process a remote engine
+    Sender(...)  -- Meeting, by whatever means -->      Receiver.receive(meeting, rank, places) -> SharedWeights
+      .send(shared)  ==== buckets, in a process group of their own ====>
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentloop.errors import EngineError
+from agentloop.weights.rendezvous import listening_store
+from agentloop.weights.shelf import Place, SharedWeights, WeightShelf, spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+Backend = Literal["nccl", "gloo"]
+_LOOK_SECONDS = 0.02
+_CONNECT_SECONDS = 10.0
+_END_SECONDS = 10.0
+_ENDED = "the group has ended"
+_LEFT_FREE = 2 << 30
+"""Bytes of a GPU that stay free beside a shelf for engines that are running already."""
+_numbers = itertools.count()
+
+
+class BroadcastFailed(EngineError):
+    """Not all of a group were there to the end. Who is left may meet again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the members of a group meet; the sender is number 0."""
+
+    name: str
+    host: str
+    port: int
+    size: int
+    backend: Backend
+    seconds: float
+    """That one may wait for the others, or for a bucket."""
+
+
+class Sender:
+    """Member 0 of a group of `receivers` others. `host` is this one's address as they see it.
+
+    Raises `BroadcastFailed`, also in a thread that waits when `abort` is called in another one.
+    """
+
+    def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
+        store = listening_store(host)
+        name = f"{os.getpid()}-{next(_numbers)}"
+        self.meeting = Meeting(name, host, store.port, receivers + 1, backend, seconds)
+        self._group = _Group(self.meeting, 0, store, host)
+
+    def send(self, shared: SharedWeights) -> None:
+        """What all receivers receive at the same time. Raises `CannotMap` where this process cannot read all of it."""
+        mapped = shared.open(self._group.device)
+        with self._group.meeting_all():
+            for (first, end), bucket in zip(spans(shared.places), mapped.buckets, strict=True):
+                self._group.broadcast(bucket[first:end])
+            self._group.finish()
+        mapped.check()
+
+    def abort(self) -> None:
+        """The group is not used again."""
+        self._group.abort()
+
+
+class Receiver:
+    """Of one process; `host` is its own address. What is received stays in memory that the engines of this host map."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._shelf = WeightShelf()
+        self._group: _Group | None = None
+        self._meeting: Meeting | None = None
+        self._left: Meeting | None = None
+
+    def receive(self, meeting: Meeting, rank: int, places: tuple[Place, ...]) -> SharedWeights:
+        """As member `rank`. Blocks. Raises `BroadcastFailed`."""
+        if self._group is None or meeting != self._meeting:
+            self._end_group()
+            self._group, self._meeting = _Group(meeting, rank, _store_of(meeting), self._host), meeting
+        group, shelf = self._group, self._shelf
+        if meeting == self._left:  # before it had begun here
+            group.abort()
+        try:
+            with group.meeting_all():
+                buckets = shelf.laid_out(places, _room_on(group.device, places))
+                for (first, end), bucket in zip(spans(places), buckets, strict=True):
+                    group.broadcast(bucket[first:end])
+                group.finish()
+        except BroadcastFailed:
+            # What was under way may still be written there.
+            self._shelf = WeightShelf()
+            raise
+        return shelf.end()
+
+    def leave(self, meeting: Meeting) -> None:
+        """Its group ends: who waits in `receive`, or is about to, raises."""
+        self._left = meeting
+        if meeting == self._meeting:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+
+class _Group:
+    """A process group beside torch's default one, which is the learner's; made when all are there."""
+
+    def __init__(self, meeting: Meeting, rank: int, store: Any, host: str) -> None:
+        import torch
+
+        self._meeting, self._rank, self._store, self._host = meeting, rank, store, host
+        self._aborted = threading.Event()
+        self._group: Any = None
+        self._last: Any = None
+        is_nccl = meeting.backend == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+
+    @contextmanager
+    def meeting_all(self) -> Iterator[None]:
+        """Everything that fails in between is `BroadcastFailed`, and ends the group."""
+        try:
+            if self._group is None:
+                self._meet()
+            yield
+        except RuntimeError as error:  # torch's own, of a group that broke
+            self.abort()
+            raise BroadcastFailed(f"weights did not get through: {type(error).__name__}: {error}") from error
+
+    def _meet(self) -> None:
+        store, meeting = self._store, self._meeting
+        if store is None:
+            raise RuntimeError(_ENDED)
+        store.set(f"{meeting.name}/{self._rank}", "here")
+        there = [f"{meeting.name}/{rank}" for rank in range(meeting.size)]
+        self._until(lambda: bool(store.check(there)))
+        make = _nccl if meeting.backend == "nccl" else _gloo
+        self._group = make(store, meeting, self._rank, self._host)
+
+    def broadcast(self, memory: torch.Tensor) -> None:
+        """uint8 [num_bytes] of this group's device or another one, from member 0 to all."""
+        import torch
+        from torch._C._distributed_c10d import BroadcastOptions
+
+        group = self._group  # read first: whoever aborts says so before the group is gone
+        if self._aborted.is_set():
+            raise RuntimeError(_ENDED)
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        staged = memory
+        if memory.device.type != self.device.type:
+            staged = memory.to(self.device) if self._rank == 0 else torch.empty_like(memory, device=self.device)
+
+        def launch() -> Any:
+            if staged.is_cuda:  # each thread has a device of its own
+                torch.cuda.set_device(staged.device)
+            return group.broadcast([staged], options)
+
+        launched = _in_a_thread(launch)
+        self._until(launched.done)
+        work = launched.result()
+        if self._meeting.backend == "gloo" or staged is not memory:
+            self._wait(work)
+        if staged is not memory and self._rank > 0:
+            memory.copy_(staged)
+        self._last = work
+
+    def finish(self) -> None:
+        """All that was broadcast is there."""
+        if self._last is not None:
+            self._wait(self._last)
+            self._last = None
+
+    def _wait(self, work: Any) -> None:
+        if self._meeting.backend == "gloo":
+            work.wait(timedelta(seconds=self._meeting.seconds))
+        else:
+            self._until(work.is_completed)
+            work.wait()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Polls: a wait of torch's could not be ended from another thread."""
+        end = time.monotonic() + self._meeting.seconds
+        pause = 0.0
+        while not condition():
+            if self._aborted.is_set():
+                raise RuntimeError(_ENDED)
+            if time.monotonic() > end:
+                raise RuntimeError(f"nothing got through for {self._meeting.seconds:g} s")
+            time.sleep(pause)
+            pause = min(pause + 0.0005, _LOOK_SECONDS)
+
+    def abort(self) -> None:
+        self._aborted.set()
+        self._store = None  # with the sender's, nobody can wait for it any more
+        group, self._group = self._group, None
+        if group is not None:
+            # NCCL ends a communicator only when the others end it, too, or their processes do.
+            wait([_in_a_thread(group.abort)], _END_SECONDS)
+
+
+def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
+    """For what NCCL may not come back from once a member has died."""
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except RuntimeError as error:  # torch's own, of a group that broke
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    return found
+
+
+def _store_of(meeting: Meeting) -> Any:
+    """Raises `BroadcastFailed` where the sender has given up already."""
+    from torch._C._distributed_c10d import TCPStore
+
+    try:
+        # The store itself asks again and again.
+        socket.create_connection((meeting.host, meeting.port), timeout=_CONNECT_SECONDS).close()
+        store = TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=_CONNECT_SECONDS))
+    except (OSError, RuntimeError) as error:
+        raise BroadcastFailed(f"nobody sends weights at {meeting.host}:{meeting.port}: {error}") from error
+    store.set_timeout(timedelta(seconds=meeting.seconds))
+    return store
+
+
+def _gloo(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    # By its own choice gloo takes the address of the host's name, which other hosts may not reach.
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=meeting.seconds)
+    return ProcessGroupGloo(PrefixStore(meeting.name, store), rank, meeting.size, options)
+
+
+def _nccl(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(hours=1)  # `_until` is what waits
+    # A member that dies must not end the processes of the others, which is what torch does by itself.
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        return ProcessGroupNCCL(PrefixStore(meeting.name, store), rank, meeting.size, options)
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _room_on(device: torch.device, places: tuple[Place, ...]) -> torch.device:
+    """Where a shelf goes: the GPU, if that has room beside the engines that have started, else the host."""
+    import torch
+
+    if device.type == "cpu":
+        return device
+    needed = sum(end for _, end in spans(places))
+    return device if torch.cuda.mem_get_info(device)[0] > needed + _LEFT_FREE else torch.device("cpu")

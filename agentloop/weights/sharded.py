@@ -1,0 +1,144 @@
+"""The published weights of a learner of several ranks: each is with one rank, and no rank has all of them.
+
+                  rank 0                    rank 1
+    parameters    a[0:2]  b[0:2]            a[2:4]  b[2:4]         shards of FSDP
+    shelves       a[0:4]                    b[0:4]                 rank 0 owns a, rank 1 owns b
+
+What a rank has of a weight goes into its owner's shelf directly: it is whole nowhere else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from agentloop.weights.shelf import BUCKET_BYTES, SharedWeights, WeightShelf
+
+BATCH_BYTES = 256 << 20
+"""Of weights whose parts are under way at the same time: a rank has its parts of so many in the published dtype."""
+
+
+class SpreadShelf:
+    """This rank's part. Every rank of the default process group has one, and calls `fill` with the same weights."""
+
+    def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._on_host = False
+        self.shelf = WeightShelf(bucket_bytes=bucket_bytes)
+        self._batch_bytes = batch_bytes
+        self._hosts: list[str] = []
+        self._owners: dict[str, int] = {}
+
+    def fill(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        sizes: Mapping[str, int],
+        *,
+        on_host: bool = False,
+    ) -> SharedWeights | None:
+        """All weights, cast to `dtype`, in the order they have here; None on other ranks than the first.
+
+        A weight is a `DTensor` in shards of rows, or whole on every rank. `sizes` are the elements of each, by name,
+        and may name more. `on_host` keeps what is shared off GPUs.
+        """
+        if on_host != self._on_host:
+            self._on_host = on_host
+            self.shelf = WeightShelf(on_host=on_host, bucket_bytes=self._bucket_bytes)
+        if sizes.keys() != self._owners.keys():
+            self._hosts = self._hosts or _gather_everywhere(_this_host())
+            near = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[0]]
+            self._owners = owners(sizes, near)
+        names: list[str] = []
+        batch: list[tuple[str, Tensor]] = []
+        room = self._batch_bytes
+        self.shelf.begin()
+        for name, weight in weights:
+            names.append(name)
+            batch.append((name, weight))
+            room -= weight.numel() * dtype.itemsize
+            if room <= 0:
+                self._collect(batch, dtype)
+                batch, room = [], self._batch_bytes
+        self._collect(batch, dtype)
+        parts: list[SharedWeights | None] = [None] * dist.get_world_size()
+        mine = self.shelf.end()  # every rank has received by then what it owns
+        dist.gather_object(mine, parts if dist.get_rank() == 0 else None)
+        if dist.get_rank() > 0:
+            return None
+        return SharedWeights.joined([part for part in parts if part is not None and part.places], names)
+
+    def _collect(self, batch: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        """Every weight of the batch to its owner."""
+        me = dist.get_rank()
+        transfers: list[dist.P2POp] = []
+        staged: list[tuple[Tensor, Tensor]] = []
+        """(place on the host, what comes there over the device)."""
+        for name, weight in batch:
+            owner = self._owners[name]
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            local = local.detach().to(dtype)
+            whole = self.shelf.room_for(name, dtype, weight.shape, local.device) if owner == me else None
+            for rank, first, end in holders(weight, owner):
+                if rank == me and whole is not None:
+                    whole[first:end].copy_(local) if weight.ndim else whole.copy_(local)
+                elif whole is not None:
+                    place = part = whole[first:end]
+                    if place.device != local.device:
+                        part = torch.empty_like(place, device=local.device)
+                        staged.append((place, part))
+                    transfers.append(dist.P2POp(dist.irecv, part, rank))
+                elif rank == me:
+                    transfers.append(dist.P2POp(dist.isend, local.contiguous(), owner))
+        if transfers:
+            for work in dist.batch_isend_irecv(transfers):
+                work.wait()
+        for place, part in staged:
+            place.copy_(part)
+
+
+def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:
+    """Which rank has each weight: the largest go first, to the rank that has least."""
+    loads = [(0, rank) for rank in ranks]
+    found: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, rank = loads[0]
+        heapq.heapreplace(loads, (load + sizes[name], rank))
+        found[name] = rank
+    return {name: found[name] for name in sizes}
+
+
+def holders(weight: Tensor, owner: int) -> list[tuple[int, int, int]]:
+    """Whose parts make the weight of `owner`, and which rows they are: (rank, first, end) of all that have some.
+
+    Where there are replicas of the shards, they are those of the owner's own.
+    """
+    if not isinstance(weight, DTensor):
+        return [(owner, 0, weight.shape[0] if weight.ndim else 1)]
+    mesh, ranks = weight.device_mesh, weight.device_mesh.mesh
+    divided = [dim for dim, placement in enumerate(weight.placements) if isinstance(placement, Shard)]
+    assert len(divided) == 1, f"shards of rows over one dimension of the mesh, not {weight.placements}"
+    assert all(placement in (Shard(0), Replicate()) for placement in weight.placements), weight.placements
+    coordinate = [int(place) for place in (ranks == owner).nonzero()[0]]
+    row: list[int] = ranks[tuple(slice(None) if dim in divided else at for dim, at in enumerate(coordinate))].tolist()
+    step = -(-weight.shape[0] // mesh.size(divided[0]))
+    spans = [(rank, step * place, min(step * (place + 1), weight.shape[0])) for place, rank in enumerate(row)]
+    return [span for span in spans if span[1] < span[2]]
+
+
+def _this_host() -> str:
+    """Whoever says the same sees the same processes, and can map their memory."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _gather_everywhere(mine: str) -> list[str]:
+    found: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found

@@ -1,0 +1,313 @@
+"""Weights that the processes of a host share: written once, mapped by every engine, updated in place.
+
+The learner has a `WeightShelf`, and where it is spread over several processes each of them has one with a part of the
+weights. What they hand out, `SharedWeights`, is small and travels to the engines, which read the memory of the shelves
+itself: on a GPU through CUDA IPC, from this GPU or another one of the host, else as anonymous memory of the host. The
+mapping stays valid from update to update, so that an update is one copy on either side and nothing passes through the
+host where learner and engine are on GPUs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentloop.errors import EngineError
+from agentloop.weights.buckets import map_bucket, new_bucket
+
+if TYPE_CHECKING:
+    import torch
+
+BUCKET_BYTES = 256 << 20
+_ALIGNMENT = 256
+STAMP_BYTES = _ALIGNMENT
+"""At the start of the first bucket of a shelf: how often it was filled, or -1 while it is being filled."""
+_shelves: weakref.WeakValueDictionary[str, WeightShelf] = weakref.WeakValueDictionary()
+"""Of this process: memory of a GPU cannot be mapped by the process that has it already."""
+_numbers = itertools.count()
+
+
+class CannotMap(EngineError):
+    """This process cannot map what another one shares: it is on another host, or its GPU cannot reach the other's."""
+
+
+class Overwritten(EngineError):
+    """A shelf was filled again while it was read: what was read is of no version."""
+
+
+class Place(NamedTuple):
+    """Where a weight is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bucket: int
+    """Counted through all parts."""
+    start: int
+    """In bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        import torch
+
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+class Part(NamedTuple):
+    """One shelf, filled once."""
+
+    shelf: str
+    stamp: int
+    buckets: tuple[Any, ...]
+    """Handles."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Iterates over (Hugging Face name, tensor); the tensors are the memory of shelves, for reading.
+
+    They hold until a shelf is filled again. Who takes all of them in one go meets `Overwritten` at the end where that
+    happened meanwhile.
+    """
+
+    parts: tuple[Part, ...]
+    places: tuple[Place, ...]
+
+    @classmethod
+    def joined(cls, shared: Sequence[SharedWeights], names: Iterable[str]) -> SharedWeights:
+        """What several processes share of one set of weights, each weight being with one of them, in the order of
+        `names`."""
+        places: dict[str, Place] = {}
+        first = 0
+        for each in shared:
+            places |= {place.name: place._replace(bucket=first + place.bucket) for place in each.places}
+            first += sum(len(part.buckets) for part in each.parts)
+        return cls(tuple(part for each in shared for part in each.parts), tuple(places[name] for name in names))
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        mapped = self.open()
+        yield from mapped
+        mapped.check()
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """This process filled a part of them."""
+        return any(part.shelf in _shelves for part in self.parts)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {place.name: place.shape for place in self.places}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(place.num_bytes for place in self.places)
+
+    def open(self, device: torch.device | None = None) -> MappedWeights:
+        """Map the memory; GPU memory appears as that of `device` of this process, whichever GPU it is of (None: of the
+        GPU that has it, where this process sees it). Raises `CannotMap`."""
+        try:
+            return MappedWeights(self, [_opened(part, device) for part in self.parts])
+        except (OSError, RuntimeError) as error:
+            raise CannotMap(f"shared weights cannot be mapped: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadWeights:
+    """The weights of a learner of several processes, which put them on their shelves when they are asked."""
+
+    share: Callable[[bool], SharedWeights]
+    """Blocks until all have; what was shared before is overwritten. True keeps them off GPUs."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.share(False)
+
+
+class MappedWeights:
+    """`SharedWeights` in the address space of this process."""
+
+    def __init__(self, shared: SharedWeights, parts: list[list[torch.Tensor]]) -> None:
+        self.buckets = [bucket for part in parts for bucket in part]
+        """uint8, [num_bytes] each."""
+        self.stamped = [sum(map(len, parts[:number])) for number in range(len(parts))]
+        """Indices of the buckets that begin with a stamp."""
+        self._shared = shared
+        self._tensors = [_view(self.buckets[place.bucket], place) for place in shared.places]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return zip((place.name for place in self._shared.places), self._tensors, strict=True)
+
+    def again(self, shared: SharedWeights) -> bool:
+        """These are `shared` as well, filled at another time: takes over their stamps, and says whether it could."""
+        fits = (_shelves_of(shared), shared.places) == (_shelves_of(self._shared), self._shared.places)
+        if fits:
+            self._shared = shared
+        return fits
+
+    def check(self) -> None:
+        """Raises `Overwritten` where a shelf was filled again since."""
+        for index, part in zip(self.stamped, self._shared.parts, strict=True):
+            if int(_stamp(self.buckets[index]).item()) != part.stamp:
+                raise Overwritten("the shared weights were overwritten while they were read")
+
+
+class WeightShelf:
+    """Memory for one set of weights. `on_host` keeps it off GPUs; else it is where the weights are.
+
+    Filled at once by `put`, or weight by weight: `begin`, then `room_for` each, then `end`. Not thread-safe.
+    """
+
+    def __init__(self, *, on_host: bool = False, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.buckets: list[torch.Tensor] = []
+        """uint8, [num_bytes] each."""
+        self._on_host = on_host
+        self._bucket_bytes = bucket_bytes
+        self._handles: list[Any] = []
+        self._places: list[Place] = []
+        self._number = 0
+        """Weights since `begin`."""
+        self._end = 0
+        """Of what the last bucket holds."""
+        self._count = 0
+        self.name = ""
+        self._rename()
+
+    def _rename(self) -> None:
+        """Whoever mapped the old name must not take the new content for it."""
+        self.name = f"{os.getpid()}-{next(_numbers)}"
+        _shelves[self.name] = self
+
+    def put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
+        """Copy weights, one at a time as they come. Those of the last time are overwritten. `SpreadWeights` go
+        to shelves of their own, as this one would be."""
+        if isinstance(weights, SpreadWeights):
+            return weights.share(self._on_host)
+        self.begin()
+        for name, tensor in weights:
+            self.room_for(name, tensor.dtype, tensor.shape, tensor.device).copy_(tensor.detach())
+        return self.end()
+
+    def begin(self) -> None:
+        """Whoever reads what is here hears that it is overwritten."""
+        self._number = 0
+        if self.buckets:
+            _stamp(self.buckets[0]).fill_(-1)
+
+    def room_for(self, name: str, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Memory for the next weight, which is on `device`: where it was the last time, if the weights are the same."""
+        place = self._place(name, str(dtype).removeprefix("torch."), tuple(shape), device)
+        self._number += 1
+        return _view(self.buckets[place.bucket], place)
+
+    def laid_out(self, places: tuple[Place, ...], device: torch.device) -> list[torch.Tensor]:
+        """Memory as another shelf has it, in place of room for each weight: its buckets, up to what is used of them."""
+        self.begin()
+        if tuple(self._places) != places:
+            self._rename()
+            where = None if self._on_host or device.type == "cpu" else device
+            made = [new_bucket(max(end, STAMP_BYTES), where) for _, end in spans(places)]
+            self.buckets, self._handles = [bucket for bucket, _ in made], [handle for _, handle in made]
+            self._places = list(places)
+            self._end = _end_of(places[-1]) if places else 0
+            self.begin()
+        self._number = len(places)
+        return self.buckets
+
+    def end(self) -> SharedWeights:
+        """All weights are there."""
+        if self._number < len(self._places):
+            self._cut(self._number)
+        if not self.buckets:
+            self._add_bucket(STAMP_BYTES, None)
+        self._count += 1
+        # Other processes see nothing of the order of a stream: the stamp follows what it vouches for.
+        _synchronize(self.buckets)
+        _stamp(self.buckets[0]).fill_(self._count)
+        _synchronize(self.buckets)
+        return SharedWeights((Part(self.name, self._count, tuple(self._handles)),), tuple(self._places))
+
+    def _place(self, name: str, dtype: str, shape: tuple[int, ...], device: torch.device) -> Place:
+        """Where it was the last time, or a new place if the weights are others than then."""
+        if self._number < len(self._places):
+            if self._places[self._number][:3] == (name, dtype, shape):
+                return self._places[self._number]
+            self._cut(self._number)
+        place = Place(name, dtype, shape, 0, 0)
+        where = None if self._on_host or device.type == "cpu" else device
+        if not self._fits(place.num_bytes, where):
+            self._add_bucket(place.num_bytes, where)
+        place = place._replace(bucket=len(self.buckets) - 1, start=self._end)
+        self._places.append(place)
+        self._end = _end_of(place)
+        return place
+
+    def _fits(self, size: int, device: torch.device | None) -> bool:
+        if not self.buckets or self._end + size > len(self.buckets[-1]):
+            return False
+        return self.buckets[-1].device.type == "cpu" if device is None else self.buckets[-1].device == device
+
+    def _add_bucket(self, size: int, device: torch.device | None) -> None:
+        bucket, handle = new_bucket(max(size + STAMP_BYTES, self._bucket_bytes), device)
+        self.buckets.append(bucket)
+        self._handles.append(handle)
+        self._end = 0
+        if len(self.buckets) == 1:
+            _stamp(bucket).fill_(-1)
+            self._end = STAMP_BYTES
+
+    def _cut(self, number: int) -> None:
+        """Forget the places from `number` on; their memory is used anew."""
+        self._rename()
+        del self._places[number:]
+        last = self._places[-1] if self._places else None
+        keep = last.bucket + 1 if last else min(len(self.buckets), 1)
+        del self.buckets[keep:], self._handles[keep:]
+        self._end = _end_of(last) if last else STAMP_BYTES
+
+
+def _opened(part: Part, device: torch.device | None) -> list[torch.Tensor]:
+    shelf = _shelves.get(part.shelf)
+    if shelf is not None:
+        return list(shelf.buckets)
+    return [map_bucket(handle, device) for handle in part.buckets]
+
+
+def spans(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """What is used of each bucket, in bytes: (start, end)."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for place in places:
+        starts[place.bucket] = min(place.start, starts.get(place.bucket, place.start))
+        ends[place.bucket] = max(place.start + place.num_bytes, ends.get(place.bucket, 0))
+    return [(starts.get(bucket, 0), ends.get(bucket, 0)) for bucket in range(max(ends, default=-1) + 1)]
+
+
+def _shelves_of(shared: SharedWeights) -> list[str]:
+    return [part.shelf for part in shared.parts]
+
+
+def _end_of(place: Place) -> int:
+    return place.start + -(-place.num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _view(bucket: torch.Tensor, place: Place) -> torch.Tensor:
+    import torch
+
+    return bucket[place.start : place.start + place.num_bytes].view(getattr(torch, place.dtype)).view(place.shape)
+
+
+def _stamp(bucket: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return bucket[:8].view(torch.int64)
+
+
+def _synchronize(buckets: list[torch.Tensor]) -> None:
+    import torch
+
+    for device in {bucket.device for bucket in buckets if bucket.is_cuda}:
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""Agent programs: environments that call the model themselves, through the gateway."""

@@ -1,0 +1,83 @@
+"""Datasets of tasks: JSONL and Parquet files, folders of them, folders of the library `datasets`, Python functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentloop.envs.datasets.files import SUFFIXES, file_rows, folder_rows
+from agentloop.envs.datasets.rows import read_row
+from agentloop.errors import UserError, blaming
+from agentloop.registry.named_objects import load_object
+
+_END = object()
+"""Behind the rows of a function."""
+
+
+def load_dataset(
+    source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a dataset, each as `read_row` gives it.
+
+    `source` is a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one that `datasets` saved
+    (`save_to_disk`), or the spec of a function, 'package.module:function' or 'file.py:function', which is called with
+    `options` and returns an iterable of rows; or several of these, one after the other. `limit` keeps the first rows.
+    Pictures' paths start at the folder.
+
+    Raises `UserError` for a missing file, a malformed row (with its place), or no rows at all.
+    """
+    opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
+    raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
+    rows = [read_row(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]
+    if not rows:
+        raise UserError(f"The dataset {source} has no rows. Each row needs at least a 'messages' or a 'prompt' column.")
+    return rows
+
+
+def _open(source: str, options: Mapping[str, Any]) -> tuple[Path, Iterator[tuple[str, object]]]:
+    """Where its pictures are, and (where, raw row) of each row."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path, folder_rows(path)
+    if source.endswith(SUFFIXES):
+        if not path.is_file():
+            raise UserError(
+                f"There is no dataset file {path}. Relative paths in a config file start at the folder of that file, "
+                "those on the command line at the current folder."
+            )
+        return path.parent, file_rows(path)
+    if ":" in source:
+        return Path(), _python_rows(source, options)
+    raise UserError(
+        f"The dataset {source!r} is of no known kind. Give a file ({', '.join(SUFFIXES)}), a folder of such files or "
+        "of the library datasets, or a function that returns rows, as 'package.module:function' or 'file.py:function': "
+        "one that calls datasets.load_dataset for a dataset of the hub."
+    )
+
+
+def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    function = load_object(source, "dataset")
+    if not callable(function):
+        raise UserError(f"The dataset {source!r} must be a function that returns rows, got {type(function).__name__}.")
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise UserError(
+            f"The dataset function {source!r} does not take the options {dict(options)}: {error}."
+        ) from error
+    failed = f"The dataset function {source!r} failed"
+    with blaming(failed):
+        rows = function(**options)
+    if not isinstance(rows, Iterable):
+        raise UserError(f"The dataset function {source!r} must return an iterable of rows, got {type(rows).__name__}.")
+    iterator, number = iter(rows), 0
+    while True:
+        with blaming(f"{failed} behind row {number}"):
+            row = next(iterator, _END)
+        if row is _END:
+            return
+        number += 1
+        yield f"{source}, row {number}", row

@@ -1,0 +1,156 @@
+"""Pictures of dataset rows: kept as they are stored, decoded when an episode begins."""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import UserError
+from agentloop.types.messages import Message
+from agentloop.vision.decoding import load_image
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PLACEHOLDER = "<image>"
+_STORED_KEYS = {"bytes", "path"}
+"""What the library `datasets` stores a picture as."""
+
+
+class RowImage:
+    """A picture as its row has it: a file's path, its bytes, or a picture. Many rows of large pictures fit in memory
+    so, and what is written about a trajectory names the picture in place of holding it again."""
+
+    __slots__ = ("_loaded", "_lock", "_source", "where")
+
+    def __init__(self, source: Any, where: str) -> None:
+        """`where` ("data.parquet, row 3: image 1") is what it is called in errors and files."""
+        self.where = where
+        self._source = source
+        self._lock = threading.Lock()
+        self._loaded: weakref.ref[Image.Image] | None = None
+
+    def load(self) -> Image.Image:
+        """The picture as RGB; the same object for all episodes of a group, as long as one of them holds it. Takes
+        milliseconds: not for the event loop. Raises `UserError` with the row's place."""
+        with self._lock:
+            image = self._loaded() if self._loaded is not None else None
+            if image is None:
+                try:
+                    image = load_image(self._source)
+                except UserError as error:
+                    raise UserError(f"{self.where}: {error}") from error
+                self._loaded = weakref.ref(image)
+            return image
+
+    def __repr__(self) -> str:
+        return f"<{self.where}>"
+
+    def __reduce__(self) -> tuple[type[RowImage], tuple[Any, str]]:
+        return RowImage, (self._source, self.where)
+
+
+def row_image(source: Any, where: str, folder: Path) -> RowImage:
+    """A picture of a row: a path (relative ones start at `folder`), a `data:` URI, bytes, a `PIL.Image.Image`, or a
+    mapping with `bytes`, `path` or `image`. Raises `UserError` for a file that is not there and for addresses."""
+    if isinstance(source, RowImage):
+        return source
+    if isinstance(source, Mapping):
+        found = next((source[key] for key in ("bytes", "image", "path") if source.get(key) is not None), None)
+        if found is None:
+            raise UserError(f"{where} has neither 'bytes' nor 'path', only {sorted(source)}.")
+        return row_image(found, where, folder)
+    if isinstance(source, str) and not source.startswith("data:"):
+        path = folder / source.removeprefix("file://")
+        if "://" not in source.removeprefix("file://") and not path.is_file():
+            raise UserError(f"{where}: there is no file {path}. Relative paths start at the folder of the dataset.")
+        return RowImage(str(path) if path.is_file() else source, where)
+    return RowImage(source, where)
+
+
+def place_images(messages: Sequence[Message], images: Sequence[RowImage], where: str) -> list[Message]:
+    """The messages with every `<image>` of a text, and every image part without a picture, turned into an image part
+    of the next one of `images`. Raises `UserError` where their numbers differ."""
+    left = iter(images)
+    wanted = sum(_places(message) for message in messages)
+    if wanted != len(images):
+        raise UserError(
+            f"{where}: the messages have {wanted} places for pictures ('{PLACEHOLDER}' or image parts) and there are "
+            f"{len(images)} in 'images'. Each picture needs one place."
+        )
+    return [_placed(message, left) for message in messages]
+
+
+def load_images(messages: Sequence[Message]) -> list[Message]:
+    """The messages with their `RowImage`s decoded. Raises `UserError`."""
+    return [
+        _with_parts(message, map(_loaded, message["content"])) if _has_row_images(message) else message
+        for message in messages
+    ]
+
+
+def has_empty_parts(messages: Sequence[Message]) -> bool:
+    """Whether an image part waits for its picture."""
+    parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
+    return any(part["type"] == "image" and "image" not in part for part in parts)
+
+
+def has_row_images(messages: Sequence[Message]) -> bool:
+    """Whether `load_images` has anything to do."""
+    return any(map(_has_row_images, messages))
+
+
+def without_stored(value: Any, images: Sequence[RowImage], where: str, folder: Path) -> Any:
+    """A column with the stored pictures in it replaced, by one of `images` where it is the same."""
+    if isinstance(value, Mapping):
+        if set(value) == _STORED_KEYS and isinstance(value["bytes"], bytes):
+            own = row_image(value, where, folder)
+            return next((image for image in images if image._source == own._source), own)
+        return {key: without_stored(item, images, where, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_stored(item, images, where, folder) for item in value]
+    return value
+
+
+def _places(message: Message) -> int:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content.count(PLACEHOLDER)
+    return sum(part["text"].count(PLACEHOLDER) if part["type"] == "text" else "image" not in part for part in content)
+
+
+def _placed(message: Message, images: Iterator[RowImage]) -> Message:
+    content = message.get("content", "")
+    if not _places(message):
+        return message
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    placed: list[Any] = []
+    for part in parts:
+        if part["type"] == "text":
+            for text in re.split(f"({PLACEHOLDER})", part["text"]):
+                if text:
+                    placed.append(_image_part(next(images)) if text == PLACEHOLDER else {"type": "text", "text": text})
+        else:
+            placed.append(part if "image" in part else _image_part(next(images)))
+    return _with_parts(message, placed)
+
+
+def _image_part(image: RowImage) -> dict[str, Any]:
+    return {"type": "image", "image": image}
+
+
+def _has_row_images(message: Message) -> bool:
+    content = message.get("content", "")
+    return not isinstance(content, str) and any(isinstance(part.get("image"), RowImage) for part in content)
+
+
+def _loaded(part: Any) -> Any:
+    return _image_part(part["image"].load()) if isinstance(part.get("image"), RowImage) else part
+
+
+def _with_parts(message: Message, parts: Any) -> Message:
+    return {**message, "content": list(parts)}

@@ -1,0 +1,123 @@
+"""Dataset rows: what a raw row must have, and the one shape that environments, rewards and tools see.
+
+A row says its prompt as `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes one
+user message). All other columns are kept for rewards and tools. Rows of verl's datasets are read as they are:
+`reward_model.ground_truth` also becomes `answer`, `extra_info.index` the id, and the pictures of `images` take the
+places of `<image>` in the messages. Pictures are decoded by `row_images.load_images`, when an episode begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from agentloop.envs.datasets.images import RowImage, has_empty_parts, place_images, row_image, without_stored
+from agentloop.errors import UserError, nearest
+from agentloop.types.messages import Message, Role
+
+_ROLES = get_args(Role)
+
+
+def read_row(raw: object, where: str, index: int, folder: Path | None = None) -> dict[str, Any]:
+    """The row as a dict with `id` (str) and `messages`, and all its own columns; pictures in it are `RowImage`s.
+
+    `where` ("data.jsonl, line 7") is for the error. Paths of pictures start at `folder`. Raises `UserError` for what is
+    no row.
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{where}: a row must be an object with named columns, got {_shown(raw)}.")
+    row = {key: value for key, value in raw.items() if not _is_missing(value)}
+    if row.get("videos"):
+        raise UserError(f"{where}: 'videos' are not supported. Take the column, or the row, out.")
+    folder = folder or Path()
+    messages = _messages(row, where, folder)
+    if "images" in row:
+        images = _images(row.pop("images"), where, folder)
+        row = {key: without_stored(value, images, f"{where}: {key!r}", folder) for key, value in row.items()}
+        row["images"] = images
+        messages = place_images(messages, images, where)
+    elif has_empty_parts(messages):
+        raise UserError(f"{where}: the messages have image parts without pictures, and the row has no 'images'.")
+    row["messages"] = messages
+    if "answer" not in row and (answer := _nested(row, "reward_model", "ground_truth")) is not None:
+        row["answer"] = answer
+    own_id = row.get("id", _nested(row, "extra_info", "index"))
+    row["id"] = str(index if own_id is None else own_id)
+    return row
+
+
+def _images(column: object, where: str, folder: Path) -> list[RowImage]:
+    if not isinstance(column, list | tuple):
+        raise UserError(f"{where}: 'images' must be a list of pictures, got {_shown(column)}.")
+    return [row_image(source, f"{where}: image {number}", folder) for number, source in enumerate(column, 1)]
+
+
+def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]:
+    column = "messages" if "messages" in row else "prompt"
+    if column not in row:
+        raise UserError(
+            f"{where}: the row has neither 'messages' nor 'prompt', only {sorted(row)}."
+            f"{_nearest_column(row)} Give it a list of chat messages or a string."
+        )
+    value = row[column]
+    if isinstance(value, str):
+        if not value.strip():
+            raise UserError(f"{where}: {column!r} is empty. Fill it in or take the row out.")
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {_shown(value)}.")
+    return [
+        _message(item, f"{where}: message {position} of {column!r}", folder) for position, item in enumerate(value, 1)
+    ]
+
+
+def _message(item: object, where: str, folder: Path) -> Message:
+    if not isinstance(item, Mapping) or "role" not in item:
+        raise UserError(f"{where} must be an object with 'role' and 'content', got {_shown(item)}.")
+    role, content = item["role"], item.get("content")
+    if role not in _ROLES:
+        known = ", ".join(_ROLES)
+        raise UserError(f"{where} has the role {role!r}.{nearest(str(role), _ROLES)} Known: {known}.")
+    if content is None and item.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str | list):
+        raise UserError(f"{where} must have a string or a list of parts as 'content', got {_shown(content)}.")
+    if isinstance(content, list):
+        content = [_part(part, f"{where}: part {number}", folder) for number, part in enumerate(content, 1)]
+    # Parquet gives every message all the columns of any message: those that are not set must not reach the template.
+    message = {key: value for key, value in item.items() if value is not None}
+    return {**message, "content": content}  # type: ignore[typeddict-item]
+
+
+def _part(item: object, where: str, folder: Path) -> Any:
+    part = {key: value for key, value in item.items() if value is not None} if isinstance(item, Mapping) else {}
+    if part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part
+    if part.get("type") == "image":
+        source = part.get("image", part.get("path"))
+        return {"type": "image"} if source is None else {"type": "image", "image": row_image(source, where, folder)}
+    raise UserError(f"{where} must be a text with 'text' or an image (its 'type' says which), got {_shown(item)}.")
+
+
+def _nested(row: Mapping[str, Any], column: str, key: str) -> Any:
+    value = row.get(column)
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
+def _is_missing(value: object) -> bool:
+    """Null in a table: None, or the NaN that table libraries make of it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _nearest_column(row: Mapping[str, Any]) -> str:
+    for wanted in ("messages", "prompt"):
+        if close := nearest(wanted, map(str, row)):
+            return close.replace("Did you mean", f"Should {wanted!r} be").replace("?", "?")
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,1 @@
+"""Rewards of programs: run a solution against test cases in a sandbox."""

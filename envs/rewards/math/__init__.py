@@ -1,0 +1,1 @@
+"""Rewards of mathematical answers, compared by math-verify in a process of its own."""

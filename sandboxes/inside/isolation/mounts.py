@@ -1,0 +1,106 @@
+"""The file system of a slot: a read-only view of the host made once, and writable parts made anew each time."""
+
+from __future__ import annotations
+
+import os
+
+from agentloop.sandboxes.inside.isolation import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_ROOT = "/tmp"
+"""Where the view is put together, in a mount namespace of its own; any directory would do."""
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICE_LINKS = (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr"))
+_KERNEL_SETTINGS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_KERNEL_SECRETS = ("cmdline", "keys", "kcore", "kallsyms", "timer_list", "config.gz")
+
+
+def build_root(plan: dict[str, Any], writable: Sequence[str]) -> None:
+    """Enter the view that `plan` (`RootFS.as_dict`) describes; needs CAP_SYS_ADMIN and a mount namespace of its own.
+
+    `writable` are directories to mount something at later. Raises `OSError`.
+    """
+    libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
+    # Handles first: what is to be shown may lie below the directory that is covered next.
+    sources = [(os.open(path, os.O_PATH | os.O_CLOEXEC), shown) for path, shown in plan["binds"]]
+    sources += [(os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC), f"/dev/{name}") for name in _DEVICES]
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+    libc.mount("tmpfs", _ROOT, "tmpfs", libc.MS_NOSUID, "mode=0755,size=1m")
+    os.mkdir(f"{_ROOT}/proc")
+    # Linux lets a user namespace mount a procfs only where it sees one already; those of the slots cover this.
+    libc.mount(f"/proc/self/fd/{proc}", f"{_ROOT}/proc", flags=libc.MS_BIND | libc.MS_REC)
+    os.close(proc)
+    for handle, shown in sources:
+        _show(handle, _ROOT + shown, device=shown.startswith("/dev/"))
+        os.close(handle)
+    for target, link in [*plan["links"], *((f"/proc/self/{target}", f"/dev/{name}") for target, name in _DEVICE_LINKS)]:
+        os.makedirs(os.path.dirname(_ROOT + link), exist_ok=True)
+        os.symlink(target, _ROOT + link)
+    for path, content in plan["texts"]:
+        os.makedirs(os.path.dirname(_ROOT + path), exist_ok=True)
+        with open(_ROOT + path, "w") as file:
+            file.write(content)
+    for path in writable:
+        os.makedirs(_ROOT + path, exist_ok=True)
+    libc.pivot_root(_ROOT)
+    libc.mount("none", "/", flags=libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | libc.MS_NOSUID)
+
+
+def _show(handle: int, target: str, *, device: bool) -> None:
+    if os.path.isdir(f"/proc/self/fd/{handle}"):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC))
+    libc.mount(f"/proc/self/fd/{handle}", target, flags=libc.MS_BIND | libc.MS_REC)
+    if not device:
+        libc.read_only(target)
+
+
+def mount_proc() -> None:
+    """A procfs of the own pid namespace, without other users' processes and without what tells of the host."""
+    flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
+    libc.mount("proc", "/proc", "proc", flags, "hidepid=2")
+    # No TIME_WAIT: an address that one execution has used is free for the next.
+    with open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w") as file:
+        file.write("0")
+    for name in _KERNEL_SETTINGS:
+        if os.path.exists(path := f"/proc/{name}"):
+            libc.mount(path, path, flags=libc.MS_BIND | libc.MS_REC)
+            libc.mount("none", path, flags=libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | flags)
+    for name in _KERNEL_SECRETS:
+        if os.path.exists(path := f"/proc/{name}"):
+            libc.mount("/dev/null", path, flags=libc.MS_BIND)
+
+
+class Scratch:
+    """The writable directories: a tmpfs each, limited in bytes and in files."""
+
+    def __init__(self, directories: Sequence[str], megabytes: int, key: int, *, is_owner: bool) -> None:
+        """`is_owner`: this process is another user than the code, who can leave nothing in them but files."""
+        self._key = key
+        self._directories = directories
+        self._options = f"mode=1777,size={megabytes}m,nr_inodes=65536"
+        self._is_owner = is_owner
+        self._empty: dict[str, tuple[int, int]] = {}
+        """What `_size` says of them before something is in them."""
+
+    def renew(self) -> None:
+        """Empty ones in place of those that were used. Raises `OSError` where something holds on to an old one."""
+        for path in self._directories:
+            if path in self._empty:
+                if self._is_owner and _size(path) == self._empty[path]:
+                    continue
+                libc.umount(path, key=self._key)
+            libc.mount("tmpfs", path, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, self._options, key=self._key)
+            self._empty[path] = _size(path)
+
+
+def _size(path: str) -> tuple[int, int]:
+    """Of a directory, which in a tmpfs grows with every name in it, and the number of directories there."""
+    status = os.stat(path)
+    return status.st_size, status.st_nlink

@@ -1,0 +1,103 @@
+"""`DirectorySandbox`: worlds without namespaces, each a process of its own in a directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.errors import SandboxError
+from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
+from agentloop.sandboxes.worlds import boot
+from agentloop.sandboxes.worlds.pooled import PooledSandbox
+from agentloop.sandboxes.worlds.world import PidFd, World
+
+_logger = logging.getLogger(__name__)
+_SETUP_SECONDS = 30.0
+_CLEAR_SECONDS = 5.0
+
+
+class DirectorySandbox(PooledSandbox):
+    """Its subclass says what a step is kept from, in `_plan`."""
+
+    modules: Sequence[str] = ()
+    """Modules of agentloop, standard library only, that the plan needs inside."""
+
+    def _plan(self, directory: str) -> dict[str, Any]:
+        """Arguments of `inside.single.main`."""
+        return {"directory": directory}
+
+    async def _open(self) -> None:
+        return
+
+    async def _shut(self) -> None:
+        return
+
+    async def _make(self) -> World:
+        process, control, directory = await asyncio.to_thread(self._spawn)
+        world = World(control, _Process(process, directory))
+        await world.ready(_SETUP_SECONDS)
+        return world
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
+        directory = tempfile.mkdtemp(prefix="agentloop-")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        source = boot.source("single", self._plan(directory), self.modules)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    boot.command(source, theirs.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[source, theirs.fileno()],
+                    start_new_session=True,
+                    cwd=directory,
+                    env=_environment(directory),
+                )
+            except OSError as error:
+                ours.close()
+                os.rmdir(directory)
+                raise SandboxError(f"A process could not be started: {error}.") from error
+            finally:
+                os.close(source)
+        return process, ours, directory
+
+
+class _Process(PidFd):
+    """It ends when its socket closes, and clears up; where that takes too long it is killed, and the owner does."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
+        super().__init__(os.pidfd_open(process.pid))
+        self._process = process
+        self._directory = directory
+
+    def kill(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_later(_CLEAR_SECONDS, super().kill)
+
+    def _end(self) -> None:
+        super()._end()
+        if self._process.wait() < 0:  # at once: it has ended
+            self._loop.run_in_executor(None, _clear, self._directory)
+
+
+def _clear(directory: str) -> None:
+    try:
+        removal.remove(directory)
+    except FileNotFoundError:
+        pass  # it was at the end of it
+    except OSError as error:
+        _logger.warning("A directory is left behind: %s", error)
+
+
+def _environment(directory: str) -> dict[str, str]:
+    own = {"HOME": directory, "TMPDIR": directory, "PYTHONPATH": sysconfig.get_path("purelib")}
+    return {**ENVIRONMENT, **own}

@@ -1,0 +1,21 @@
+"""The level `none`: no isolation at all. For development on code that is trusted; it has to be asked for by name."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from agentloop.sandboxes.levels.directories import DirectorySandbox
+
+
+class NoIsolation(DirectorySandbox):
+    """Executions as processes of this user, each in a directory of its own. They see this machine, and can change it.
+
+    Limits of time, memory (for each process) and output hold; paths below /tmp and /mnt are those of the machine.
+    """
+
+    level: ClassVar[str] = "none"
+
+    def __init__(
+        self, *, slots: int | None = None, max_processes: int = 64, disk_mb: int = 256, max_sessions: int = 256
+    ) -> None:
+        super().__init__(slots=slots, max_processes=max_processes, disk_mb=disk_mb, max_sessions=max_sessions)

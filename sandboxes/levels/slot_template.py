@@ -1,0 +1,149 @@
+"""`SlotTemplate`: this side of the template process, which all slots are forks of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.errors import SandboxError
+from agentloop.sandboxes.inside import channel
+from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
+from agentloop.sandboxes.worlds import boot
+
+_START_SECONDS = 120.0
+_LINKED = {"LD_BIND_NOW": "1"}
+"""All functions of libraries are looked up at the start: else every fork would do that for those that it calls."""
+
+
+class SlotTemplate:
+    """A running template. Made by `start`; use it from that event loop only."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self.alive = True
+        self._loop.add_reader(control, self._read)
+
+    @classmethod
+    async def start(cls, plan: dict[str, Any]) -> SlotTemplate:
+        """Raises `SandboxError` where it cannot be set up."""
+        process, control = await asyncio.to_thread(_popen, plan)
+        template = cls(process, control)
+        try:
+            await asyncio.wait([template._ready], timeout=_START_SECONDS)
+            if not template._ready.done():
+                raise SandboxError("no answer in time")
+            template._ready.result()
+        except SandboxError as error:
+            process.kill()
+            output, _ = await asyncio.to_thread(process.communicate)
+            await template.close()
+            reason = output.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
+            raise SandboxError(f"{reason.rstrip('.')}.") from error
+        except BaseException:
+            template._lost()  # it ends when its socket closes
+            raise
+        return template
+
+    async def make(self) -> tuple[socket.socket, int, int]:
+        """The socket of a new slot, its pid, and a pidfd of it. Raises `SandboxError`."""
+        if not self.alive:
+            raise SandboxError("The template of the slots died.")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number = next(self._numbers)
+        try:
+            with theirs:
+                channel.send(self._control, {"id": number}, [theirs.fileno()])
+            future = self._waiting[number] = self._loop.create_future()
+            pid, pidfd = await future
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"The template of the slots takes no request: {error}.") from error
+        except BaseException:
+            ours.close()
+            raise
+        return ours, pid, pidfd
+
+    def _read(self) -> None:
+        try:
+            message, fds = channel.receive(self._control)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError):
+            self._lost()
+            return
+        if "id" not in message:
+            if error := message.get("error"):
+                self._ready.set_exception(SandboxError(error))
+            else:
+                self._ready.set_result(None)
+            return
+        future = self._waiting.pop(message["id"])
+        if future.done():  # cancelled: nobody wants it any more
+            for fd in fds:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                os.close(fd)
+        elif error := message.get("error"):
+            future.set_exception(SandboxError(f"A slot could not be made: {error}."))
+        else:
+            future.set_result((message["pid"], fds[0]))
+
+    def _lost(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
+            waiting: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(SandboxError("The template of the slots died."))
+                    future.exception()
+        self._control.close()
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End it and all its slots."""
+        self._lost()
+        await asyncio.to_thread(self._process.wait)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    source = boot.source("template", plan)
+    with theirs:
+        process = subprocess.Popen(
+            boot.command(source, theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # of the kind that the code will have, and where errors before the start go
+            stderr=subprocess.STDOUT,
+            pass_fds=[source, theirs.fileno()],
+            start_new_session=True,  # Ctrl-C in the terminal is for us; it ends when we do
+            cwd="/",
+            env={**ENVIRONMENT, **_LINKED},
+        )
+        os.close(source)
+    ours.setblocking(False)
+    return process, ours
+
+
+def preload_packages(modules: Sequence[str]) -> list[str]:
+    """The distributions that hold these modules."""
+    from importlib import metadata
+
+    owners = metadata.packages_distributions()
+    return [name for module in modules for name in owners.get(module.partition(".")[0], ())]

@@ -1,0 +1,85 @@
+"""Starts an interpreter that runs modules of `inside`, wherever it is: they are sent to it as code objects."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from agentloop.sandboxes.worlds.streams import memory_file
+
+INTERPRETER = os.path.realpath(sys.executable)
+
+_MODULES = tuple(
+    f"agentloop.sandboxes.inside.{name}"
+    for name in (
+        *("channel", "isolation.libc", "isolation.sweep", "isolation.walls", "isolation.mounts", "files", "program"),
+        *("displays", "repl", "steps", "endings", "world", "slot", "template", "isolation.removal", "single"),
+    )
+)
+"""In the order in which they import one another."""
+
+_BOOT = """
+import marshal, os, sys, types
+with open(int(sys.argv[1]), "rb") as file:
+    modules, entry, arguments = marshal.load(file)
+for name in ("", ".sandboxes", ".sandboxes.inside", ".sandboxes.inside.isolation"):
+    name = "agentloop" + name
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+for name, code in modules:
+    module = sys.modules[name] = types.ModuleType(name)
+    parent, _, own = name.rpartition(".")
+    setattr(sys.modules[parent], own, module)
+    if isinstance(code, str):
+        code = compile(code, f"<agentloop {own}>", "exec")
+    exec(code, vars(module))
+sys.modules["agentloop.sandboxes.inside." + entry].main(int(sys.argv[2]), arguments)
+"""
+_CONNECT = """
+import socket, sys
+control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+control.connect("{address}")
+_, fds, _, _ = socket.recv_fds(control, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+sys.argv[1:] = [str(fds[0]), str(control.detach())]
+"""
+_FLAGS = ("-S", "-s", "-B", "-u", "-c", _BOOT)
+
+
+def command(source_fd: int, control_fd: int, flags: Sequence[str] = ()) -> list[str]:
+    """The command line; it reads `source` from one descriptor and talks through the other."""
+    return [INTERPRETER, *flags, *_FLAGS, str(source_fd), str(control_fd)]
+
+
+def container_command(address: str) -> list[str]:
+    """The command line where no descriptor can be handed down: the owner listens there and sends `source`."""
+    return ["python3", "-s", "-B", "-u", "-c", _CONNECT.format(address=address) + _BOOT]
+
+
+def source(entry: str, arguments: dict[str, Any], modules: Sequence[str] = (), *, portable: bool = False) -> int:
+    """A descriptor that holds the modules and says which of them has the `main(control_fd, arguments)` to call.
+
+    `modules` are sent in addition to those of `inside`: dotted names of others that import the standard library only.
+    `portable`: as text, for an interpreter that may be of another version.
+    """
+    names = (*modules, *_MODULES)
+    parts = [(name, _text(name)) for name in names] if portable else _code(names)
+    return memory_file([marshal.dumps((parts, entry, arguments), 4)])
+
+
+@cache
+def _code(names: tuple[str, ...]) -> tuple[tuple[str, CodeType], ...]:
+    return tuple((name, compile(_text(name), f"<agentloop {name.rpartition('.')[2]}>", "exec")) for name in names)
+
+
+def _text(name: str) -> str:
+    spec = find_spec(name)
+    assert spec is not None, name
+    assert spec.origin is not None, name
+    return Path(spec.origin).read_text()

@@ -1,0 +1,92 @@
+"""`Pool`: who may use which world. First come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from agentloop.sandboxes.base import SandboxBusyError
+from agentloop.sandboxes.worlds.world import World
+
+
+class Pool:
+    """At most `size` worlds, made when they are needed. Belongs to one event loop."""
+
+    def __init__(self, size: int, make: Callable[[], Awaitable[World]]) -> None:
+        self.size = size
+        self.busy = 0
+        self._make = make
+        self._free: list[World] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def lease(self, max_seconds: float) -> AsyncIterator[World]:
+        """A clean world. It must be given back dead, or with its last step ended, or it is cleaned in the background.
+
+        Raises `SandboxBusyError` where none became free in time, and what making one raises.
+        """
+        await self._turn(max_seconds)
+        try:
+            world = self._free.pop() if self._free else await self._make()
+            while not world.alive:
+                world = self._free.pop() if self._free else await self._make()
+        except BaseException:
+            self._next()
+            raise
+        try:
+            yield world
+        finally:
+            world.when_clean(lambda: self._clean(world))
+
+    async def _turn(self, max_seconds: float) -> None:
+        if self.busy < self.size and not self._waiting:
+            self.busy += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            # Not wait_for: in Python 3.11 it forgets that it was cancelled when the turn comes at the same moment.
+            async with asyncio.timeout(None if max_seconds == float("inf") else max_seconds):
+                await turn
+        except BaseException as error:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif turn.done() and not turn.cancelled():
+                self._next()
+            if isinstance(error, TimeoutError):
+                raise SandboxBusyError(
+                    f"No slot became free in {max_seconds:g} s: {self.busy} are busy, {len(self._waiting)} wait."
+                ) from None
+            raise
+
+    def _clean(self, world: World) -> None:
+        """It is free again, or dead."""
+        if world.alive:
+            if self._closed:
+                world.destroy()
+            else:
+                self._free.append(world)
+        self._next()
+
+    def _next(self) -> None:
+        """The place of one goes to whoever waits longest."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.busy -= 1
+
+    def close(self) -> None:
+        """End the free ones; those in use end with their lease."""
+        self._closed = True
+        for world in self._free:
+            world.destroy()
+        self._free.clear()

@@ -1,0 +1,231 @@
+"""An `Execution` as steps of a world, and what they did as an `ExecutionResult`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from agentloop.errors import SandboxError
+from agentloop.sandboxes import languages
+from agentloop.sandboxes.base import Execution, ExecutionResult, ProcessResult
+from agentloop.sandboxes.worlds.streams import Drain, memory_file
+from agentloop.sandboxes.worlds.world import StepEnd, World
+
+_FILE = re.compile(rb"(\d{1,9}) (-1|\d{1,15})")
+_OUT_OF_MEMORY = re.compile(r"^\S*MemoryError\b")
+_KILL_SECONDS = 10.0
+_FETCH_SECONDS = 60.0
+_HEADER_BYTES = 32
+_CORES = os.cpu_count() or 1
+
+
+@dataclass(slots=True, frozen=True)
+class Bounds:
+    """What every execution of a sandbox may have, whatever it asks for."""
+
+    max_processes: int
+    disk_mb: int
+
+    def limits(self, world: World, memory_mb: int, seconds: float | None, *, python: bool) -> dict[str, int]:
+        """Resource limits of one process.
+
+        Python turns the limit of its data into a `MemoryError`, which teaches more than a kill; other runtimes reserve
+        more than they use, and have it only where there is no cgroup to count for all processes together.
+        """
+        limits = {"processes": self.max_processes, "file_size": self.disk_mb << 20, "open_files": 1024}
+        if seconds is not None:  # a process may use all cores: its CPU time can be that many times the wall clock
+            limits["cpu_seconds"] = _CORES * (math.ceil(seconds) + 1)
+        if python or world.cgroup is None:
+            limits["data"] = memory_mb << 20
+        if world.cgroup is None:
+            limits["address_space"] = max(4 * memory_mb << 20, 4 << 30)
+        return limits
+
+
+def encode(text: str | bytes) -> bytes:
+    return text.encode(errors="surrogatepass") if isinstance(text, str) else text
+
+
+def named(files: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
+    return [(str(PurePosixPath(path)), content) for path, content in files.items()]
+
+
+@contextmanager
+def given(*fds: int) -> Iterator[tuple[int, ...]]:
+    """Descriptors that are closed here once they were sent."""
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: bool) -> ExecutionResult:
+    """Raises `SandboxError`, and `UserError` where the files cannot be written. When cancelled the code is ended."""
+    language = languages.find(execution.language)
+    limit_memory(world, execution.memory_mb)
+    files = [*named(execution.files), (language.main, encode(language.source(execution.code)))]
+    runner = _Runner(world, bounds, execution, last=reusable and not execution.fetch_files)
+    compilation = None
+    if language.compile:
+        compilation = await runner.process(list(language.compile), files, execution.compile_timeout)
+        if not compilation.ok:
+            return _result(compilation, compilation)
+        files = []
+    argv = [] if language.name == "python" else list(language.run)
+    outcome = await runner.process(argv, files, execution.timeout, stdin=execution.stdin or b"", final=True)
+    fetched: dict[str, bytes] = {}
+    left_out = False
+    if execution.fetch_files:
+        fetched, left_out = await fetch(world, bounds, execution.fetch_files, execution.fetch_bytes, last=reusable)
+    return _result(outcome, compilation, fetched, left_out)
+
+
+def limit_memory(world: World, megabytes: int) -> None:
+    """Raises `SandboxError`."""
+    try:
+        if world.cgroup is not None:
+            world.cgroup.limit(megabytes << 20)
+    except OSError as error:
+        world.destroy()
+        raise SandboxError(f"The memory of the sandbox cannot be limited: {error}.") from error
+
+
+@dataclass(slots=True, frozen=True)
+class _Runner:
+    world: World
+    bounds: Bounds
+    execution: Execution
+    last: bool
+
+    async def process(
+        self,
+        argv: list[str],
+        files: Sequence[tuple[str, bytes]],
+        seconds: float,
+        *,
+        stdin: str | bytes = b"",
+        final: bool = False,
+    ) -> ProcessResult:
+        """Run a command, or the warm Python where there is none, after `files` have been written."""
+        execution = self.execution
+        with ExitStack() as stack:
+            out, errors = Drain(execution.output_bytes), Drain(execution.output_bytes)
+            stack.callback(out.close)
+            stack.callback(errors.close)
+            fds = {"stdout": out.writer, "stderr": errors.writer}
+            if stdin:
+                fds["stdin"] = memory_file([encode(stdin)])
+            with given(*fds.values()):
+                step = self.world.start(
+                    "execute" if argv else "python",
+                    fds,
+                    timeout=seconds,
+                    limits=self.bounds.limits(self.world, execution.memory_mb, seconds, python=not argv),
+                    files=files,
+                    last=self.last and final,
+                    argv=argv,
+                    echo=execution.echo,
+                )
+            try:
+                end = await step.end()
+            except asyncio.CancelledError:
+                step.kill()
+                await asyncio.wait([step.answer], timeout=_KILL_SECONDS)
+                raise
+            return self._outcome(end, out, errors)
+
+    def _outcome(self, end: StepEnd, out: Drain, errors: Drain) -> ProcessResult:
+        stdout, stderr = (drain.finish().decode(errors="replace") for drain in (out, errors))
+        killed = self.world.cgroup is not None and self.world.cgroup.ran_out_of_memory()
+        failed = end.code != 0 and not end.timed_out
+        return ProcessResult(
+            stdout=stdout,
+            stderr=stderr,
+            return_code=None if end.timed_out else end.code,
+            seconds=end.seconds,
+            timed_out=end.timed_out,
+            oom=failed and (killed or out_of_memory(stderr)),
+            output_truncated=out.truncated or errors.truncated,
+        )
+
+
+def out_of_memory(stderr: str) -> bool:
+    """Whether a traceback ends in a `MemoryError`."""
+    return bool(_OUT_OF_MEMORY.match(stderr.rstrip().rpartition("\n")[2]))
+
+
+def _result(
+    outcome: ProcessResult,
+    compilation: ProcessResult | None,
+    files: Mapping[str, bytes] | None = None,
+    files_truncated: bool = False,
+) -> ExecutionResult:
+    return ExecutionResult(
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+        return_code=outcome.return_code,
+        seconds=outcome.seconds,
+        timed_out=outcome.timed_out,
+        oom=outcome.oom,
+        output_truncated=outcome.output_truncated,
+        compilation=compilation,
+        files=files or {},
+        files_truncated=files_truncated,
+    )
+
+
+async def fetch(
+    world: World, bounds: Bounds, paths: Iterable[str], limit: int, *, alone: bool = True, last: bool = False
+) -> tuple[dict[str, bytes], bool]:
+    """The regular files among `paths`, by the path asked for, and whether one was left out for want of room."""
+    asked = list(dict.fromkeys(paths))
+    drain = Drain(limit + _HEADER_BYTES * len(asked))
+    try:
+        with given(drain.writer):
+            step = world.start(
+                "read",
+                {"stdout": drain.writer},
+                timeout=_FETCH_SECONDS,
+                limits={"open_files": 64},
+                files=[(path, b"") for path in asked],
+                alone=alone,
+                last=last,
+                limit=limit,
+            )
+        end = await step.end()
+        if end.timed_out:
+            raise SandboxError("The files could not be read in time.")
+        files, left_out = _parse(drain.finish())
+        return {path: files[index] for index, path in enumerate(asked) if index in files}, left_out
+    finally:
+        drain.close()
+
+
+def _parse(data: bytes) -> tuple[dict[int, bytes], bool]:
+    """What `inside.files.read` has written, by the place of the path. In a session the code can write there, too.
+
+    Raises `SandboxError` where it makes no sense.
+    """
+    files: dict[int, bytes] = {}
+    left_out = False
+    position = 0
+    while (end := data.find(b"\n", position)) >= 0:
+        if not (line := _FILE.fullmatch(data, position, end)):
+            raise SandboxError("The files could not be read: something else wrote among them.")
+        index, size = int(line[1]), int(line[2])
+        content = data[end + 1 : end + 1 + size] if size > 0 else b""
+        position = end + 1 + len(content)
+        if size < 0:
+            left_out = True
+        elif len(content) == size:
+            files[index] = content
+        else:
+            break
+    return files, left_out

@@ -1,0 +1,147 @@
+from pathlib import Path
+
+import pytest
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.run.checks import check_trainable
+
+MINIMAL = "model: org/model\ndata: {train: train.jsonl}\nenv: {reward: exact}\n"
+
+
+def load(tmp_path, *overrides, text=MINIMAL):
+    (tmp_path / "config.yaml").write_text(text)
+    return load_config(RunConfig, tmp_path / "config.yaml", overrides)
+
+
+def test_three_lines_are_a_config_that_can_be_trained(tmp_path):
+    config = load(tmp_path)
+    check_trainable(config)
+    assert config.model == config.learner.model == "org/model"
+    assert config.data.train == str(tmp_path / "train.jsonl")
+    assert config.trajectories_per_step == 128
+
+
+def test_the_learner_shares_temperature_seed_and_length_with_the_run(tmp_path):
+    config = load(
+        tmp_path,
+        "sampling.temperature=0.7",
+        "run.seed=3",
+        "run.steps=20",
+        "learner.mini_batches=4",
+        "learner.lr_schedule=cosine",
+    )
+    check_trainable(config)
+    assert (config.learner.temperature, config.learner.seed, config.learner.total_updates) == (0.7, 3, 80)
+
+
+def test_a_schedule_is_as_long_as_the_run_also_where_that_has_its_default_length(tmp_path):
+    config = load(tmp_path, "learner.lr_schedule=linear")
+    check_trainable(config)
+    assert config.learner.total_updates == config.run.steps == 100
+
+
+def test_tools_are_names_or_names_with_options(tmp_path):
+    config = load(tmp_path, "env.tools=[search, {name: 'a.py:T', options: {k: 3}}]")
+    in_file = load(tmp_path, text=MINIMAL.replace("}\nenv: {", "}\nenv: {tools: [b.py:T], "))
+    assert [tool.name for tool in in_file.env.tools] == [f"{tmp_path}/b.py:T"]
+    assert [tool.name for tool in config.env.tools] == ["search", f"{Path.cwd()}/a.py:T"]
+    assert [tool.options for tool in config.env.tools] == [{}, {"k": 3}]
+
+
+def test_the_resolved_config_loads_as_the_same(tmp_path):
+    import yaml
+
+    config = load(tmp_path, "env.tools=[search]", "limits.max_turns=3")
+    again = tmp_path / "again" / "config.yaml"
+    again.parent.mkdir()
+    again.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_config(RunConfig, again) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("limits.max_turn=3", ["'limits.max_turn'", "'max_turns'"]),
+        ("limits.max_turns=0", ["limits.max_turns must be above 0"]),
+        ("learner.learning_rate=1", ["'learner.learning_rate'"]),
+        ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'", "'tensorboard'"]),
+        ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
+        ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
+    ],
+)
+def test_wrong_keys_and_values_name_the_whole_path(tmp_path, override, words):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, override)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_section_says_how_to_set_it(tmp_path):
+    with pytest.raises(UserError, match=r"'env' is missing"):
+        load(tmp_path, text="model: m\ndata: {train: t.jsonl}\n")
+    with pytest.raises(UserError, match=r"The key 'model' is missing") as caught:
+        load(tmp_path, text="data: {train: t.jsonl}\nenv: {reward: exact}\n")
+    assert "learner" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.group_size=1"], ["algorithm.group_size is 1", "grpo"]),
+        (["algorithm.advantage=grop"], ["'grop'", "'grpo'"]),
+        (["learner.loss=pp"], ["'pp'", "'ppo'"]),
+        (["learner.loss_options={clip_lw: 1}"], ["clip_lw"]),
+        (
+            ["algorithm.group_size=1", "algorithm.advantage=remax", "algorithm.dynamic_sampling={}"],
+            ["dynamic_sampling"],
+        ),
+        (["algorithm.advantage=gigpo", "algorithm.advantage_options={gama: 1}"], ["'gama'", "'gamma'"]),
+        (["algorithm.kl_in_reward=0.1"], ["algorithm.kl_in_reward is 0.1", "learner.reference"]),
+        (["learner.corrections=[{name: truncate, options: {cap: 0}}]"], ["corrections.options.cap", "truncate"]),
+        (["learner.loss=value"], ["learner.loss is value", "gae"]),
+        (["learner.loss=implicit_reward"], ["learner.loss is implicit_reward", "prime"]),
+        (["learner.corrections=[icepop]", "learner.old_logprobs=rollout"], ["old_logprobs=rollout"]),
+        (["sampling.temperature=0"], ["sampling.temperature is 0"]),
+        (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature 1.0"]),
+        (["learner.model=other"], ["learner.model is 'other'"]),
+        (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens 99999"]),
+        (["eval.every=5"], ["data.eval"]),
+        (["learner.ranks=3", "learner.sequence_parallel=2"], ["sequence_parallel is 2", "3 ranks"]),
+        (["learner.backend=megatron", "algorithm.advantage=gae"], ["has no critic", "advantage=gae"]),
+        (["learner.nodes=2"], ["learner.nodes is 2", "1 ranks"]),
+        (["learner.mini_batches=500"], ["learner.mini_batches is 500", "128"]),
+        (["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"], ["warmup_updates is 5 of 5"]),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrides, words):
+    config = load(tmp_path, *overrides)
+    with pytest.raises(UserError) as caught:
+        check_trainable(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path):
+    check_trainable(load(tmp_path, "algorithm.group_size=1", "algorithm.advantage=reinforce_pp"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensor_parallel": 2}, "backend is fsdp, but only megatron has tensor_parallel"),
+        (
+            {"backend": "megatron", "offload": "all", "gather_once": True},
+            "backend is megatron, but only fsdp has offload, gather_once",
+        ),
+        (
+            {"backend": "megatron", "context_parallel": 2, "share_prefixes": True},
+            "context_parallel divides rows whose prompts are not shared",
+        ),
+    ],
+)
+def test_settings_of_another_backend_are_not_left_out_in_silence(options: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        LearnerConfig(model="m", **options)

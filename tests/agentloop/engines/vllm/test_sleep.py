@@ -1,0 +1,45 @@
+"""What of vLLM's sleep is said before anything loads; `test_vllm.py` has turns that wait, `tests/gpu` the memory."""
+
+import pytest
+from transformers import Qwen3Config
+
+from agentloop.engines.base import EngineDead
+from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.engines.vllm.sleep import SleepMode
+from agentloop.errors import UserError
+
+pytestmark = pytest.mark.vllm
+
+
+async def test_on_cpus_it_cannot_sleep(tmp_path):
+    Qwen3Config().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"cannot sleep on CPUs.*placement\.sleep=false"):
+        await VllmEngine(tmp_path, sleeps=True).start()
+
+
+class Refusing:
+    """A vLLM that has no memory for what `refused` names."""
+
+    errored = False
+
+    def __init__(self, refused):
+        self.refused = refused
+        self.heard = []
+
+    async def sleep(self, level, mode):
+        self.heard.append((level, mode))
+
+    async def wake_up(self, tags):
+        self.heard.append(tags)
+        if self.refused in tags:
+            raise RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(("refused", "what"), [("weights", "its weights"), ("kv_cache", "its cache")])
+async def test_a_vllm_that_does_not_wake_is_dead(refused, what):
+    llm, mode = Refusing(refused), SleepMode()
+    await mode.begin(llm, keep_weights=False)
+    with pytest.raises(EngineDead, match=f"get memory for {what}: RuntimeError: CUDA out of memory"):
+        await mode.end(llm)
+    assert mode.is_on
+    assert llm.heard[0] == (2, "keep")

@@ -1,0 +1,39 @@
+"""Folders of a process that was killed are removed by the next one; nobody else's are."""
+
+import subprocess
+import sys
+
+from agentloop.process import owned_folders
+
+PROGRAM = """
+import sys, time
+from agentloop.process import owned_folders
+folder = owned_folders.make("agentloop-x-", sys.argv[1])
+(folder / "file").touch()
+print(folder, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_process_leaves_goes_with_the_next_one(tmp_path):
+    owner = subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path], stdout=subprocess.PIPE, text=True)
+    theirs = tmp_path / owner.stdout.readline().strip()
+    mine = owned_folders.make("agentloop-x-", tmp_path)
+    other = owned_folders.make("agentloop-y-", tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([theirs, mine, other])
+    owner.kill()
+    owner.communicate()
+    another = owned_folders.make("agentloop-y-", tmp_path)
+    assert (theirs / "file").exists()
+    last = owned_folders.make("agentloop-x-", tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([mine, other, another, last])
+
+
+def test_owners_elsewhere_are_left_alone(tmp_path):
+    namespace, pid, started = owned_folders.own_label().split()
+    elsewhere = tmp_path / f"agentloop-x-1{namespace}-{pid}-1-abc"
+    elsewhere.mkdir()
+    (tmp_path / f"agentloop-x-{namespace}-{pid}-1-abc").mkdir()  # the number was used again
+    mine = owned_folders.make("agentloop-x-", tmp_path)
+    assert mine.name.startswith(f"agentloop-x-{namespace}-{pid}-{started}-")
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, mine])

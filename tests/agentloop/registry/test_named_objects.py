@@ -1,0 +1,57 @@
+"""What packages register is looked up once, and again where the path has changed."""
+
+from importlib import metadata
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.registry import named_objects as loading
+
+METADATA = "Metadata-Version: 2.1\nName: example\nVersion: 1.0\n"
+
+
+def install(folder, *names):
+    """A package on the path that registers `names` in the group `agentloop.examples`."""
+    info = folder / "example-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[agentloop.examples]", *(f"{name} = json:loads" for name in names)])
+    )
+
+
+def test_names_are_found_sorted_and_nothing_is_imported(tmp_path, monkeypatch):
+    install(tmp_path, "walk", "run")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = loading.registered("agentloop.examples")
+    assert list(found) == ["run", "walk"]
+    assert found["run"].value == "json:loads"
+
+
+def test_the_packages_are_read_once(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)  # a path that nobody has looked at
+    reads = []
+    monkeypatch.setattr(
+        loading, "entry_points", lambda **kwargs: reads.append(kwargs) or metadata.entry_points(**kwargs)
+    )
+    assert "code_interpreter" in loading.registered("agentloop.tools")
+    assert "code_interpreter" in loading.registered("agentloop.tools")
+    assert reads == [{"group": "agentloop.tools"}]
+
+
+def test_a_path_that_was_added_is_read(tmp_path, monkeypatch):
+    assert loading.registered("agentloop.examples") == {}
+    install(tmp_path, "jump")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(loading.registered("agentloop.examples")) == ["jump"]
+
+
+def test_a_module_or_file_that_fails_to_import_says_where(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "no_python.py").write_text("def (\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for spec in ("broken_module:name", f"{tmp_path}/broken_module.py:name"):
+        with pytest.raises(UserError, match=r"fails to import: JSONDecodeError: .* \(broken_module.py, line 2\)"):
+            loading.load_object(spec, "tool")
+    with pytest.raises(UserError, match=r"fails to import: SyntaxError: .* \(no_python.py, line 1\)\.$"):
+        loading.load_object(f"{tmp_path}/no_python.py:name", "tool")

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer import advantages
+from agentloop.trainer.run.checks import check_trainable
+
+_FILE = """
+from agentloop.trainer import advantages
+
+@advantages.register("best_of_{name}")
+def best_of_{name}(rewards):
+    return (rewards == rewards.max()) - 0.5
+
+def unregistered(rewards):
+    return rewards
+"""
+
+
+def test_a_file_brings_its_own_advantage(tmp_path):
+    (tmp_path / "mine.py").write_text(_FILE.format(name="three"))
+    spec = f"{tmp_path}/mine.py:best_of_three"
+    np.testing.assert_allclose(advantages.group_advantages([1.0, 0.0, 1.0], spec), [0.5, -0.5, 0.5])
+    # Loaded once, whoever asks.
+    assert advantages.get(spec) is advantages.get("best_of_three")
+
+
+def test_what_a_file_does_not_register_is_said(tmp_path):
+    (tmp_path / "mine.py").write_text(_FILE.format(name="four"))
+    with pytest.raises(UserError, match="no advantage 'unregistered'"):
+        advantages.get(f"{tmp_path}/mine.py:unregistered")
+    with pytest.raises(UserError, match="There is no file"):
+        advantages.get(f"{tmp_path}/yours.py:best")
+
+
+def test_paths_in_a_config_start_at_its_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(_FILE.format(name="five"))
+    (tmp_path / "config.yaml").write_text(
+        "model: org/model\ndata: {train: t.jsonl}\nenv: {reward: exact}\n"
+        "algorithm: {advantage: mine.py:best_of_five}\n"
+        "learner: {loss: mine.py:loss, reference: ./reference, corrections: [mine.py:x, {name: mine.py:y}]}\n"
+        "critic: {model: ./critic}\n"
+    )
+    config = load_config(RunConfig, tmp_path / "config.yaml")
+    assert config.algorithm.advantage == f"{tmp_path}/mine.py:best_of_five"
+    assert config.learner.loss == f"{tmp_path}/mine.py:loss"
+    assert [part.name for part in config.learner.corrections] == [f"{tmp_path}/mine.py:x", f"{tmp_path}/mine.py:y"]
+    assert (config.learner.reference, config.critic.model) == (f"{tmp_path}/reference", f"{tmp_path}/critic")
+    with pytest.raises(UserError, match="has no 'loss' to use as loss"):
+        check_trainable(config)

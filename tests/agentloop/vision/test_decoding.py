@@ -1,0 +1,117 @@
+"""Pictures from outside: refused before they hurt, or read as upright RGB."""
+
+import base64
+import io
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from PIL import Image
+
+from agentloop.errors import UserError
+from agentloop.vision.decoding import load_image
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A small PNG of side x side pixels, one bit each."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    row = bytes(1 + (side + 7) // 8)
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    body = zlib.compress(row * side, 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+red = Image.new("RGB", (40, 30), "red")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_formats(kind):
+    image = load_image(encoded(red, kind))
+    assert (image.mode, image.size) == ("RGB", (40, 30))
+    assert image.getpixel((5, 5))[0] > 250
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV"])
+def test_modes_become_rgb(mode):
+    image = load_image(Image.new("RGB", (8, 8), "white").convert("L" if mode == "LAB" else mode))
+    assert (image.mode, image.getpixel((0, 0))) == ("RGB", (255, 255, 255))
+
+
+def test_sixteen_bits_are_scaled_not_clipped():
+    image = load_image(encoded(Image.new("I;16", (4, 4), 32768), "PNG"))
+    assert image.getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_transparency_lies_on_white():
+    assert load_image(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "PNG")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_exif_rotation_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert load_image(encoded(red, "JPEG", exif=exif)).size == (30, 40)
+
+
+def test_of_an_animation_the_first_frame_is_taken():
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    image = load_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    assert image.getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_ways_to_give_a_picture(tmp_path):
+    png = encoded(red, "PNG")
+    path = tmp_path / "red.wrong_ending"
+    path.write_bytes(png)
+    uri = "data:image/png;base64," + base64.b64encode(png).decode()
+    for source in (png, path, str(path), {"bytes": png, "path": None}, {"bytes": None, "path": str(path)}, uri, red):
+        assert load_image(source).size == (40, 30)
+
+
+@pytest.mark.parametrize("side", [13_000, 20_000])
+def test_a_decompression_bomb_is_refused_from_its_header(side):
+    content = bomb(side)
+    assert len(content) < 100_000
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"pixels|too large"):
+        load_image(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"no picture", "no picture of a known format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "no picture of a known format"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture of a known format"),
+        (b"%PDF-1.4\n", "no picture of a known format"),
+        ("http://169.254.169.254/latest", "not fetched"),
+        ("file:///etc/passwd", "not fetched"),
+        ("/nowhere/at/all.png", "cannot be read"),
+        ("data:image/png;base64,@@@", "not base64"),
+        (17, "not as int"),
+        ({"bytes": None}, "not as NoneType"),
+    ],
+)
+def test_what_is_no_picture_is_refused(source, message):
+    with pytest.raises(UserError, match=message):
+        load_image(source)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_torn_files_are_refused(kind):
+    noise = Image.effect_noise((200, 200), 80).convert("RGB")
+    content = encoded(noise, kind)
+    with pytest.raises(UserError):
+        load_image(content[: len(content) // 2])

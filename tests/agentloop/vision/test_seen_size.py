@@ -1,0 +1,26 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentloop.errors import UserError
+from agentloop.vision.seen_size import SmartResize
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([28, 32]))
+def test_it_is_what_transformers_computes(width, height, factor):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    resize = SmartResize(factor, 56 * 56, factor * factor * 1280)
+    try:
+        expected = smart_resize(height, width, factor, resize.min_pixels, resize.max_pixels)
+    except ValueError:
+        with pytest.raises(UserError, match="too long: no side"):
+            resize(width, height)
+    else:
+        assert resize(width, height) == expected[::-1]
+
+
+def test_bounds_that_cannot_be_met_are_refused():
+    with pytest.raises(UserError, match="max_pixels must be at least"):
+        SmartResize(28, 1000, 500)

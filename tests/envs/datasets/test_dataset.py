@@ -1,0 +1,164 @@
+import gzip
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from agentloop.envs.datasets.dataset import load_dataset
+from agentloop.errors import UserError
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_jsonl_rows_in_order_with_blank_lines_skipped(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "answer": 2}\n')
+    rows = load_dataset(str(path))
+    assert [row["prompt"] for row in rows] == ["a", "b"]
+    assert [row["id"] for row in rows] == ["0", "1"]
+    assert rows[1]["answer"] == 2
+
+
+def test_gzipped_jsonl(tmp_path):
+    path = tmp_path / "d.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write('{"prompt": "a"}\n')
+    assert load_dataset(str(path))[0]["prompt"] == "a"
+
+
+def test_limit_keeps_the_first_rows_and_does_not_read_on(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\nnot json\n')
+    assert len(load_dataset(str(path), limit=2)) == 2
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
+        load_dataset(str(tmp_path / "nothing.jsonl"))
+
+
+def test_malformed_line_is_named(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b"\n')
+    with pytest.raises(UserError, match=r"d\.jsonl, line 3 is not JSON"):
+        load_dataset(str(path))
+
+
+def test_row_without_prompt_is_named(tmp_path):
+    path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}, {"question": "b"}])
+    with pytest.raises(UserError, match=r"d\.jsonl, line 2: the row has neither"):
+        load_dataset(path)
+
+
+def test_empty_dataset(tmp_path):
+    with pytest.raises(UserError, match="has no rows"):
+        load_dataset(write_jsonl(tmp_path / "d.jsonl", []))
+
+
+def test_unknown_kind():
+    with pytest.raises(UserError, match=r"'data\.csv' is of no known kind"):
+        load_dataset("data.csv")
+
+
+def test_function_of_a_file_gets_the_options(tmp_path):
+    (tmp_path / "tasks.py").write_text(
+        "def make(num):\n    return ({'prompt': f'task {i}', 'answer': i} for i in range(num))\n"
+    )
+    rows = load_dataset(f"{tmp_path}/tasks.py:make", options={"num": 3})
+    assert [row["answer"] for row in rows] == [0, 1, 2]
+    with pytest.raises(UserError, match="does not take the options"):
+        load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
+
+
+def test_function_that_gives_no_rows(tmp_path):
+    (tmp_path / "bad.py").write_text("def number():\n    return 5\nvalue = 3\n")
+    with pytest.raises(UserError, match="must return an iterable of rows, got int"):
+        load_dataset(f"{tmp_path}/bad.py:number")
+    with pytest.raises(UserError, match="must be a function that returns rows, got int"):
+        load_dataset(f"{tmp_path}/bad.py:value")
+
+
+def test_parquet_reads_like_jsonl(tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"style": "rule", "ground_truth": "1"}},
+        {"prompt": [{"role": "user", "content": "b"}], "reward_model": {"style": "rule", "ground_truth": "2"}},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    read = load_dataset(str(tmp_path / "d.parquet"))
+    assert read == load_dataset(write_jsonl(tmp_path / "d.jsonl", rows))
+    assert [row["answer"] for row in read] == ["1", "2"]
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    path = tmp_path / "d.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match=r"agentloop\[parquet\]"):
+        load_dataset(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.gz", ".jsonl"])
+def test_files_that_are_broken_are_named(tmp_path, suffix):
+    path = tmp_path / f"d{suffix}"
+    path.write_bytes(b"\xff\xfePAR1 or nothing at all\n")
+    with pytest.raises(UserError, match=rf"d{suffix} cannot be read"):
+        load_dataset(str(path))
+
+
+def test_a_folder_of_shards_is_read_by_name(tmp_path):
+    write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}])
+    parquet.write_table(pa.Table.from_pylist([{"prompt": "1"}, {"prompt": "2"}]), tmp_path / "a.parquet")
+    (tmp_path / "README.md").write_text("# Data")
+    rows = load_dataset(str(tmp_path))
+    assert [(row["prompt"], row["id"]) for row in rows] == [("1", "0"), ("2", "1"), ("3", "2")]
+
+
+def test_folders_that_the_library_datasets_saved(tmp_path):
+    rows = [{"prompt": f"task {i}", "answer": str(i)} for i in range(5)]
+    script = (
+        "import sys, json, datasets\n"
+        "train = datasets.Dataset.from_list(json.loads(sys.argv[2])).shuffle(seed=1)\n"
+        "datasets.DatasetDict(train=train).save_to_disk(sys.argv[1], num_shards={'train': 2})\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "data"), json.dumps(rows)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert len(list((tmp_path / "data" / "train").glob("*.arrow"))) == 2
+    read = load_dataset(f"{tmp_path}/data/train")
+    assert sorted(row["answer"] for row in read) == ["0", "1", "2", "3", "4"]
+    assert [row["answer"] for row in read] != ["0", "1", "2", "3", "4"]
+    with pytest.raises(UserError, match=r"several splits \(train\): give the folder of one"):
+        load_dataset(f"{tmp_path}/data")
+
+
+def test_a_folder_without_a_dataset(tmp_path):
+    with pytest.raises(UserError, match="has no dataset"):
+        load_dataset(str(tmp_path))
+
+
+def test_several_files_follow_each_other_as_one_dataset(tmp_path):
+    first = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}])
+    second = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}, {"prompt": "4"}])
+    rows = load_dataset([second, first], limit=3)
+    assert [(row["prompt"], row["id"]) for row in rows] == [("3", "0"), ("4", "1"), ("1", "2")]
+    with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
+        load_dataset([first, str(tmp_path / "nothing.jsonl")])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [{'prompt': 'a'}][3:4] + [unknown]", r"failed: NameError: .*'unknown'.* \(tasks.py, line 2\)"),
+        ("yield {'prompt': 'a'}\n    yield {}['b']", r"failed behind row 1: KeyError: 'b' \(tasks.py, line 3\)"),
+        ("raise TypeError('own')", r"failed: TypeError: own \(tasks.py, line 2\)"),
+    ],
+)
+def test_what_a_function_raises_says_where(tmp_path, body, words):
+    (tmp_path / "tasks.py").write_text(f"def rows():\n    {body}\n")
+    with pytest.raises(UserError, match=words):
+        load_dataset(f"{tmp_path}/tasks.py:rows")

@@ -1,0 +1,76 @@
+import pytest
+
+from agentloop.envs.datasets.rows import read_row
+from agentloop.errors import UserError
+
+
+def test_prompt_string_becomes_a_user_message():
+    row = read_row({"prompt": "2 + 2?", "answer": 4}, "d, line 1", 0)
+    assert row == {
+        "prompt": "2 + 2?",
+        "answer": 4,
+        "messages": [{"role": "user", "content": "2 + 2?"}],
+        "id": "0",
+    }
+
+
+def test_messages_are_kept_and_win_over_prompt():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    row = read_row({"messages": messages, "prompt": "ignored", "id": 7}, "d", 3)
+    assert row["messages"] == messages
+    assert row["id"] == "7"
+
+
+def test_verl_columns_are_read_as_they_are():
+    raw = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "Tom has 72 apples."}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {"split": "train", "index": 12},
+    }
+    row = read_row(raw, "d", 0)
+    assert row["messages"] == raw["prompt"]
+    assert row["answer"] == "72"
+    assert row["id"] == "12"
+    assert row["data_source"] == "openai/gsm8k"
+    assert row["extra_info"] == {"split": "train", "index": 12}
+
+
+def test_columns_that_a_table_left_null_are_absent():
+    row = read_row(
+        {"prompt": [{"role": "user", "content": "Hi", "tool_calls": None}], "answer": float("nan"), "image": None},
+        "d",
+        0,
+    )
+    assert row["messages"] == [{"role": "user", "content": "Hi"}]
+    assert "answer" not in row
+    assert "image" not in row
+
+
+def test_a_call_without_content_gets_empty_content():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    row = read_row({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, "d", 0)
+    assert row["messages"] == [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ("just text", ["d, line 3", "object"]),
+        ({"promt": "Hi"}, ["'messages' nor 'prompt'", "'prompt' be 'promt'"]),
+        ({"prompt": "  "}, ["empty"]),
+        ({"prompt": 5}, ["'prompt'", "int 5"]),
+        ({"messages": []}, ["'messages'", "list"]),
+        ({"messages": ["Hi"]}, ["message 1", "'role'"]),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]}, ["message 2", "'user'"]),
+        ({"messages": [{"role": "user", "content": 3}]}, ["message 1", "int 3"]),
+        ({"messages": [{"role": "user"}]}, ["message 1", "content"]),
+    ],
+)
+def test_malformed_rows_are_refused_with_place_and_reason(raw, words):
+    with pytest.raises(UserError) as caught:
+        read_row(raw, "d, line 3", 2)
+    for word in ["d, line 3", *words]:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)

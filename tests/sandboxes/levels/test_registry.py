@@ -1,0 +1,142 @@
+"""Making a sandbox by the name of its level, and the choice that `auto` makes."""
+
+import asyncio
+import logging
+
+import pytest
+
+from agentloop import sandboxes
+from agentloop.errors import UserError
+from agentloop.sandboxes import Execution, Load, auto
+from agentloop.sandboxes.levels import registry as levels
+from agentloop.sandboxes.levels.registry import AUTOMATIC, LEVELS
+
+
+class Fake:
+    """A level that works, or one that does not."""
+
+    def __init__(self, name: str, works: bool, **options) -> None:
+        self.level, self.works, self.options = name, works, options
+        self.closed = False
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        if not self.works:
+            raise UserError(f"{self.level} is missing something.")
+
+    async def run(self, execution, *, max_queue_seconds=float("inf")):
+        return f"{self.level} ran {execution.code}"
+
+    def load(self) -> Load:
+        return Load(slots=7, busy=0, waiting=0, sessions=0)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Says which levels work; what was made is collected."""
+    made: list[Fake] = []
+
+    def with_levels(*working: str) -> list[Fake]:
+        def create(level, options):
+            made.append(Fake(level.name, level.name in working, **options))
+            return made[-1]
+
+        monkeypatch.setattr(levels.Level, "create", create)
+        return made
+
+    return with_levels
+
+
+@pytest.mark.parametrize(
+    ("working", "chosen"),
+    [
+        (["slots", "bubblewrap", "docker", "landlock"], "slots"),
+        (["bubblewrap", "docker", "landlock"], "bubblewrap"),
+        (["docker", "landlock"], "docker"),
+        (["landlock"], "landlock"),
+    ],
+)
+async def test_auto_takes_the_first_that_works(machine, working, chosen):
+    machine(*working)
+    sandbox = sandboxes.create("auto")
+    assert sandbox.level == "auto"
+    assert await sandbox.run(Execution(code="x")) == f"{chosen} ran x"
+    assert sandbox.level == chosen
+    assert sandbox.load().slots == 7
+
+
+async def test_auto_refuses_where_none_works_and_never_takes_none(machine):
+    made = machine("none")
+    with pytest.raises(UserError) as caught:
+        await sandboxes.create("auto").start()
+    for level in AUTOMATIC:
+        assert f"{level.name} is missing something." in str(caught.value)
+    assert "none" not in [sandbox.level for sandbox in made]
+
+
+async def test_auto_says_what_it_took_and_warns_of_a_weaker_one(machine, caplog):
+    caplog.set_level(logging.INFO)
+    machine("slots")
+    await sandboxes.create("auto").start()
+    machine("landlock")
+    await sandboxes.create("auto").start()
+    strong, weak = caplog.records
+    assert (strong.levelname, weak.levelname) == ("INFO", "WARNING")
+    assert "Sandbox level: slots" in strong.getMessage()
+    assert "Sandbox level: landlock" in weak.getMessage()
+    assert "slots is missing something." in weak.getMessage()
+
+
+async def test_auto_chooses_once_and_closes_what_it_chose(machine):
+    made = machine("slots")
+    sandbox = sandboxes.create("auto")
+    await asyncio.gather(*[sandbox.run(Execution(code="x")) for _ in range(5)])
+    await sandbox.close()
+    await sandbox.close()
+    assert [fake.closed for fake in made] == [False, True], "the first was made to look at the options"
+
+
+async def test_auto_gives_each_level_the_options_that_it_has(machine):
+    made = machine("landlock")
+    await sandboxes.create("auto", slots=3, preload=["numpy"], packages=["pydantic"], image="x").start()
+    options = {sandbox.level: sandbox.options for sandbox in made}
+    assert options["slots"] == {"slots": 3, "preload": ["numpy"], "packages": ["pydantic"]}
+    assert options["bubblewrap"] == options["landlock"] == {"slots": 3, "packages": ["pydantic", "numpy"]}
+    assert options["docker"] == {"slots": 3, "image": "x"}
+
+
+def test_an_option_that_no_level_has_is_refused():
+    with pytest.raises(UserError, match=r"no option 'memroy_mb'.*Did you mean 'memory_mb'"):
+        sandboxes.create("auto", memroy_mb=1)
+    with pytest.raises(UserError, match=r"'slots' has no option 'image'.*It has: binds"):
+        sandboxes.create("slots", image="x")
+
+
+def test_a_value_that_cannot_be_is_refused_before_anything_is_tried():
+    with pytest.raises(UserError, match=r"'nunpy'.*not installed"):
+        sandboxes.create("auto", packages=["nunpy"])
+    with pytest.raises(UserError, match="slots must be at least 1"):
+        sandboxes.create("auto", slots=0)
+
+
+def test_an_unknown_level_is_refused_with_those_that_there_are():
+    with pytest.raises(UserError, match=r"'slot'.*Did you mean 'slots'.*auto, slots, bubblewrap, docker, landlock"):
+        sandboxes.create("slot")
+
+
+def test_every_level_can_be_made_and_says_what_it_is_for():
+    for name, level in LEVELS.items():
+        assert sandboxes.create(name, slots=1).level == name
+        assert level.protects
+        assert level.needs
+
+
+async def test_the_default_really_runs_something_here():
+    sandbox = sandboxes.create()
+    assert (await sandbox.run(Execution(code="print(6 * 7)"))).stdout == "42\n"
+    assert sandbox.level in LEVELS
+    assert auto.Auto().load() == Load(slots=0, busy=0, waiting=0, sessions=0)
+    await sandbox.close()

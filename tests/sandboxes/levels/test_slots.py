@@ -1,0 +1,452 @@
+"""Starting, refusing to start, ending, and what only slots have: warmth, queues, users, cgroups."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes.base import Execution, SandboxBusyError
+from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.levels.slots import Slots
+from agentloop.sandboxes.worlds.cgroups import Cgroups
+
+SLEEP = "import os; os.execv('/bin/sleep', ['{}', '1000'])"
+
+
+def running_with(marker: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if marker.encode() in command.split(b"\0"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def status_of(pid: int) -> dict[str, str]:
+    return dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(*paths: str) -> bool:
+    return not any(map(os.path.exists, paths))
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def slots():
+    sandbox = Slots(slots=2, disk_mb=16)
+    await sandbox.start()
+    yield sandbox
+    await sandbox.close()
+
+
+async def test_it_starts_by_itself_and_once():
+    sandbox = Slots(slots=2)
+    results = await asyncio.gather(*[sandbox.run(Execution(code=f"print({index})")) for index in range(4)])
+    assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
+    template = sandbox._template
+    await sandbox.start()
+    assert sandbox._template is template
+    await sandbox.close()
+    await sandbox.close()
+
+
+def test_one_sandbox_serves_one_event_loop_after_another():
+    sandbox = Slots(slots=1)
+    for _ in range(3):
+        assert asyncio.run(sandbox.run(Execution(code="print(1)"))).stdout == "1\n"
+    asyncio.run(sandbox.close())
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('not today')", "not today"),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
+    ],
+)
+async def test_what_cannot_be_preloaded_is_an_error_of_the_start(tmp_path, source, reason):
+    (package := tmp_path / "unfit").mkdir()
+    (package / "__init__.py").write_text(source)
+    sandbox = Slots(preload=["unfit"])
+    sandbox._rootfs = type(sandbox._rootfs)(
+        sandbox._rootfs.interpreter,
+        (*sandbox._rootfs.binds, (str(package), "/opt/packages/unfit")),
+        sandbox._rootfs.links,
+        sandbox._rootfs.tmpfs_mb,
+    )
+    with pytest.raises(UserError, match=f"'slots' does not work.*{reason}"):
+        await sandbox.start()
+    assert sandbox._template is None
+    assert sandbox._cgroups is None
+
+
+def test_options_that_cannot_be_used_are_refused():
+    with pytest.raises(UserError, match="slots must be at least 1"):
+        Slots(slots=0)
+    with pytest.raises(UserError, match="belongs to the code"):
+        Slots(binds=["/tmp"])
+
+
+async def test_a_dead_slot_fails_its_execution_and_is_replaced(slots):
+    running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("dead_slot_41"), timeout=100)))
+    await until(lambda: running_with("dead_slot_41"))
+    (pid,) = running_with("dead_slot_41")
+    os.kill(int(status_of(pid)["PPid"]), signal.SIGKILL)
+    with pytest.raises(SandboxError, match="died"):
+        await running
+    results = await asyncio.gather(*[slots.run(Execution(code="print(1)")) for _ in range(4)])
+    assert [result.stdout for result in results] == ["1\n"] * 4
+    assert running_with("dead_slot_41") == []
+
+
+async def test_a_dead_template_fails_what_runs_and_is_replaced(slots):
+    running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("dead_template_42"), timeout=100)))
+    await until(lambda: running_with("dead_template_42"))
+    os.kill(slots._template._process.pid, signal.SIGKILL)
+    with pytest.raises(SandboxError, match="died"):
+        await running
+    await until(lambda: not slots._template.alive)
+    assert (await slots.run(Execution(code="print('again')"))).stdout == "again\n"
+    assert running_with("dead_template_42") == []
+
+
+async def test_first_come_first_served(slots):
+    order = []
+
+    async def one(index):
+        await slots.run(Execution(code="import time; time.sleep(0.05)"))
+        order.append(index)
+
+    await asyncio.gather(*[one(index) for index in range(10)])
+    assert all(abs(place - index) <= 1 for place, index in enumerate(order)), order  # two run at once
+
+
+async def test_a_queue_that_is_too_long_is_an_error_and_costs_no_slot(slots):
+    slow = [asyncio.create_task(slots.run(Execution(code="import time; time.sleep(1)"))) for _ in range(2)]
+    await until(lambda: slots.load().busy == 2)
+    with pytest.raises(SandboxBusyError, match=r"2 are busy"):
+        await slots.run(Execution(code="print(1)"), max_queue_seconds=0.05)
+    waiting = asyncio.create_task(slots.run(Execution(code="print(2)")))
+    await until(lambda: slots.load().waiting == 1)
+    waiting.cancel()
+    last = await slots.run(Execution(code="print(3)"))
+    assert last.stdout == "3\n"
+    assert last.queue_seconds > 0.2
+    await asyncio.gather(*slow)
+    await until(lambda: slots.load().busy == 0)
+    assert slots.load().waiting == 0
+
+
+async def test_a_slot_is_used_again(slots):
+    code = "import os; print(os.stat('/proc/self/ns/pid').st_ino)"
+    names = {(await slots.run(Execution(code=code))).stdout for _ in range(12)}
+    assert len(names) <= 2
+
+
+async def test_random_numbers_differ_between_executions():
+    sandbox = Slots(slots=1, preload=["numpy", "random"])
+    code = "import random, numpy; print(random.random(), numpy.random.rand(), numpy.random.default_rng().random())"
+    lines = [(await sandbox.run(Execution(code=code))).stdout.split() for _ in range(3)]
+    await sandbox.close()
+    for column in zip(*lines, strict=True):
+        assert len(set(column)) == 3
+
+
+async def test_what_is_preloaded_is_there_at_once():
+    sandbox = Slots(slots=1, preload=["numpy"])
+    code = "import sys; print('numpy' in sys.modules); import numpy; print(numpy.ones(3).sum())"
+    result = await sandbox.run(Execution(code=code))
+    await sandbox.close()
+    assert result.stdout == "True\n3.0\n"
+
+
+async def test_open_files_are_written_when_the_program_ends(slots):
+    code = """
+class Talks:
+    def __del__(self): print("gone")
+talks, file = Talks(), open("out.txt", "w")
+file.write("not closed")
+cycle = [file]; cycle.append(cycle)
+import atexit; atexit.register(print, "atexit")
+"""
+    result = await slots.run(Execution(code=code, fetch_files=["out.txt"]))
+    assert (result.stdout, result.stderr) == ("atexit\ngone\n", "")
+    assert result.files == {"out.txt": b"not closed"}
+
+
+@pytest.mark.parametrize(
+    "files", [{"a": b"", "a/b": b""}, {"big": bytes(17 << 20)}, {"x" * 300: b""}], ids=["path", "size", "name"]
+)
+async def test_files_that_cannot_be_written_are_the_callers_error(slots, files):
+    with pytest.raises(UserError, match="files cannot be written"):
+        await slots.run(Execution(code="print(1)", files=files))
+    assert (await slots.run(Execution(code="print(1)"))).ok
+
+
+async def test_fetched_files_have_a_limit(slots):
+    code = "open('a', 'w').write('x' * 100); open('b', 'w').write('y' * 1000); open('c', 'w').write('z' * 100)"
+    result = await slots.run(Execution(code=code, fetch_files=["a", "b", "c", "none"], fetch_bytes=250))
+    assert sorted(result.files) == ["a", "c"]
+    assert result.files_truncated
+
+
+async def test_on_the_host_the_code_is_nobody_in_particular(slots):
+    running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("whose_43"), timeout=100)))
+    await until(lambda: running_with("whose_43"))
+    (pid,) = running_with("whose_43")
+    status = status_of(pid)
+    running.cancel()
+    users = set(map(int, status["Uid"].split()))
+    assert len(users) == 1
+    assert (users.pop() > 65534) == (os.geteuid() == 0)
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == int(status["CapPrm"], 16) == 0
+
+
+async def test_memory_is_counted_for_all_processes_together(slots):
+    assert slots.has_cgroups, "this test needs cgroups that may be written"
+    code = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        block = bytearray(40 << 20)
+        time.sleep(3)
+        os._exit(0)
+x = bytearray(60 << 20)
+for _ in range(6):
+    print(os.wait()[1])
+"""
+    result = await slots.run(Execution(code=code, memory_mb=128, timeout=20))
+    assert "9" in result.stdout.split() or result.oom  # somebody was killed: 300 MB do not fit
+    small = await slots.run(Execution(code="x = bytearray(60 << 20); print(len(x))", memory_mb=128))
+    assert small.stdout == f"{60 << 20}\n"
+    assert not small.oom
+
+
+ORPHAN = """
+import asyncio
+from agentloop.sandboxes import Execution, SessionSettings
+from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.levels.slots import Slots
+async def main():
+    sandbox = Slots(slots=2)
+    session = await sandbox.session()
+    sleep = "import os; os.execv('/bin/sleep', ['orphan_44', '1000'])"
+    await asyncio.gather(
+        sandbox.run(Execution(code=sleep, timeout=1000)),
+        session.run("import os; os.spawnv(os.P_WAIT, '/bin/sleep', ['orphan_44', '1000'])", max_seconds=1e3),
+    )
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("also_the_template", [False, True])
+async def test_everything_dies_with_a_killed_owner(also_the_template):
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN])  # noqa: ASYNC220
+    await until(lambda: len(running_with("orphan_44")) == 2)
+    templates = children_of(parent.pid)
+    if also_the_template:
+        for template in templates:
+            os.kill(template, signal.SIGKILL)
+    parent.kill()
+    parent.wait()
+    await until(lambda: not running_with("orphan_44"))
+    await until(lambda: gone(*(f"/proc/{template}" for template in templates)))
+    if also_the_template:
+        sandbox = Slots(slots=1)  # the next start clears up
+        await sandbox.start()
+        await sandbox.close()
+    await until(
+        lambda: (
+            not [folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).match(f"agentloop-{parent.pid}-*")]
+        )
+    )
+
+
+UNPRIVILEGED = """
+import asyncio, os, sys
+from agentloop.sandboxes import Execution
+from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.levels.slots import Slots
+async def main():
+    assert os.geteuid() == 65534
+    sandbox = Slots(slots=2, max_processes=20)
+    code = '''
+import os, sys
+print(os.getuid(), open("/proc/self/uid_map").read().split())
+for path in ("/proc/1/environ", "/proc/sys/kernel/core_pattern", "/etc/shadow"):
+    try: print("opened", open(path, "r+"))
+    except OSError as error: pass
+children = 0
+try:
+    while True:
+        if os.fork() == 0: __import__("time").sleep(60)
+        children += 1
+except OSError: print("children", children < 20)
+for number in (2, 9, 15, 17):
+    try: os.kill(1, number)
+    except OSError: pass
+print(int(next(l for l in open("/proc/self/status") if l.startswith("CapEff")).split()[1], 16))
+'''
+    for _ in range(4):
+        result = await sandbox.run(Execution(code=code))
+        print(result.stdout + result.stderr, end="")
+    attack = "import resource as r; print(r.prlimit(1, r.RLIMIT_STACK, (1 << 20, 1 << 20))[0] != 1 << 20)"
+    after = "import resource as r; print(r.getrlimit(r.RLIMIT_STACK)[0] == 1 << 20)"
+    for _ in range(2):  # of the same user, so that the kernel lets it
+        print((await sandbox.run(Execution(code=attack))).stdout, end="")
+    for _ in range(4):
+        print((await sandbox.run(Execution(code=after))).stdout, end="")
+    session = await sandbox.session()
+    print((await session.run("6 * 7")).displays)
+    await sandbox.close()
+asyncio.run(main())
+"""
+
+
+def test_it_needs_no_privilege(tmp_path):
+    """As nobody. Where the interpreter lies below a home directory that nobody may enter, it is shown elsewhere."""
+    assert os.geteuid() == 0, "this test becomes nobody, which only root can"
+    prefix, home = Path(sys.base_prefix), Path.home()
+    show = ""
+    if prefix.is_relative_to(home):
+        way = f"mkdir -p {prefix} && mount --bind /mnt {prefix}"
+        show = f"mount --bind {prefix} /mnt && mount -t tmpfs -o mode=755 tmpfs {home} && {way} && "
+    source = Path(__file__).parents[3]
+    as_nobody = "exec setpriv --reuid 65534 --regid 65534 --clear-groups"
+    command = f'cd {source} && {show}{as_nobody} "$0" -c "$1"'
+    process = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", command, sys.executable, UNPRIVILEGED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": os.environ["PATH"], "HOME": "/", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+    )
+    once = "1000 ['1000', '1000', '1']\nchildren True\n0\n"
+    after = "True\n" * 2 + "False\n" * 4
+    assert (process.stdout, process.stderr) == (once * 4 + after + "({'text/plain': '42'},)\n", "")
+
+
+def test_cgroups_of_version_2(tmp_path, monkeypatch):
+    own = tmp_path / "service"
+    own.mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
+    for name, text in (
+        ("cgroup.controllers", "memory pids"),
+        ("cgroup.subtree_control", ""),
+        ("cgroup.procs", f"{os.getpid()}"),
+    ):
+        (own / name).write_text(text)
+    monkeypatch.setattr("agentloop.sandboxes.worlds.cgroups._own_cgroups", lambda: [("", "/service")])
+    found = Cgroups.find(tmp_path)
+    assert found is not None
+    assert (own / "agentloop-main" / "cgroup.procs").read_text() == str(os.getpid())
+    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
+    cgroup = found.create(9)
+    cgroup.limit(1 << 20)
+    cgroup.add(77)
+    directory = cgroup.directories["memory"]
+    assert directory.parent.parent == own
+    assert [(directory / name).read_text() for name in ("pids.max", "memory.max", "cgroup.procs")] == [
+        "9",
+        "1048576",
+        "77",
+    ]
+    (directory / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    assert cgroup.ran_out_of_memory()
+    assert not cgroup.ran_out_of_memory()
+
+
+def test_where_no_cgroup_may_be_made_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentloop.sandboxes.worlds.cgroups._own_cgroups", lambda: [("memory", "/x"), ("pids", "/x")])
+    assert Cgroups.find(tmp_path) is None
+
+
+async def test_without_cgroups_each_process_has_the_limit(monkeypatch):
+    monkeypatch.setattr(Cgroups, "find", classmethod(lambda cls: None))
+    sandbox = Slots(slots=1)
+    result = await sandbox.run(Execution(code="x = bytearray(300 << 20)", memory_mb=128))
+    assert not sandbox.has_cgroups
+    await sandbox.close()
+    assert result.return_code == 1
+    assert result.oom
+
+
+async def test_nothing_is_left_when_it_is_closed(slots):
+    before = len(os.listdir("/proc/self/fd"))
+    sandbox = Slots(slots=3)
+    await asyncio.gather(*[sandbox.run(Execution(code="print(1)")) for _ in range(9)])
+    session = await sandbox.session()
+    await session.run("1")
+    pid = sandbox._template._process.pid
+    paths = sandbox._cgroups.paths
+    await sandbox.close()
+    assert gone(f"/proc/{pid}", *paths)
+    await asyncio.sleep(0.1)
+    assert len(os.listdir("/proc/self/fd")) == before
+    start = time.monotonic()
+    await session.close()
+    assert time.monotonic() - start < 5
+
+
+def test_a_directory_of_any_depth_is_removed(tmp_path):
+    (top := tmp_path / "world").mkdir()
+    code = """
+import os
+os.symlink("/etc", "link")
+os.mkdir("closed", 0)
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=top, check=True)
+    removal.remove(str(top))
+    assert not top.exists()
+    assert os.listdir("/etc")
+
+
+async def test_closing_ends_what_runs_and_what_waits():
+    sandbox = Slots(slots=1)
+    tasks = [asyncio.create_task(sandbox.run(Execution(code=SLEEP.format("closed_45"), timeout=100))) for _ in range(3)]
+    await until(lambda: running_with("closed_45") and sandbox.load().waiting == 2)
+    await sandbox.close()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, SandboxError)
+    assert running_with("closed_45") == []
+
+
+async def test_what_waits_in_connections_counts_as_memory(slots):
+    code = """
+import socket
+held, ends = 0, []
+server = socket.create_server(("127.0.0.1", 0))
+for _ in range(30):
+    ends += [writer := socket.create_connection(server.getsockname()), server.accept()[0]]
+    writer.setblocking(False)
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+    try:
+        while True:
+            held += writer.send(bytes(65536))
+    except BlockingIOError:
+        print(held)
+"""
+    result = await slots.run(Execution(code=code, memory_mb=32, timeout=30.0))
+    held = int(result.stdout.split()[-1])
+    assert (held < 64 << 20) == slots.has_cgroups, held

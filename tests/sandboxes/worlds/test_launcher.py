@@ -1,0 +1,42 @@
+"""The process that starts sandboxes, and this side of it."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from agentloop.errors import SandboxError
+from agentloop.sandboxes.worlds import launcher
+from agentloop.sandboxes.worlds.spawner import Spawner
+
+
+def test_killing_what_just_ended_harms_nobody():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        starter = launcher.Launcher(theirs, "bwrap")
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        starter._running[1] = ended.pid
+        ours.send(launcher.REQUEST.pack(launcher.KILL, 1))
+        assert starter._request()
+
+
+async def test_a_launcher_that_died_is_said_and_is_unusable():
+    spawner = await Spawner.start("/bin/true", [])
+    spawner._process.kill()
+    spawner._process.wait()
+    with pytest.raises(SandboxError, match="takes no request"):
+        spawner.spawn(0, [1])
+    assert not spawner.usable
+    spawner.kill(1)
+    await spawner.close()
+
+
+async def test_a_kill_finds_the_launcher_dead():
+    spawner = await Spawner.start("/bin/true", [])
+    spawner._process.kill()
+    spawner._process.wait()
+    spawner.kill(1)
+    assert not spawner.usable
+    await spawner.close()

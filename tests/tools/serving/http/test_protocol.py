@@ -1,0 +1,110 @@
+"""Clients that never come to the end of their headers, or of the answer."""
+
+import asyncio
+
+import pytest
+
+from agentloop.tools.serving.http import protocol
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "_STALL_SECONDS", 0.5)
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(10):
+        try:
+            while await reader.read(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+    return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /run_code HT", b"POST /run_code HTTP/1.1\r\nhost: x\r\nx: "])
+async def test_headers_that_do_not_come(by_hand, begun):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(begun)
+        assert await closed(reader)
+        writer.close()
+        assert (await client.run())["status"] == "Success"
+
+
+async def test_headers_of_a_later_request_that_do_not_come(by_hand):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b'"pong"')).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /v1/pi")
+        assert await closed(reader)
+        writer.close()
+
+
+async def test_drop_by_drop_is_no_way_around(by_hand):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(b"POST /run_code HTTP/1.1\r\n")
+        ending = asyncio.create_task(closed(reader))
+        async with asyncio.timeout(10):
+            while not ending.done():
+                writer.write(b"x: y\r\n")
+                await asyncio.sleep(0.05)
+        writer.close()
+
+
+async def test_headers_without_end(by_hand):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(
+            b"GET /v1/ping HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(9000))
+        )
+        assert await closed(reader)
+        writer.close()
+
+
+async def test_a_request_that_runs_for_longer_is_left_alone(by_hand):
+    async with by_hand() as (client, sandbox):
+        running = asyncio.create_task(client.run("wait"))
+        await sandbox.begun.wait()
+        await asyncio.sleep(0.6)
+        sandbox.release.set()
+        assert (await running)["status"] == "Success"
+
+
+async def test_a_connection_may_rest_between_requests(by_hand):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b'"pong"')
+        await asyncio.sleep(0.6)
+        writer.write(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b'"pong"')
+        writer.close()
+
+
+async def test_what_is_no_http(by_hand):
+    async with by_hand() as (client, _):
+        reader, writer = await client.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
+        assert await closed(reader)
+        writer.close()
+        assert (await client.run())["status"] == "Success"
+
+
+async def test_an_answer_that_is_not_read(by_hand, make_result, until):
+    async with by_hand() as (client, sandbox):
+        sandbox.answer = lambda execution: make_result(stdout="x" * (32 << 20))
+        _, writer = await client.send_only("POST", "/run_code", {"code": "x"})
+        await until(lambda: sandbox.executions)
+        await until(lambda: not client.server.server_state.connections)
+        writer.close()
+
+
+async def test_an_answer_that_is_read_slowly(by_hand, make_result):
+    async with by_hand() as (client, sandbox):
+        sandbox.answer = lambda execution: make_result(stdout="x" * (16 << 20))
+        reader, writer = await client.send_only("POST", "/run_code", {"code": "x"})
+        total = 0
+        while total < 16 << 20:
+            received = await reader.read(1 << 20)
+            assert received, f"ended after {total} bytes"
+            total += len(received)
+            await asyncio.sleep(0.03)
+        writer.close()

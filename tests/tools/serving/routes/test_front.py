@@ -1,0 +1,141 @@
+"""What every request passes: the token, the log, the figures, and what is told about the daemon."""
+
+import json
+import logging
+
+import pytest
+
+from agentloop.tools.serving.routes import front
+
+ROUTES = ("/v1/health", "/metrics", "/v1/sessions", "/v1/tools", "/openapi.json", "/nowhere")
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "bearer s3cret", "Basic s3cret"])
+async def test_without_the_token_nothing_is_done(by_hand, header):
+    async with by_hand(token="s3cret") as (client, sandbox):
+        headers = {} if header is None else {"authorization": header}
+        response = await client.post("/run_code", json={"code": "x"}, headers=headers)
+        assert response.status_code == 401
+        assert "Bearer TOKEN" in response.json()["detail"]
+        assert sandbox.executions == []
+
+
+async def test_only_ping_needs_no_token(by_hand):
+    async with by_hand(token="s3cret") as (client, _):
+        assert (await client.get("/v1/ping")).json() == "pong"
+        for route in ROUTES:
+            response = await client.get(route)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        client.headers["authorization"] = "Bearer s3cret"
+        assert [(await client.get(route)).status_code for route in ROUTES] == [200] * 5 + [404]
+
+
+async def test_the_body_of_who_has_no_token_is_not_read(by_hand):
+    async with by_hand(token="s3cret") as (client, _):
+        head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
+        reader, writer = await client.raw(head)
+        answer = await reader.read()  # until the daemon closes
+        assert answer.startswith(b"HTTP/1.1 401")
+        writer.close()
+
+
+async def test_pages_in_browsers_need_a_token(by_hand):
+    async with by_hand() as (client, sandbox):
+        response = await client.post("/run_code", content='{"code": "x"}', headers={"origin": "http://evil.example"})
+        assert response.status_code == 403
+        assert sandbox.executions == []
+
+
+async def test_request_ids(by_hand):
+    async with by_hand() as (client, _):
+        response = await client.post("/run_code", json={"code": "x"}, headers={"x-request-id": "abc-1"})
+        assert response.headers["x-request-id"] == response.json()["request_id"] == "abc-1"
+        response = await client.post("/run_code", json={"code": "x"}, headers={"x-request-id": "a b"})
+        assert response.headers["x-request-id"] == response.json()["request_id"] != "a b"
+
+
+@pytest.fixture
+def lines(caplog):
+    """The access log, as it is written."""
+    with caplog.at_level(logging.INFO, front.access_log.name):
+        yield lambda: [record.getMessage() for record in caplog.records if record.name == front.access_log.name]
+
+
+async def test_one_line_a_request_without_what_was_sent(by_hand, lines, caplog):
+    async with by_hand(token="TOKEN-7") as (client, sandbox):
+
+        def answer(execution):
+            raise RuntimeError(execution.code)
+
+        client.headers["authorization"] = "Bearer TOKEN-7"
+        await client.post("/run_code", json={"code": "CODE-7", "stdin": "STDIN-7", "files": {"a": "RklMRTc="}})
+        await client.get("/v1/sessions/SESSION-7")
+        await client.post("/run_code", json={"code": "x", "run_timeout": "FIELD-7"})
+        sandbox.answer = answer
+        broken = await client.post("/run_code", json={"code": "CODE-7"})
+        assert broken.status_code == 500
+        written = [json.loads(line) for line in lines()]
+        assert [(line["route"], line["status"], line["outcome"]) for line in written] == [
+            ("/run_code", 200, "success"),
+            ("/v1/sessions/{id}", 404, ""),
+            ("/run_code", 422, ""),
+            ("/run_code", 500, ""),
+        ]
+        assert all(line["seconds"] > 0 for line in written)
+        assert "RuntimeError" in caplog.text  # where it happened is told, not what
+        for secret in ("CODE-7", "STDIN-7", "FILE7", "RklMRTc", "SESSION-7", "FIELD-7", "TOKEN-7"):
+            assert secret not in caplog.text
+            assert secret not in broken.text
+
+
+async def test_metrics(by_hand, make_result):
+    async with by_hand() as (client, sandbox):
+        results = [{}, {"return_code": 1}, {"return_code": None, "timed_out": True}, {"return_code": 137, "oom": True}]
+        for fields in results:
+            sandbox.answer = lambda _, fields=fields: make_result(**fields, queue_seconds=0.3)
+            await client.run()
+        session = (await client.post("/v1/sessions", json={})).json()["id"]
+        await client.post(f"/v1/sessions/{session}/run", json={"code": "x"})
+        text = (await client.get("/metrics")).text
+        for outcome, count in (("success", 2), ("failed", 1), ("timeout", 1), ("oom", 1)):
+            assert f'agentloop_tools_executions_total{{outcome="{outcome}"}} {count}.0' in text
+        assert 'agentloop_tools_requests_total{route="/run_code",status="200"} 4.0' in text
+        assert 'agentloop_tools_requests_total{route="/v1/sessions/{id}/run",status="200"} 1.0' in text
+        assert "agentloop_tools_queue_seconds_sum 1.2" in text
+        assert "agentloop_tools_slots 4.0" in text
+        assert "agentloop_tools_sessions 1.0" in text
+        assert "process_open_fds" in text
+
+
+async def test_paths_that_are_nowhere_make_no_metrics_of_their_own(by_hand):
+    async with by_hand() as (client, _):
+        for n in range(20):
+            assert (await client.get(f"/nowhere/{n}")).status_code == 404
+        text = (await client.get("/metrics")).text
+        assert 'route="other",status="404"} 20.0' in text
+        assert "nowhere" not in text
+
+
+async def test_health(by_hand):
+    async with by_hand(preload=("json",)) as (client, _):
+        body = (await client.get("/v1/health")).json()
+        assert body.items() >= {"status": "ok", "draining": False, "level": "by-hand", "slots": 4, "busy": 0}.items()
+        assert body["preload"] == ["json"]
+        assert body["version"]
+        client.daemon.draining = True
+        assert (await client.get("/v1/health")).json()["status"] == "draining"
+
+
+async def test_the_openapi_document_has_all_routes_and_their_bodies(by_hand):
+    async with by_hand() as (client, _):
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        assert {"/run_code", "/run_jupyter", "/v1/ping", "/v1/sessions", "/v1/sessions/{id}/run"} <= set(paths)
+        schema = paths["/run_code"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["required"] == ["code"]
+        assert schema["properties"]["run_timeout"]["exclusiveMinimum"] == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/run_code"), ("PUT", "/v1/sessions"), ("GET", "/docs")])
+async def test_what_is_not_there(by_hand, method, path):
+    async with by_hand() as (client, _):
+        assert (await client.request(method, path)).status_code in (404, 405)

@@ -1,0 +1,74 @@
+import asyncio
+import math
+import sqlite3
+
+import pytest
+
+from agentloop.errors import FailureKind, UserError
+from agentloop.tools.sql.tool import SqlQuery
+from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a", "b"):
+        with sqlite3.connect(tmp_path / f"{name}.sqlite") as connection:
+            connection.execute("CREATE TABLE t (x TEXT)")
+            connection.execute("INSERT INTO t VALUES (?)", (f"row of {name}",))
+        connection.close()
+    return tmp_path
+
+
+def ask(tool: SqlQuery, *queries: tuple[dict, str]) -> list:
+    async def run():
+        toolset = Toolset([tool])
+        await toolset.start()
+        results = []
+        for task, sql in queries:
+            sessions = toolset.sessions("t", task=task, seed=0)
+            results.append(await sessions.call(ToolCall("sql_query", {"sql": sql}, "call_0"), math.inf))
+            await sessions.close()
+        await toolset.shutdown()
+        return results
+
+    return asyncio.run(run())
+
+
+def test_each_task_has_its_database(folder):
+    tool = SqlQuery(folder=str(folder))
+    first, second = ask(
+        tool, ({"database": "a.sqlite"}, "SELECT x FROM t"), ({"database": "b.sqlite"}, "SELECT x FROM t")
+    )
+    assert first.content == "x\nrow of a\n(1 row)"
+    assert second.content == "x\nrow of b\n(1 row)"
+    assert first.metrics["ok"] == 1.0
+
+
+def test_one_database_for_all(folder):
+    (result,) = ask(SqlQuery(str(folder / "a.sqlite")), ({}, "SELECT x FROM nowhere"))
+    assert result.is_error
+    assert result.failure is None
+    assert result.content == "Error: no such table: nowhere"
+
+
+@pytest.mark.parametrize("task", [{}, {"database": 7}, {"database": "missing.sqlite"}])
+def test_a_task_without_a_database_is_a_failure_of_the_tool(task, folder):
+    (result,) = ask(SqlQuery(folder=str(folder)), (task, "SELECT 1"))
+    assert result.failure is FailureKind.TOOL
+    assert str(folder) not in result.content
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no database"):
+        SqlQuery(str(tmp_path / "missing.sqlite"))
+    with pytest.raises(UserError, match="not mysql://"):
+        SqlQuery("mysql://host/db")
+    with pytest.raises(UserError, match="above 0"):
+        SqlQuery(timeout=0)
+
+
+def test_the_limits_hold(folder):
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+    (result,) = ask(SqlQuery(str(folder / "a.sqlite"), max_rows=3), ({}, endless))
+    assert result.content == "x\n1\n2\n3\n(3 of more than 3 rows shown)"

@@ -1,0 +1,81 @@
+"""What can be said before any worker is started. Ray itself is in test_ray.py."""
+
+import socket
+import sys
+
+import pytest
+
+from agentloop.config.workers import WorkersConfig
+from agentloop.errors import UserError
+from agentloop.trainer.cluster.session import Node, check_cores, check_room, connect, of_learner
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'agentloop\[ray\]'.*workers\.kind=local"):
+        connect(WorkersConfig(kind="ray"), gpus=0)
+
+
+def test_far_more_workers_than_cores_are_refused_before_ray_is_started():
+    check_cores(WorkersConfig(kind="ray", count=8), cores=2)
+    check_cores(WorkersConfig(kind="ray", count=50, cpus=0.16), cores=2)
+    message = (
+        r"workers\.count is 50, with workers\.cpus=1 each: 50 cores, and this machine has 2\. At most 4 workers share "
+        r"a core\. Set workers\.count=8 or less, workers\.cpus=0\.16"
+    )
+    with pytest.raises(UserError, match=message):
+        check_cores(WorkersConfig(kind="ray", count=50), cores=2)
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"Nothing answers at workers.address='{address}'.*ray start --head"):
+            connect(WorkersConfig(kind="ray", address=address), gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("head", "write 'host:port'"), ("ray://head:10001", "must be started on a node of the cluster")],
+)
+def test_addresses_of_another_form_are_explained(address, message):
+    with pytest.raises(UserError, match=message):
+        connect(WorkersConfig(kind="ray", address=address), gpus=0)
+
+
+def test_more_gpus_than_there_are_are_refused_with_the_numbers():
+    nodes = [Node("a", 16, 4), Node("b", 16, 3)]
+    check_room(nodes, WorkersConfig(kind="ray", count=3), gpus=2)
+    with pytest.raises(UserError) as caught:
+        check_room(nodes, WorkersConfig(kind="ray", count=4), gpus=2)
+    message = str(caught.value)
+    assert "workers.count is 4 and each worker needs 1 CPUs and 2 GPUs of one node, 4 CPUs and 8 GPUs in all" in message
+    assert "room for 3: a has 16 CPUs and 4 GPUs; b has 16 CPUs and 3 GPUs" in message
+    assert "Set workers.count=3" in message
+
+
+@pytest.mark.parametrize(
+    ("gpus_of_node", "gpus", "fit"),
+    [(1, 0.33, 3), (1, 0.1, 10), (1, 0.34, 2), (2, 0.66, 2), (2, 0.5, 4), (4, 2, 2), (3, 1, 3), (0, 0.5, 0)],
+)
+def test_parts_of_gpus(gpus_of_node, gpus, fit):
+    """A worker has a part of one GPU, not what two of them have left."""
+    node = Node("a", 16, gpus_of_node)
+    if fit:
+        check_room([node], WorkersConfig(kind="ray", count=fit), gpus=gpus)
+    with pytest.raises(UserError, match=f"room for {fit}"):
+        check_room([node], WorkersConfig(kind="ray", count=fit + 1), gpus=gpus)
+
+
+def test_a_worker_is_whole_on_one_node():
+    with pytest.raises(UserError, match=r"room for 0: .*\. Lower workers\.cpus"):
+        check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)
+
+
+def test_a_learner_of_several_nodes_takes_this_one_and_the_first_others_that_have_its_gpus():
+    found = [Node(name, 16, gpus, node_id=name) for name, gpus in (("here", 8), ("c", 8), ("a", 4), ("b", 8))]
+    assert [node.name for node in of_learner(found, 2, 8)] == ["here", "b"]
+    assert [node.name for node in of_learner(found, 3, 8)] == ["here", "b", "c"]
+    with pytest.raises(UserError, match=r"needs 4 nodes with 8 GPUs each, but there are 3: here has 8 GPUs; .*a has 4"):
+        of_learner(found, 4, 8)

@@ -1,0 +1,145 @@
+"""What each of four ranks of test_parity.py runs, one case after the other: MODELS OUT [CASE ...]."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.registry.named_objects import load_object
+from agentloop.trainer.batch.train_batch import TrainBatch
+
+samples = load_object(f"{Path(__file__).parents[3] / 'support' / 'gradients_on_ranks.py'}:samples", "function")
+
+
+@dataclass
+class Case:
+    model: str
+    degrees: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+    """Also saved, resumed and written for transformers."""
+
+    def config(self, models: Path, **options: Any) -> LearnerConfig:
+        """The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients."""
+        plain: dict[str, Any] = {"lr": 1.0, "eps": 1.0, "grad_clip": None, "token_budget": 60}
+        plain["device"] = os.environ.get("AGENTLOOP_TEST_DEVICE", "cpu")
+        return LearnerConfig(model=str(models / self.model), **(plain | self.options | options))
+
+
+TP, PP, CP, EP = "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"
+VP = "virtual_pipeline"
+CASES = {
+    "dp4": Case("qwen3"),
+    "tp2-dp2": Case("qwen3", {TP: 2}),
+    "pp2-dp2": Case("qwen3", {PP: 2}, {"checkpointing": "full"}),
+    "tp2-pp2": Case("qwen3", {TP: 2, PP: 2}, resumes=True),
+    "cp2-tp2": Case("qwen3", {CP: 2, TP: 2}, {"loss": "gspo", "mini_batches": 2}),
+    "cp2-pp2": Case("qwen3", {CP: 2, PP: 2}, {"corrections": ("truncate",), "token_budget": 130}),
+    "qwen2-tp2-pp2": Case("qwen2", {TP: 2, PP: 2}, {"grad_clip": 0.1, "kl_coef": 0.1}),
+    "pp2-vp2-dp2": Case("qwen3", {PP: 2, VP: 2}, {"loss": "gmpo", "checkpointing": "selective"}, resumes=True),
+    "moe-pp2-vp2-tp2": Case("moe", {PP: 2, VP: 2, TP: 2}, {"checkpointing": "selective", "kl_coef": 0.1}),
+    "moe-ep2-dp2": Case("moe", {EP: 2}),
+    "moe-tp2-dp2": Case("moe", {TP: 2}),
+    "moe-tp2-ep2-pp2": Case("moe", {TP: 2, EP: 2, PP: 2}, resumes=True),
+}
+
+ON_TWO = {
+    "dp2": Case("qwen3"),
+    "tp2": Case("qwen3", {TP: 2}, {"kl_coef": 0.1}),
+    "pp2": Case("qwen3", {PP: 2}, {"checkpointing": "full"}, resumes=True),
+    "pp2-vp2": Case("qwen2", {PP: 2, VP: 2}, {"checkpointing": "selective"}),
+    "cp2": Case("qwen3", {CP: 2}, {"loss": "gspo"}),
+    "qwen2-tp2": Case("qwen2", {TP: 2}, resumes=True),
+    "moe-ep2": Case("moe", {EP: 2}),
+    "moe-tp2-ep2": Case("moe", {TP: 2, EP: 2}),
+}
+"""For two GPUs."""
+
+
+def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
+    """What the learner makes of one batch."""
+    logprobs = [torch.from_numpy(part.copy()) for part in learner.logprobs(samples())]
+    metrics = learner.step(TrainBatch(samples()))
+    if hf_folder is not None:
+        learner.save_hf(hf_folder)
+    weights: dict[str, torch.Tensor] = {}
+    messages: list[int] = []
+    before: list[int] = []
+    """Messages when each parameter came."""
+    with _counted(messages):
+        for name, value in learner.weights():
+            weights[name] = value.clone()
+            before.append(len(messages))
+    return {"logprobs": logprobs, "metrics": metrics, "weights": weights, "messages": messages, "before": before}
+
+
+@contextmanager
+def _counted(messages: list[int]) -> Iterator[None]:
+    """Numbers in each message by which ranks get the whole of something."""
+    gather, broadcast = dist.all_gather_into_tensor, dist.broadcast
+
+    def gathers(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(output.numel())
+        return gather(output, *args, **kwargs)
+
+    def broadcasts(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(tensor.numel())
+        return broadcast(tensor, *args, **kwargs)
+
+    with patch.object(dist, "all_gather_into_tensor", gathers), patch.object(dist, "broadcast", broadcasts):
+        yield
+
+
+def _resumed(make: Any, learner: Any, folder: Path) -> bool:
+    """A learner that starts from what `learner` saved goes on with the same bits."""
+    learner.save(folder)
+    learner.step(TrainBatch(samples()[:7]))
+    expected = {name: value.clone() for name, value in learner.weights()}
+    other = make()
+    other.load(folder)
+    other.step(TrainBatch(samples()[:7]))
+    return all(torch.equal(value, expected[name]) for name, value in other.weights())
+
+
+def _parts(learner: Any) -> int:
+    """Of what is published, which must be what each rank gathers; 0 on other ranks than the first."""
+    shared = learner.share(on_host=False)
+    expected = [(name, value.clone()) for name, value in learner.weights()]
+    if shared is not None:
+        assert [name for name, _ in shared] == [name for name, _ in expected]
+        assert all(torch.equal(found, value) for (_, found), (_, value) in zip(shared, expected, strict=True))
+    dist.barrier()  # the memory goes with its process
+    return 0 if shared is None else len(shared.parts)
+
+
+def main() -> None:
+    from agentloop.trainer.learner.megatron.learner import MegatronLearner
+
+    models, out = map(Path, sys.argv[1:3])
+    for name in sys.argv[3:] or list(CASES):
+        case = {**CASES, **ON_TWO}[name]
+
+        def make(case: Case = case) -> MegatronLearner:
+            return MegatronLearner(case.config(models, backend="megatron", **case.degrees))
+
+        learner = make()
+        found = step(learner, out / f"{name}-hf" if case.resumes else None)
+        if case.resumes:
+            found["resumed"] = _resumed(make, learner, out / f"{name}-state")
+            found["parts"] = _parts(learner)
+        torch.save(found, out / f"{name}-{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    main()

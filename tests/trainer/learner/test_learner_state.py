@@ -1,0 +1,190 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.process.atomic_folders import appearing
+from agentloop.registry.named_objects import load_object
+from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.run.learners import create
+
+_TINY = Path(__file__).parents[2] / "support" / "tiny.py"
+_save_tiny_qwen3 = load_object(f"{_TINY}:save_tiny_qwen3", "function")
+_random_batch = load_object(f"{_TINY}:random_batch", "function")
+
+
+def _batch(seed: int) -> TrainBatch:
+    return _random_batch(6, seed=seed)
+
+
+def _learner(model: Path) -> FsdpLearner:
+    learner = create(
+        LearnerConfig(
+            model=str(model),
+            device="cpu",
+            lr=1e-2,
+            weight_decay=0.1,
+            lr_schedule="cosine",
+            warmup_updates=2,
+            total_updates=20,
+            mini_batches=2,
+        )
+    )
+    assert isinstance(learner, FsdpLearner)
+    return learner
+
+
+_TIMES = ("seconds/", "tokens_per_second", "flops_per_second")
+
+
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tiny_qwen3, tmp_path: Path):
+    model = tiny_qwen3()
+    unbroken = _learner(model)
+    expected = [unbroken.step(_batch(step)) for step in range(5)]
+
+    first = _learner(model)
+    for step in range(2):
+        first.step(_batch(step))
+    first.save(tmp_path / "state")
+    random_state = torch.get_rng_state()
+    torch.manual_seed(12345)
+    resumed = _learner(model)
+    resumed.load(tmp_path / "state")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for step in range(2, 5):
+        metrics = resumed.step(_batch(step))
+        assert {k: v for k, v in metrics.items() if not k.startswith(_TIMES)} == {
+            k: v for k, v in expected[step].items() if not k.startswith(_TIMES)
+        }
+    for (name, got), (_, want) in zip(resumed.weights(), unbroken.weights(), strict=True):
+        assert torch.equal(got, want), name
+    # Saving changed nothing for the one that went on either.
+    for step in range(2, 5):
+        first.step(_batch(step))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.weights(), unbroken.weights(), strict=True))
+    assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}, {"gather_once": False}])
+def test_a_state_saved_before_the_first_update_is_that_of_a_new_learner(tiny_qwen3, tmp_path: Path, options):
+    """As while a critic warms up: the policy has had no update when the run is saved."""
+    new, saved, resumed = (
+        FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", lr=1e-2, weight_decay=0.1, **options))
+        for _ in range(3)
+    )
+    saved.step(TrainBatch([]))
+    saved.save(tmp_path / "state")
+    resumed.load(tmp_path / "state")
+    for learner in (new, saved, resumed):
+        learner.step(_batch(0))
+        learner.step(_batch(1))
+    for (name, want), (_, one), (_, other) in zip(new.weights(), saved.weights(), resumed.weights(), strict=True):
+        assert torch.equal(one, want), name
+        assert torch.equal(other, want), name
+
+
+def test_saving_leaves_an_update_that_has_begun_as_it_is(tiny_qwen3, tmp_path: Path):
+    plain, saved = (
+        FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", lr=1e-2, early_gradients=True))
+        for _ in range(2)
+    )
+    plain.accumulate(_batch(0))
+    saved.accumulate(_batch(0))
+    saved.save(tmp_path / "state")
+    want, got = plain.step(_batch(1)), saved.step(_batch(1))
+    assert got["grad_norm"] == want["grad_norm"]
+    for (name, one), (_, other) in zip(plain.weights(), saved.weights(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_a_captured_state_does_not_move_with_the_learner(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
+    learner.step(_batch(0))
+    learner.save(tmp_path / "now")
+    captured = learner.capture()
+    learner.step(_batch(1))
+    captured.write(tmp_path / "later")
+    first, second = _learner(tiny_qwen3()), _learner(tiny_qwen3())
+    first.load(tmp_path / "now")
+    second.load(tmp_path / "later")
+    assert first.progress == second.progress
+    assert _kept(first.step(_batch(1))) == _kept(second.step(_batch(1)))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(first.weights(), second.weights(), strict=True))
+
+
+def _kept(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(_TIMES)}
+
+
+def test_saving_again_replaces_and_leaves_nothing_else(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
+    learner.save(tmp_path / "run" / "state")
+    learner.step(_batch(0))
+    learner.save(tmp_path / "run" / "state")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["state"]
+    other = _learner(tiny_qwen3())
+    other.load(tmp_path / "run" / "state")
+    assert other.progress.steps == 1
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
+    target = tmp_path / "state"
+    with appearing(target) as folder:
+        (folder / "a").write_text("old")
+        assert not target.exists()
+
+    def fail() -> None:
+        with appearing(target) as folder:
+            (folder / "a").write_text("new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (target / "a").read_text() == "old"
+    # What a killed process left is not mixed into the next attempt.
+    (tmp_path / "state.tmp").mkdir()
+    (tmp_path / "state.tmp" / "stale").write_text("")
+    with appearing(target) as folder:
+        (folder / "b").write_text("new")
+    assert [path.name for path in target.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_state_that_is_not_there_or_not_of_this_model(tiny_qwen3, tmp_path: Path):
+    learner = _learner(tiny_qwen3())
+    with pytest.raises(UserError, match="does not hold the state of a learner"):
+        learner.load(tmp_path / "nothing")
+    learner.save(tmp_path / "state")
+    other = _learner(tiny_qwen3(hidden_size=48))
+    with pytest.raises(UserError, match="does not fit the model"):
+        other.load(tmp_path / "state")
+
+
+def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
+    model = _save_tiny_qwen3(tmp_path / "model")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (model / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "pytorch_model.bin").write_text("old weights")
+    learner = _learner(model)
+    learner.step(_batch(0))
+    learner.save_hf(tmp_path / "out")
+    out = tmp_path / "out"
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert not (out / "tokenizer.json").is_symlink()
+    assert not (out / "pytorch_model.bin").exists()
+    assert "agentloop" not in (out / "config.json").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert type(loaded).__name__ == "Qwen3ForCausalLM"
+    parameters = dict(loaded.named_parameters())
+    weights = dict(learner.weights())
+    assert parameters.keys() == weights.keys()
+    assert all(torch.equal(parameters[name], weights[name]) for name in weights)
+    again = create(LearnerConfig(model=str(out), device="cpu"))
+    assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from agentloop.errors import UserError
+from agentloop.trainer.model.attention import choice as attention_choice
+from agentloop.trainer.model.attention.choice import choose
+
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_fa4: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(attention_choice, "_has_fa4", lambda: has_fa4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_fa4", "dtype", "kernel"),
+    [
+        ((9, 0), True, torch.bfloat16, "fa4"),
+        ((9, 0), False, torch.bfloat16, "fa2"),
+        ((8, 0), True, torch.float16, "fa2"),
+        ((7, 5), True, torch.float16, "sdpa"),
+        ((9, 0), True, torch.float32, "sdpa"),
+    ],
+)
+def test_auto_takes_the_fastest_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_fa4: bool, dtype: torch.dtype, kernel: str
+):
+    _machine(monkeypatch, capability, has_fa4)
+    assert choose("auto", _CUDA, dtype) == kernel
+    assert choose("auto", _CPU, dtype) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "capability", "message"),
+    [
+        ("fa2", _CPU, torch.bfloat16, (9, 0), "the learner is on cpu"),
+        ("fa2", _CUDA, torch.float32, (9, 0), "set learner.compute_dtype=bfloat16"),
+        ("fa4", _CUDA, torch.bfloat16, (8, 6), "this device has 8.6"),
+        ("fa4", _CUDA, torch.bfloat16, (9, 0), "pip install flash-attn-4"),
+    ],
+)
+def test_what_cannot_run_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, name, device, dtype, capability, message: str
+):
+    _machine(monkeypatch, capability, has_fa4=False)
+    with pytest.raises(UserError, match=message):
+        choose(name, device, dtype)

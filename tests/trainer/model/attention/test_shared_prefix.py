@@ -1,0 +1,131 @@
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from agentloop.trainer.model.attention import packed as attention
+from agentloop.trainer.model.attention.ops import packed_attention
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
+
+_CONFIG = Qwen3Config(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    initializer_range=0.2,
+)
+
+
+def _models():
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(deepcopy(_CONFIG), attn_implementation="eager", dtype=torch.float32)
+    shared = AutoModelForCausalLM.from_config(deepcopy(_CONFIG), attn_implementation=attention.register())
+    shared.load_state_dict(plain.state_dict())
+    return plain, shared.float()
+
+
+def test_a_shared_prefix_computes_what_its_sequences_do_one_by_one():
+    """Two groups, of three and two, around a sequence of its own: hidden states and gradients."""
+    plain, shared = _models()
+    lengths, parents = [9, 4, 1, 6, 5, 7, 3, 2], [None, 0, 0, 0, None, None, 5, 5]
+    ids = torch.randint(0, 64, (1, sum(lengths)))
+    parts = ids.split(lengths, dim=1)
+    weights = torch.randn(sum(lengths), 32).split(lengths)
+    hidden = shared.model(input_ids=ids, **PackedRow.of(lengths, parents=parents).kwargs()).last_hidden_state[0]
+    (hidden * torch.cat(weights)).sum().backward()
+
+    loss = torch.zeros(())
+    for part, parent, weight, got in zip(parts, parents, weights, hidden.split(lengths), strict=True):
+        whole = part if parent is None else torch.cat([parts[parent], part], dim=1)
+        want = plain.model(input_ids=whole).last_hidden_state[0][-part.shape[1] :]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        loss = loss + (want * weight).sum()
+    loss.backward()
+    for (name, got), want in zip(shared.named_parameters(), plain.parameters(), strict=True):
+        if want.grad is not None:
+            torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: n + text)
+
+
+def test_where_the_prefixes_are_by_hand():
+    prefixes = SharedPrefixes.of([2, 1, 3, 2, 1, 2], [None, 0, None, 0, None, 4])
+    queries, keys, cu_q, cu_k = (tensor.tolist() for tensor in prefixes.tensors)
+    assert prefixes.positions == (0, 2, 0, 2, 0, 1)
+    assert (queries, keys) == ([2, 6, 7, 9, 10], [0, 1, 8])
+    assert (cu_q, cu_k) == ([0, 3, 5], [0, 2, 3])
+    assert prefixes.longest == (3, 2)
+
+
+def _attend(rows, lengths, parents, window=0):
+    prefixes = SharedPrefixes.of(lengths, parents) if any(p is not None for p in parents) else None
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    prefix = (*prefixes.tensors, *prefixes.longest) if prefixes else (None, None, None, None, 0, 0)
+    return packed_attention(*rows, cu, max(lengths), window, 0.4, "math", *prefix)
+
+
+def _eager(rows, mask):
+    query, key, value = rows
+    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * 0.4
+    scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
+
+
+def _mask(lengths, parents):
+    segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    parent = torch.tensor([-1 if p is None else p for p in parents])[segment]
+    causal = torch.ones(len(segment), len(segment), dtype=torch.bool).tril()
+    return (segment[:, None] == segment) & causal | (parent[:, None] == segment)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_attention_equals_a_mask_in_float64(data: st.DataObject):
+    """Output and gradients, any tree of prefixes and their segments."""
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=7))
+    parents: list[int | None] = []
+    for segment in range(len(lengths)):
+        roots = [None, *(root for root in range(segment) if parents[root] is None)]
+        parents.append(data.draw(st.sampled_from(roots)))
+    torch.manual_seed(data.draw(st.integers(0, 100)))
+    rows = [torch.randn(sum(lengths), heads, 5, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    grad = torch.randn(sum(lengths), 4, 5, dtype=torch.float64)
+    got, want = _attend(rows, lengths, parents)[0], _eager(rows, _mask(lengths, parents))
+    # The log-sum-exp through which parts are merged is float32.
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(out, rows, grad) for out in (got, want))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_a_sliding_window_equals_a_mask(window: int):
+    torch.manual_seed(0)
+    lengths = [7, 1, 12]
+    rows = [torch.randn(20, heads, 5, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    places = torch.arange(20)
+    near = places[:, None] - places < window
+    got, want = _attend(rows, lengths, [None] * 3, window)[0], _eager(rows, _mask(lengths, [None] * 3) & near)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(out.sum(), rows) for out in (got, want))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_the_op_keeps_the_rules_of_custom_ops():
+    """Shapes and strides as its fake says, no input changed, gradients registered: what torch.compile relies on."""
+    rows = [torch.randn(13, heads, 5, requires_grad=True) for heads in (4, 2, 2)]
+    lengths, parents = [4, 3, 6], [None, 0, None]
+    prefixes = SharedPrefixes.of(lengths, parents)
+    cu = torch.tensor([0, 4, 7, 13], dtype=torch.int32)
+    for prefix in ((None, None, None, None, 0, 0), (*prefixes.tensors, *prefixes.longest)):
+        torch.library.opcheck(packed_attention, (*rows, cu, 6, 0, 0.4, "math", *prefix))
+
+
+def test_a_prefix_with_a_prefix_is_refused():
+    with pytest.raises(AssertionError, match="no prefix itself"):
+        SharedPrefixes.of([1, 1, 1], [None, 0, 1])

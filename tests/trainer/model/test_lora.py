@@ -1,0 +1,158 @@
+"""Adapters: what is trained, what engines and folders get of them, and that nothing else changes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.model.lora import LoraLinear
+from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.memory import training_memory
+from agentloop.trainer.sizing.model_shape import ModelShape
+from tests.support.tiny import random_batch as _batch
+
+LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+
+
+def learner_of(model: Path, **options: object) -> FsdpLearner:
+    settings = {"lora": {"rank": 4, "alpha": 8}, "lr": 1e-2, "device": "cpu"} | options
+    return FsdpLearner(LearnerConfig(model=str(model), **settings))  # type: ignore[arg-type]
+
+
+def weights_of(learner: FsdpLearner) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in learner.weights()}
+
+
+def test_adapters_are_trained_and_nothing_else(tiny_qwen3):
+    learner = learner_of(tiny_qwen3())
+    trained = {name for name, parameter in learner.policy.named_parameters() if parameter.requires_grad}
+    assert {name.split(".")[-2] for name in trained} == set(LINEAR)
+    assert {name.rpartition(".")[2] for name in trained} == {"lora_a", "lora_b"}
+    before = {name: parameter.clone() for name, parameter in learner.policy.named_parameters()}
+    learner.step(_batch(6))
+    learner.step(_batch(6, seed=1))
+    for name, parameter in learner.policy.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name not in trained), name
+
+
+def test_what_is_published_is_the_sum_and_computes_the_same(tiny_qwen3):
+    model = tiny_qwen3()
+    learner = learner_of(model)
+    start = dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
+    torch.testing.assert_close(weights_of(learner), {name: weight.detach() for name, weight in start.items()})
+    learner.step(_batch(6))
+    published = weights_of(learner)
+    assert published.keys() == start.keys()
+    name = "model.layers.0.self_attn.q_proj"
+    adapter = learner.policy.model.get_submodule(name)
+    assert isinstance(adapter, LoraLinear)
+    change = (adapter.lora_b @ adapter.lora_a * 2.0).detach()
+    assert change.abs().max() > 1e-4
+    torch.testing.assert_close(published[f"{name}.weight"], start[f"{name}.weight"].detach() + change)
+    # A learner of all weights that starts there says the same.
+    samples = _batch(6, seed=1).samples
+    found = learner.logprobs(samples)
+    learner.save_hf(model.parent / "merged")
+    for one, other in zip(found, learner_of(model.parent / "merged", lora=None).logprobs(samples), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_the_reference_is_the_model_without_its_adapters(tiny_qwen3):
+    learner = learner_of(tiny_qwen3(), kl_coef=0.1)
+    samples = _batch(6).samples
+    before = learner.logprobs(samples)
+    learner.step(_batch(6))
+    for one, other in zip(learner.reference_logprobs(samples), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    after = learner.logprobs(samples)
+    assert any(np.abs(one - other).max() > 1e-4 for one, other in zip(after, before, strict=True))
+
+
+def test_peft_reads_the_adapter(tiny_qwen3, tmp_path: Path):
+    model = tiny_qwen3()
+    learner = learner_of(model, lora={"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]})
+    learner.step(_batch(6))
+    learner.save_hf(tmp_path / "out")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "out" / "adapter"))
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-5)
+        assert (merged(ids).logits - AutoModelForCausalLM.from_pretrained(model)(ids).logits).abs().max() > 1e-3
+
+
+def test_a_resume_is_exact_and_its_checkpoint_small(tiny_qwen3, tmp_path: Path):
+    model = tiny_qwen3()
+    unbroken = learner_of(model)
+    first = learner_of(model)
+    for learner in (unbroken, first):
+        learner.step(_batch(6))
+    first.save(tmp_path / "state")
+    resumed = learner_of(model, seed=7)
+    resumed.load(tmp_path / "state")
+    for learner in (unbroken, resumed):
+        learner.step(_batch(6, seed=1))
+    for name, weight in weights_of(unbroken).items():
+        assert torch.equal(weights_of(resumed)[name], weight), name
+    learner_of(model, lora=None).save(tmp_path / "whole")
+    sizes = [sum(file.stat().st_size for file in (tmp_path / folder).glob("*.distcp")) for folder in ("state", "whole")]
+    assert sizes[0] < sizes[1]
+
+
+def test_frozen_weights_are_in_the_precision_that_is_computed_with(tiny_qwen3):
+    learner = learner_of(tiny_qwen3(), compute_dtype="bfloat16")
+    dtypes = {parameter.requires_grad: parameter.dtype for parameter in learner.policy.parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    learner.step(_batch(6))
+    assert {weight.dtype for weight in weights_of(learner).values()} == {torch.bfloat16}
+
+
+def test_checkpointing_changes_nothing(tiny_qwen3):
+    model = tiny_qwen3()
+    plain, again = learner_of(model), learner_of(model, checkpointing="full")
+    for learner in (plain, again):
+        learner.step(_batch(6))
+    for name, weight in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(again)[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_work_that_is_not_done_is_not_counted(tiny_qwen3):
+    whole, adapters = (learner_of(tiny_qwen3(), lora=lora) for lora in (None, {"rank": 1}))
+    ratio = adapters.step(_batch(6))["flops_per_second"] / whole.step(_batch(6))["flops_per_second"]
+    assert ratio > 0
+    unit = whole._rows(_batch(6).samples, [0])[0]
+    assert 0.6 < adapters._flops_of(_batch(6).samples, unit) / whole._flops_of(_batch(6).samples, unit) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"lora": {"targets": ["q_projj"]}},
+            "names q_projj, which no layer of this model has. Its linear layers: d",
+        ),
+        ({"lora": {"rank": 4}, "backend": "megatron"}, "only fsdp has lora"),
+    ],
+)
+def test_what_cannot_be_adapted(tiny_qwen3, options, why):
+    with pytest.raises((UserError, ValueError), match=why):
+        learner_of(tiny_qwen3(), **options)
+
+
+def test_memory_of_an_8b_model():
+    shape = ModelShape(
+        layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=12288, vocab=151936, tied=False, qk_norm=True
+    )
+    layout = Layout(checkpointing="full")
+    adapters, whole = (training_memory(shape, layout, lora_rank=rank) for rank in (32, 0))
+    billion = 1e9
+    assert shape.adapter_parameters(32) == pytest.approx(87.3e6, rel=0.01)
+    assert adapters.weights == pytest.approx(2 * 8.19 * billion + 4 * 87.3e6, rel=0.01)
+    assert adapters.optimizer < 1 * billion
+    assert adapters.total < whole.total / 4

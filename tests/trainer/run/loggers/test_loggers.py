@@ -1,0 +1,66 @@
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from agentloop.config.loading import validated
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.run.loggers import open_loggers
+from agentloop.trainer.run.loggers.tensorboard import TensorBoardLogger
+
+OWN = """
+class Csv:
+    def __init__(self, folder, config, *, done, delimiter=","):
+        self.file = (folder / "own.csv").open("a")
+        self.file.write(f"{config['model']} {done}\\n")
+        self.delimiter = delimiter
+
+    def log(self, step, metrics):
+        self.file.write(self.delimiter.join([str(step), str(metrics["reward/mean"])]) + "\\n")
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def config_with(*loggers) -> RunConfig:
+    run = {"loggers": list(loggers)}
+    data = {"model": "m", "data": {"train": "t.jsonl"}, "env": {"reward": "exact"}, "run": run}
+    return validated(RunConfig, data, "test")
+
+
+def test_after_a_resume_tensorboard_shows_every_step_once(tmp_path):
+    killed = TensorBoardLogger(tmp_path, {}, done=-1)
+    for step in range(5):
+        killed.log(step, {"reward/mean": float(step)})
+    resumed = TensorBoardLogger(tmp_path, {}, done=2)
+    for step in range(3, 6):
+        resumed.log(step, {"reward/mean": step + 0.5})
+    resumed.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert scalars == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (5, 5.5)]
+
+
+def test_a_logger_of_ones_own_gets_folder_config_and_options(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = config_with("tensorboard", {"name": f"{tmp_path}/own.py:Csv", "options": {"delimiter": ";"}})
+    with open_loggers(config, tmp_path, done=3) as loggers:
+        for logger in loggers:
+            logger.log(4, {"reward/mean": 0.5})
+    assert (tmp_path / "own.csv").read_text() == "m 3\n4;0.5\n"
+
+
+def test_options_that_a_logger_does_not_take_are_named(tmp_path):
+    config = config_with({"name": "tensorboard", "options": {"project": "x"}})
+    with pytest.raises(UserError, match=r"'tensorboard'.*'project'"), open_loggers(config, tmp_path, done=-1):
+        pass
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_says_how_to_install_it(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"agentloop\[{name}\]"), open_loggers(config_with(name), tmp_path, done=-1):
+        pass

@@ -1,0 +1,30 @@
+"""The run, the sandbox daemon, Ray's workers and its head are killed at random moments; the books still balance.
+
+What is done and what is checked is in benchmarks/chaos.py, which does it for longer.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from agentloop.registry.named_objects import load_object
+
+torment = load_object(f"{Path(__file__).parents[3]}/benchmarks/chaos.py:torment", "function")
+
+
+@pytest.mark.parametrize("mode", ["stream", "stale", "partial"])
+def test_an_asynchronous_run_whose_parts_are_killed_trains_every_episode_once(tmp_path, mode):
+    chance = random.Random()
+    parts = chance.sample(["run", "daemon"], 2)
+    found = torment(tmp_path, mode=mode, workers="local", steps=8, parts=parts, rng=chance, pause=0.2)
+    assert found["kills"] == {"run": 1, "daemon": 1}
+    assert found["starts"] == 2
+    assert found["episodes_failed"] == 0
+
+
+def test_a_run_survives_its_workers_and_goes_on_after_the_end_of_rays_head(tmp_path):
+    parts = ["worker", "head"]
+    found = torment(tmp_path, mode="partial", workers="ray", steps=8, parts=parts, rng=random.Random(), pause=0.2)
+    assert found["kills"] == {"worker": 1, "head": 1}
+    assert found["episodes_failed"] == 0

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.trainer.run.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    return folder
+
+
+def test_metrics_come_back_line_by_line(folder):
+    folder.append_metrics({"step": 1, "a": 0.1})
+    folder.append_metrics({"step": 2, "a": 1e-9})
+    assert folder.read_metrics() == [{"step": 1, "a": 0.1}, {"step": 2, "a": 1e-9}]
+
+
+def test_a_line_that_a_kill_cut_is_not_read(folder):
+    folder.append_metrics({"step": 1})
+    with folder.metrics_file.open("a") as file:
+        file.write('{"step": 2, "rew')
+    assert folder.read_metrics() == [{"step": 1}]
+
+
+def test_what_later_steps_left_is_forgotten(folder):
+    for step in (0, 1, 2, 3):
+        folder.append_metrics({"step": step})
+        (folder.trajectories / f"step_{step:06d}.jsonl.gz").touch()
+    with folder.metrics_file.open("a") as file:
+        file.write('{"ste')
+    (folder.trajectories / "eval_000003.jsonl.gz").touch()
+    (folder.trajectories / ".step_000002.jsonl.gz").touch()  # half written
+    folder.forget_after(1)
+    assert [json.loads(line)["step"] for line in folder.metrics_file.read_text().splitlines()] == [0, 1]
+    assert sorted(path.name for path in folder.trajectories.iterdir()) == [
+        "step_000000.jsonl.gz",
+        "step_000001.jsonl.gz",
+    ]
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="is not empty and no run folder"):
+        RunFolder(tmp_path).make()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_a_user_error(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(UserError, match=r"cannot be made.*run\.folder"):
+        RunFolder(tmp_path / "run").make()

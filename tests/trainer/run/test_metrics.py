@@ -1,0 +1,90 @@
+from array import array
+
+import pytest
+
+from agentloop.trainer.run.metrics import learner_metrics, rollout_metrics
+from agentloop.trainer.schedule.failures import is_failed
+from agentloop.types.limits import StopReason
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import SegmentKind, Trajectory
+
+
+def episode(reward, *, stop_reason=StopReason.COMPLETED, sampled=3, failures=(), **metrics):
+    trajectory = Trajectory(reward=reward, stop_reason=stop_reason, metrics=metrics)
+    trajectory.append(SegmentKind.PROMPT, [1, 2])
+    trajectory.append(
+        SegmentKind.SAMPLED, [3] * sampled, logprobs=array("f", [-1.0] * sampled), versions=array("i", [0] * sampled)
+    )
+    for kind in failures:
+        trajectory.count(kind)
+    return trajectory
+
+
+def test_rewards_are_of_judged_episodes_only():
+    metrics = rollout_metrics([Group("a", [episode(1.0), episode(0.0), episode(None, failures=["judge"])])])
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["reward/std"] == 0.5
+    assert metrics["failures/judge"] == 1
+    assert metrics["failures/episodes"] == 1
+    assert metrics["failures/engine"] == 0
+
+
+def test_a_step_in_which_nothing_was_judged_has_no_mean_reward():
+    metrics = rollout_metrics([Group("a", [episode(None)])])
+    assert "reward/mean" not in metrics
+
+
+def test_shape_of_the_episodes_and_why_they_ended():
+    group = Group(
+        "a",
+        [
+            episode(1.0, calls=2, sampled=3),
+            episode(0.0, calls=0, sampled=5, stop_reason=StopReason.MAX_TOKENS),
+        ],
+    )
+    metrics = rollout_metrics([group])
+    assert metrics["rollout/tool_call_rate"] == 0.5
+    assert metrics["rollout/calls"] == 1.0
+    assert metrics["rollout/tokens"] == 6.0
+    assert metrics["rollout/tokens_max"] == 7.0
+    assert metrics["rollout/sampled_tokens"] == 4.0
+    assert metrics["rollout/truncated"] == 0.5
+    assert metrics["stop/completed"] == metrics["stop/max_tokens"] == 0.5
+
+
+def test_groups_with_equal_rewards_are_counted():
+    groups = [Group("a", [episode(1.0), episode(1.0)]), Group("b", [episode(1.0), episode(0.0)])]
+    assert rollout_metrics(groups)["reward/equal_groups"] == 0.5
+
+
+def test_what_depends_on_the_clock_is_under_time():
+    trajectory = episode(1.0, **{"seconds": 2.0, "tool/seconds_waiting": 1.0, "tool/rows": 4.0, "reward/format": 0.5})
+    metrics = rollout_metrics([Group("a", [trajectory])])
+    assert metrics["time/episode_mean"] == 2.0
+    assert metrics["time/tool/seconds_waiting"] == 1.0
+    assert metrics["tool/rows"] == 4.0
+    assert metrics["reward/format"] == 0.5
+    assert not [name for name in metrics if "seconds" in name and not name.startswith("time/")]
+
+
+def test_learner_metrics_keep_seconds_and_rates_apart():
+    named = learner_metrics({"loss": 1.0, "seconds/optimizer": 2.0, "tokens_per_second": 3.0, "mfu": 0.5})
+    assert named == {
+        "learner/loss": 1.0,
+        "time/learner_optimizer": 2.0,
+        "time/tokens_per_second": 3.0,
+        "time/mfu": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reward", "stop_reason", "failed"),
+    [
+        (0.0, StopReason.COMPLETED, False),
+        (0.0, StopReason.MAX_TOKENS, False),
+        (None, StopReason.COMPLETED, True),
+        (0.0, StopReason.ENGINE_ERROR, True),
+    ],
+)
+def test_failed_is_without_reward_or_ended_by_a_failure(reward, stop_reason, failed):
+    assert is_failed(episode(reward, stop_reason=stop_reason)) is failed

@@ -1,0 +1,64 @@
+import pytest
+
+from agentloop.config.loading import validated
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.run.resume import changed_keys, open_run
+
+
+def config(**sections):
+    base = {"model": "m", "data": {"train": "t.jsonl"}, "env": {"reward": "exact"}}
+    return validated(RunConfig, base | sections, "test")
+
+
+def changes(**sections):
+    before, after = config(), config(**sections)
+    return changed_keys(before.model_dump(mode="json"), after.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"run": {"steps": 500, "folder": "elsewhere", "save_every": 1, "keep_last": 9}},
+        {"engine": {"name": "vllm", "options": {"x": 1}, "max_concurrency": 4}},
+        {"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "eval": {"every": 3}},
+        {"learner": {"device": "cpu", "token_budget": 99999}},
+        {"learner": {"ranks": 4, "nodes": 2, "shard": "node"}},
+        {"workers": {"kind": "ray", "count": 3, "max_restarts": 9}, "placement": {"sleep": True}},
+        {"profiler": {"timeline": True, "steps": [3]}},
+    ],
+)
+def test_what_does_not_decide_what_is_learned_may_change(sections):
+    assert changes(**sections) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"learner": {"lr": 0.5}}, ["learner.lr: 1e-06 -> 0.5"]),
+        ({"env": {"reward": "contains"}}, ["env.reward: 'exact' -> 'contains'"]),
+        ({"limits": {"max_turns": 3}}, ["limits.max_turns: 16 -> 3"]),
+        ({"algorithm": {"group_size": 2}}, ["algorithm.group_size: 8 -> 2"]),
+        ({"run": {"seed": 1}}, ["learner.seed: 0 -> 1", "run.seed: 0 -> 1"]),
+        ({"env": {"reward": "exact", "reward_options": {"k": 2}}}, ["env.reward_options.k: not set -> 2"]),
+    ],
+)
+def test_what_decides_what_is_learned_is_named(sections, named):
+    assert set(named) <= set(changes(**sections))
+
+
+def test_a_run_folder_of_other_settings_is_refused_and_left_alone(tmp_path):
+    folder, checkpoint = open_run(config(), tmp_path)
+    assert checkpoint is None
+    folder.append_metrics({"step": 1})
+    with pytest.raises(UserError, match=r"learner\.lr: 1e-06 -> 0\.5"):
+        open_run(config(learner={"lr": 0.5}), tmp_path)
+    assert folder.read_metrics() == [{"step": 1}]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_nothing(tmp_path):
+    folder, _ = open_run(config(), tmp_path)
+    folder.append_metrics({"step": 1})
+    _, checkpoint = open_run(config(), tmp_path)
+    assert checkpoint is None
+    assert folder.read_metrics() == []

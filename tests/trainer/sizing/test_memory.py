@@ -1,0 +1,227 @@
+"""Estimates of memory against the peaks that were measured and kept in benchmarks/results."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2_5_VLConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from agentloop.trainer.planning.flops import ModelFlops
+from agentloop.trainer.sizing.gpus import find
+from agentloop.trainer.sizing.layouts import Layout, problems
+from agentloop.trainer.sizing.memory import Precision, training_memory
+from agentloop.trainer.sizing.model_shape import ModelShape
+from agentloop.trainer.sizing.step_time import Work, training_seconds
+
+_ROOT = Path(__file__).parents[3]
+_SHAPES = {"0.6B": (1024, 3072, 28, 16), "1.7B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
+_RESULTS = _ROOT / "benchmarks" / "results"
+_DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+
+
+def _config(name: str) -> Qwen3Config:
+    hidden, mlp, layers, heads = _SHAPES[name]
+    return Qwen3Config(
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A line of a result of train_step.py or train_scale.py."""
+
+    result: dict[str, Any]
+    line: dict[str, Any]
+    gpus: int
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape.from_config(_config(self.result["model"]))
+
+    @property
+    def gathers_once(self) -> bool:
+        return "gather_once=false" not in self.line.get("layout", "")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(part.split("=") for part in self.line.get("layout", "").split(",") if "=" in part)
+
+    @property
+    def lora_rank(self) -> int:
+        return int(self.settings.get("lora.rank", 0))
+
+    def layout(self, token_budget: int) -> Layout:
+        backend, *parts = self.line.get("layout", "fsdp").split(",")
+        options: dict[str, Any] = {_DEGREES[part[:2]]: int(part[2:]) for part in parts if part[:2] in _DEGREES}
+        options |= {name: value for name, value in self.settings.items() if name == "checkpointing"}
+        checkpointing = self.result["options"].get("checkpointing", "off")
+        options = {"checkpointing": checkpointing} | options
+        return Layout(backend=backend, gpus=self.gpus, token_budget=token_budget, **options)  # type: ignore[arg-type]
+
+    @property
+    def estimated_gib(self) -> float:
+        layout = self.layout(self.line["largest_row"])
+        once = self.gathers_once
+        memory = training_memory(self.shape, layout, micro_batches=4, gather_once=once, lora_rank=self.lora_rank)
+        return memory.total / 2**30
+
+    @property
+    def work(self) -> Work:
+        count = self.result["sequences"]
+        return Work(
+            trajectories=count,
+            mean_tokens=self.result["tokens"] / count,
+            longest=self.result["longest"],
+            trained=self.result["trained_tokens"] / self.result["tokens"],
+        )
+
+    @property
+    def estimated_seconds(self) -> float:
+        layout = self.layout(int(self.result["options"]["token_budget"]))
+        flops = ModelFlops.from_config(_config(self.result["model"]))
+        return training_seconds(self.shape, flops, layout, self.work, find("H200"), 8, lora_rank=self.lora_rank)
+
+
+def _measured() -> Iterator[Any]:
+    for path in sorted(_RESULTS.glob("train_s*_*B*.json")):
+        result = json.loads(path.read_text())["result"]
+        for line in result.get("layouts", result.get("runs")):
+            found = Measured(result, line, line.get("ranks", result.get("gpus")))
+            yield pytest.param(found, id=f"{path.stem}-{line.get('layout', found.gpus)}")
+
+
+_MEASURED = list(_measured())
+_PEAKS = [case for case in _MEASURED if "memory_peak_gib" in case.values[0].line]
+_ON_TWO = [case.values[0] for case in _MEASURED if case.id.startswith("train_step_0.6B_25_2gpus-")]
+
+
+def test_what_was_measured():
+    layouts = {(case.values[0].line.get("layout", "fsdp"), case.values[0].gpus) for case in _PEAKS}
+    assert len(layouts) >= 10
+    assert len(_ON_TWO) >= 6
+
+
+@pytest.mark.parametrize("measured", _PEAKS)
+def test_memory_is_within_a_tenth_of_the_measured_peak(measured: Measured):
+    assert measured.estimated_gib == pytest.approx(measured.line["memory_peak_gib"], rel=0.1)
+
+
+def test_memory_of_a_row_as_long_as_a_gpu_holds():
+    result = json.loads((_RESULTS / "longest_row_4B_agentloop_full_sparse.json").read_text())["result"]
+    rows = [row for row in result["rows"] if row.get("fits")]
+    assert {row["mode"] for row in rows} == {"full", "sparse"}
+    for row in rows:
+        layout = Layout(checkpointing=row["mode"], token_budget=row["tokens"])
+        estimate = training_memory(ModelShape.from_config(_config("4B")), layout, micro_batches=1)
+        assert estimate.total / 2**30 == pytest.approx(row["memory_peak_gib"], rel=0.05)
+
+
+_FAST = [case for case in _MEASURED if case.values[0].gpus == 1 and "step_seconds" in case.values[0].line]
+
+
+@pytest.mark.parametrize("measured", _FAST)
+def test_time_is_within_a_fifth_of_the_measured_step(measured: Measured):
+    assert measured.estimated_seconds == pytest.approx(measured.line["step_seconds"], rel=0.2)
+
+
+def test_layouts_over_two_gpus_are_ranked_as_they_were_measured():
+    for one, other in combinations([measured for measured in _ON_TWO if measured.gathers_once], 2):
+        # What is within a tenth of each other may change places.
+        seconds = one.line["step_seconds"], other.line["step_seconds"]
+        if abs(seconds[0] / seconds[1] - 1) > 0.1:
+            is_faster = seconds[0] < seconds[1]
+            layouts = one.line["layout"], other.line["layout"]
+            assert (one.estimated_seconds < other.estimated_seconds) == is_faster, layouts
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_model(tied: bool):
+    small = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": tied,
+    }
+    dense, experts = (
+        Qwen3Config(**small),
+        Qwen3MoeConfig(**small, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, decoder_sparse_step=1),
+    )
+    norms = 3 * 2 * 8  # of queries and keys: not counted
+    assert ModelShape.from_config(dense).parameters + norms == Qwen3ForCausalLM(dense).num_parameters()
+    assert ModelShape.from_config(experts).parameters + norms == Qwen3MoeForCausalLM(experts).num_parameters()
+
+
+def test_what_the_whole_config_of_a_vision_model_says_of_its_text():
+    shape = ModelShape.from_config(Qwen2_5_VLConfig(tie_word_embeddings=False))
+    assert (shape.tied, shape.has_tower) == (False, True)
+    assert list(problems(Layout(gpus=2), shape)) == []
+    for refused in (Layout(gpus=2, context=2), Layout(gpus=2, backend="megatron")):
+        assert list(problems(refused, shape)) == [
+            "A model with a vision tower needs backend=fsdp without sequence_parallel."
+        ]
+
+
+SHAPE = ModelShape.from_config(_config("4B"))
+
+
+def test_each_saving_saves_where_it_says():
+    plain = training_memory(SHAPE, Layout(gpus=8))
+    selective = training_memory(SHAPE, Layout(gpus=8, checkpointing="selective"))
+    full = training_memory(SHAPE, Layout(gpus=8, checkpointing="full"))
+    assert plain.activations > 2 * selective.activations > 4 * full.activations
+    offloaded = training_memory(SHAPE, Layout(gpus=8, offload="optimizer"))
+    assert plain.total - offloaded.total == pytest.approx(plain.optimizer)
+    away = training_memory(SHAPE, Layout(gpus=8, offload="all"))
+    assert (away.weights, away.optimizer) == (0, 0)
+    assert away.gradients < 0.3 * plain.gradients
+    halved = training_memory(SHAPE, Layout(gpus=8, context=2))
+    assert halved.activations == pytest.approx(plain.activations / 2)
+    assert training_memory(SHAPE, Layout(gpus=1)).optimizer == pytest.approx(8 * plain.optimizer)
+
+
+def test_megatron_divides_by_what_its_degrees_divide():
+    one = training_memory(SHAPE, Layout(backend="megatron", gpus=8), micro_batches=8)
+    tensor = training_memory(SHAPE, Layout(backend="megatron", gpus=8, tensor=2), micro_batches=8)
+    staged = training_memory(SHAPE, Layout(backend="megatron", gpus=8, pipeline=2), micro_batches=8)
+    assert tensor.gradients == pytest.approx(one.gradients / 2)
+    assert tensor.activations == pytest.approx(one.activations / 2, rel=0.01)
+    # The first stage has half the layers, and activations of two micro-batches in flight.
+    assert staged.activations == pytest.approx(one.activations)
+    assert one.gradients / 2 < staged.gradients < 0.6 * one.gradients
+    # The optimizer is divided over all ranks in any case.
+    assert tensor.optimizer == pytest.approx(one.optimizer)
+
+
+def test_a_model_in_float32_has_no_copy_and_twice_the_activations():
+    half, single = training_memory(SHAPE, Layout()), training_memory(SHAPE, Layout(), precision=Precision(compute=4))
+    assert single.compute_weights == 0
+    assert single.activations > 1.9 * half.activations
+    names = [field.name for field in fields(half)]
+    assert half.total == sum(getattr(half, name) for name in names)
+    assert replace(half, reference=5.0).total == half.total + 5.0
+
+
+def test_interleaved_stages_hold_more_micro_batches_and_selective_checkpointing_less_of_each():
+    layout = Layout(backend="megatron", gpus=4, pipeline=2)
+    plain = training_memory(SHAPE, layout, micro_batches=8).activations
+    # The first stage starts 2 + 2 + 1 pieces before its first backward: 2.5 micro-batches, not 2.
+    interleaved = training_memory(SHAPE, replace(layout, virtual=2), micro_batches=8)
+    assert interleaved.activations == pytest.approx(plain * 2.5 / 2)
+    selective = training_memory(SHAPE, replace(layout, checkpointing="selective"), micro_batches=8)
+    full = training_memory(SHAPE, replace(layout, checkpointing="full"), micro_batches=8)
+    assert plain > 1.8 * selective.activations > 6 * full.activations

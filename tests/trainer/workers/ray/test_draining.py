@@ -1,0 +1,136 @@
+"""`RayWorkers` with workers that leave while their episodes run: other workers sample the turns of these."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.rollout.setup import Episodes, make_engine
+from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.requests import make_orders, play_all
+
+pytestmark = pytest.mark.usefixtures("ray")
+ORDERS = make_orders("x", range(5), n=4, seed=0)
+
+
+async def started(config, folder):
+    settings = config.workers.model_copy(update={"kind": "ray", "count": 2})
+    workers = make_workers(config.model_copy(update={"workers": settings}), Path(config.model), None, folder)
+    await workers.start()
+    return workers
+
+
+def said(groups):
+    return [(t.trajectory_id, t.token_ids.tolist(), t.reward) for group in groups for t in group.trajectories]
+
+
+async def alone(config):
+    """What a worker says that is not disturbed."""
+    model = Path(config.model)
+    worker = LocalWorkers(Episodes.load(config, model), make_engine(config, model))
+    await worker.start()
+    groups = await play_all(worker, ORDERS)
+    await worker.close()
+    return said(groups)
+
+
+async def until(condition, playing=None):
+    while not condition():
+        assert playing is None or not playing.done(), playing.result()
+        await asyncio.sleep(0.02)
+
+
+def busy(workers):
+    return [slot for slot in workers._slots if slot.worker is not None and slot.worker.orders]
+
+
+async def test_a_worker_that_leaves_hands_its_turns_over_and_nobody_can_tell(steady, sums, tmp_path):
+    config = steady("engine.max_concurrency=20")
+    expected = await alone(config)
+    workers = await started(config, tmp_path)
+    (sums / "gate").touch()  # all calls of the tool wait: every episode that calls it has a turn before it
+    seen = []
+    playing = asyncio.create_task(play_all(workers, ORDERS, lambda trajectory: seen.append(trajectory.trajectory_id)))
+    await until(lambda: len(busy(workers)) == 2, playing)
+    (tmp_path / "workers").write_text("1\n")
+    await until(lambda: workers.metrics()["workers/draining"] == 1, playing)
+    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    pid, waiting = leaving.worker.pid, leaving.in_flight
+    assert waiting
+    await leaving.worker.resume()  # it has heard by then
+    sampled = (sums / "log").read_text().splitlines()
+    (sums / "gate").unlink()
+    groups = await playing
+    assert said(groups) == expected
+    assert sorted(seen) == sorted(name for name, *_ in expected), "each trajectory was shown once"
+    assert len((sums / "log").read_text().splitlines()) - len(sampled) == sum(
+        t.num_turns == 2 for group in groups for t in group.trajectories
+    ), "no turn was sampled twice"
+    await until(lambda: leaving.life.done())
+    metrics = workers.metrics()
+    here = [t for group in groups for t in group.trajectories if t.metrics["worker_pid"] == pid]
+    assert metrics["workers/handed_over_turns"] == sum(t.num_turns == 2 for t in here) > 0, "played here, sampled there"
+    assert (metrics["workers/alive"], metrics["workers/draining"]) == (1, 0)
+    assert not workers.failures
+    await workers.close()
+
+
+async def test_what_a_leaving_worker_has_not_ended_in_time_others_go_on_with(steady, sums, tmp_path):
+    config = steady("engine.max_concurrency=20", "workers.drain_seconds=0")
+    expected = await alone(config)
+    workers = await started(config, tmp_path)
+    (sums / "gate").touch()
+    playing = asyncio.create_task(play_all(workers, ORDERS))
+    await until(lambda: len(busy(workers)) == 2, playing)
+    await until(lambda: all(len(o.turns) == len(o.missing) for s in busy(workers) for o in s.worker.orders), playing)
+    workers.resize(1)
+    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    handed_over = leaving.in_flight
+    await until(lambda: leaving.worker is None, playing)
+    (sums / "gate").unlink()
+    assert said(await playing) == expected
+    await until(lambda: workers.metrics()["workers/recalled_turns"] == handed_over)
+    assert not workers.failures, "to leave is no failure"
+    await workers.close()
+
+
+async def test_a_helper_that_dies_in_the_middle_of_a_turn_is_done_without(steady, sums, tmp_path):
+    config = steady("engine.max_concurrency=20")
+    expected = await alone(config)
+    workers = await started(config, tmp_path)
+    (sums / "gate").touch()
+    playing = asyncio.create_task(play_all(workers, ORDERS))
+    await until(lambda: len(busy(workers)) == 2, playing)
+    workers.resize(1)
+    leaving, helper = sorted((slot.worker for slot in workers._slots), key=lambda worker: not worker.is_draining)
+    await leaving.resume()  # it has heard by then
+    (sums / "stuck").touch()  # turns behind the tool's answer take for ever, and hold up whoever samples them
+    (sums / "gate").unlink()
+    while (await helper._report()).stands_still < 2:
+        pass
+    (sums / "stuck").unlink()
+    os.kill(helper.pid, signal.SIGKILL)
+    assert said(await playing) == expected
+    assert workers.failures == {"died": 1}
+    await workers.close()
+
+
+async def test_more_workers_take_part_when_they_are_ready_and_impossible_numbers_are_refused(steady, sums, tmp_path):
+    config = steady("engine.max_concurrency=4")
+    workers = await started(config, tmp_path)
+    assert workers.room() == 8
+    workers.resize(3)
+    assert workers.room() == 12, "orders wait for it"
+    await until(lambda: workers.metrics()["workers/alive"] == 3)
+    with pytest.raises(UserError, match=r"workers\.count is 99 and each worker needs 1 CPUs"):
+        workers.resize(99)
+    with pytest.raises(UserError, match="A run needs a worker"):
+        workers.resize(0)
+    workers.resize(1)
+    assert workers.room() == 4
+    assert len(await play_all(workers, ORDERS)) == 5
+    await workers.close()

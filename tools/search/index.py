@@ -1,0 +1,176 @@
+"""A full-text index in one file: SQLite's FTS5, ranked by BM25. Nothing to install, nothing to run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from agentloop.errors import ToolError, UserError
+from agentloop.tools.search.passages import Passage, passage_of, valid
+
+FORMAT = "agentloop search index 1"
+MAX_TERMS = 16
+"""Of a query; the rarest ones. Each more costs time and says less."""
+MAX_QUERY_CHARS = 10_000
+_TERM = re.compile(r"\w+")
+_BATCH = 10_000
+_TOKENIZER = "unicode61 remove_diacritics 2"
+
+
+def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
+    """Write an index of passages; returns how many. The file appears whole or not at all.
+
+    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus and for a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and the index is a file: name another.")
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(unfinished, isolation_level=None)
+    try:
+        connection.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE about (what TEXT);"
+            "CREATE TABLE passages (number INTEGER PRIMARY KEY, id TEXT, title TEXT, text TEXT);"
+            f"CREATE VIRTUAL TABLE found USING fts5(title, text, content=passages, content_rowid=number, "
+            f"tokenize='{_TOKENIZER}');"
+            "CREATE VIRTUAL TABLE terms USING fts5vocab(found, row);"
+        )
+        count = 0
+        for batch in _batches(corpus):
+            rows = [
+                (count + i, valid(p.id) or str(count + i), valid(p.title), valid(p.text)) for i, p in enumerate(batch)
+            ]
+            connection.execute("BEGIN")
+            connection.executemany("INSERT INTO passages VALUES (?, ?, ?, ?)", rows)
+            connection.executemany(
+                "INSERT INTO found(rowid, title, text) VALUES (?, ?, ?)", [(row[0], row[2], row[3]) for row in rows]
+            )
+            connection.execute("COMMIT")
+            count += len(rows)
+            if on_progress is not None:
+                on_progress(count)
+        if not count:
+            raise UserError("The corpus holds no passages: there is nothing to index.")
+        connection.execute("INSERT INTO found(found) VALUES ('optimize')")
+        connection.execute("INSERT INTO about VALUES (?)", (FORMAT,))
+        connection.close()
+        os.replace(unfinished, path)
+    except BaseException:
+        connection.close()
+        unfinished.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def read_corpus(path: str | Path) -> Iterator[Passage]:
+    """Passages of a JSONL file (`id` and `contents`, or `title` and `text`, a line each), or of a folder of .txt and
+    .md files, one each. Raises `UserError` with the line that cannot be read."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
+        if not files:
+            raise UserError(f"The folder {path} holds no .txt and no .md file.")
+        for file in files:
+            name = str(file.relative_to(path))
+            yield Passage(name, file.stem, file.read_text(encoding="utf-8", errors="replace"))
+        return
+    try:
+        lines = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"There is no corpus {path}: {error.strerror}.") from error
+    with lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                document = json.loads(line)
+                if not isinstance(document, dict):
+                    raise ValueError("it is no JSON object")
+                yield passage_of(document)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number} is no document: {error}.") from error
+
+
+class LocalIndex:
+    """A `Retriever` over a file that `build` wrote."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._local = threading.local()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._check)
+
+    def _check(self) -> None:
+        try:
+            (what,) = self._connection().execute("SELECT what FROM about").fetchone()
+        except (sqlite3.Error, TypeError) as error:
+            raise UserError(
+                f"{self._path} is not a search index: {error}. Make one: agentloop tools index CORPUS {self._path}"
+            ) from error
+        if what != FORMAT:
+            raise UserError(f"{self._path} has another format ({what!r}, not {FORMAT!r}): build it again.")
+
+    async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """See `Retriever`. Threads: SQLite gives up the GIL while it searches."""
+        try:
+            return list(await asyncio.gather(*(asyncio.to_thread(self._search, query, topk) for query in queries)))
+        except sqlite3.Error as error:
+            raise ToolError(f"The search index cannot be read: {error}.") from error
+
+    def _search(self, query: str, topk: int) -> list[Passage]:
+        connection = self._connection()
+        terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:MAX_QUERY_CHARS].lower())))
+        if not terms:
+            return []
+        # In quotes a term is text: nothing in it is an operator.
+        match = " OR ".join(f'"{term}"' for term in terms)
+        rows = connection.execute(
+            "SELECT p.id, p.title, p.text, -f.rank FROM (SELECT rowid, rank FROM found WHERE found MATCH ? ORDER BY "
+            "rank LIMIT ?) AS f JOIN passages AS p ON p.number = f.rowid ORDER BY f.rank",
+            (match, topk),
+        )
+        return [Passage(*row) for row in rows]
+
+    @staticmethod
+    def _rarest(connection: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
+        """The terms that most narrow the search, of those in the index."""
+        counts = {}
+        for term in terms:
+            # The tokenizer folds what `lower` does not (accents); such a term is looked up by the search itself.
+            row = connection.execute("SELECT doc FROM terms WHERE term = ?", (term,)).fetchone()
+            if row is not None or not term.isascii():
+                counts[term] = row[0] if row else 0
+        return sorted(counts, key=counts.__getitem__)[:MAX_TERMS]
+
+    def _connection(self) -> sqlite3.Connection:
+        """One a thread; the file does not change once it is there."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            uri = f"file:{quote(str(self._path.resolve()))}?mode=ro&immutable=1"
+            connection = self._local.connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            connection.execute("PRAGMA mmap_size = 1073741824")
+        return connection
+
+    async def close(self) -> None:
+        """Connections close with their threads."""
+
+
+def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
+    batch: list[Passage] = []
+    for passage in passages:
+        batch.append(passage)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

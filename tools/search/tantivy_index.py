@@ -1,0 +1,154 @@
+"""A full-text index in a folder, by tantivy: Rust, ranked by BM25 as the one of SQLite, for corpora of millions.
+
+Needs `pip install 'agentloop[tantivy]'`. Title and text are searched as one field, so that passages are ranked by the
+same counts in both kinds of index; scores differ in their constants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import ToolError, UserError
+from agentloop.tools.search.index import MAX_QUERY_CHARS, MAX_TERMS
+from agentloop.tools.search.passages import Passage, valid
+
+FORMAT = "agentloop tantivy index 1"
+_ABOUT = "agentloop.txt"
+_TOKENIZER = "words"
+_HEAP_BYTES = 256 << 20
+_BATCH = 10_000
+
+
+def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
+    """Write an index of passages; returns how many. The folder appears whole or not at all; one that is there and is
+    an index is replaced.
+
+    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus and for a folder that
+    holds something else.
+    """
+    path = Path(path)
+    if path.exists() and not (path / _ABOUT).is_file():
+        raise UserError(f"{path} is there and is no index: name another folder, or remove it.")
+    unfinished = path.with_name(path.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        count = _write(corpus, unfinished, on_progress or (lambda done: None))
+        (unfinished / _ABOUT).write_text(FORMAT, encoding="utf-8")
+        shutil.rmtree(path, ignore_errors=True)
+        unfinished.replace(path)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        raise
+    return count
+
+
+def _write(corpus: Iterable[Passage], folder: Path, on_progress: Callable[[int], None]) -> int:
+    index = _tantivy().Index(_schema(), path=str(folder))
+    index.register_tokenizer(_TOKENIZER, _words())
+    # One thread: passages of equal score come in the order of the corpus.
+    writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+    try:
+        count = 0
+        for passage in corpus:
+            writer.add_document(_document(passage, number=count))
+            count += 1
+            if count % _BATCH == 0:
+                on_progress(count)
+        if not count:
+            raise UserError("The corpus holds no passages: there is nothing to index.")
+        writer.commit()
+        writer.wait_merging_threads()
+    finally:
+        del writer  # ends its threads, which write to the folder
+    on_progress(count)
+    return count
+
+
+class TantivyIndex:
+    """A `Retriever` over a folder that `build` wrote."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._searcher: Any = None
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        tantivy = _tantivy()
+        try:
+            what = (self._path / _ABOUT).read_text(encoding="utf-8")
+            if what != FORMAT:
+                raise UserError(f"{self._path} has another format ({what!r}, not {FORMAT!r}): build it again.")
+            index = tantivy.Index.open(str(self._path))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self._path} is not a search index: {error}. Make one: agentloop tools index CORPUS {self._path} "
+                "--engine tantivy"
+            ) from error
+        index.register_tokenizer(_TOKENIZER, _words())
+        self._index, self._searcher = index, index.searcher()
+
+    async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """See `Retriever`."""
+        if self._searcher is None:
+            await self.start()
+        try:
+            return list(await asyncio.gather(*(asyncio.to_thread(self._search, query, topk) for query in queries)))
+        except (OSError, ValueError) as error:
+            raise ToolError(f"The search index cannot be read: {error}.") from error
+
+    def _search(self, query: str, topk: int) -> list[Passage]:
+        tantivy = _tantivy()
+        asked = dict.fromkeys(_words().analyze(valid(query[:MAX_QUERY_CHARS])))
+        counts = {term: self._searcher.doc_freq("words", term) for term in asked}
+        rarest = sorted((term for term in counts if counts[term]), key=counts.__getitem__)[:MAX_TERMS]
+        if not rarest:
+            return []
+        schema = self._index.schema
+        terms = [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "words", term, "freq")) for term in rarest]
+        hits = self._searcher.search(tantivy.Query.boolean_query(terms), limit=topk, count=False).hits
+        return [self._passage(address, score) for score, address in hits]
+
+    def _passage(self, address: Any, score: float) -> Passage:
+        identifier, title, text = json.loads(self._searcher.doc(address)["passage"][0])
+        return Passage(identifier, title, text, score)
+
+    async def close(self) -> None:
+        self._searcher = None
+
+
+@cache
+def _words() -> Any:
+    """Words without case and accents, as SQLite's `unicode61 remove_diacritics 2` finds them."""
+    tantivy = _tantivy()
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    return builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold()).build()
+
+
+def _schema() -> Any:
+    builder = _tantivy().SchemaBuilder()
+    builder.add_text_field("words", tokenizer_name=_TOKENIZER, index_option="freq")
+    builder.add_bytes_field("passage", stored=True)
+    return builder.build()
+
+
+def _document(passage: Passage, number: int) -> Any:
+    document = _tantivy().Document(words=valid(f"{passage.title}\n{passage.text}"))
+    document.add_bytes("passage", json.dumps([passage.id or str(number), passage.title, passage.text]).encode())
+    return document
+
+
+def _tantivy() -> Any:
+    try:
+        import tantivy
+    except ImportError as error:
+        raise UserError("This search index needs tantivy: pip install 'agentloop[tantivy]'.") from error
+    return tantivy

@@ -1,0 +1,43 @@
+"""Work that ends when nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from agentloop.tools.serving.http.bodies import ClientGoneError
+
+T = TypeVar("T")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. Where the client leaves, and where this is cancelled, it is cancelled and waited for, so that
+    what it used is free again; then raises `ClientGoneError`. The request's body must have been read."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    gone = asyncio.ensure_future(_until_gone(request))
+    gone.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        gone.remove_done_callback(leave)
+        gone.cancel()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,107 @@
+"""`Front`: what every request passes: the token, its id, its line in the log, and its count."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.routes.health import PING
+
+access_log = logging.getLogger("agentloop.tools.serving.access")
+"""One JSON line a request: what was asked and how it ended, never code, input, files or the token."""
+
+_IDENTIFIER = re.compile(rb"[\w.-]{1,64}", re.ASCII)
+
+
+class Front:
+    """Plain ASGI: it costs some microseconds."""
+
+    def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
+        self._app = app
+        self._daemon = daemon
+        token = daemon.settings.token
+        self._bearer = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        identifier = given.decode() if _IDENTIFIER.fullmatch(given) else secrets.token_hex(8)
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state.update(request_id=identifier, outcome="")
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identifier.encode())]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope["path"], headers)
+            if refusal is None:
+                await self._app(scope, receive, answer)
+            else:
+                await _refuse(answer, *refusal)
+        except asyncio.CancelledError:
+            if status == 0:  # the time to drain is over
+                await _refuse(answer, 503, "The daemon ends.")
+        except Exception:
+            if status == 0:
+                raise
+            # Starlette raises again what was answered and logged already; uvicorn would log its message, too.
+        finally:
+            self._record(scope, status, time.perf_counter() - start)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
+        if path == PING:
+            return None
+        if self._bearer is not None:
+            if hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
+                return None
+            return 401, "The token is missing or wrong: send it as `Authorization: Bearer TOKEN`."
+        if b"origin" in headers:  # a page in somebody's browser reaches loopback addresses, too
+            return 403, "Browsers may use this daemon only with a token: start it with one."
+        return None
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._daemon.metrics.count_request(route, status)
+        if access_log.isEnabledFor(logging.INFO):
+            state = scope["state"]
+            line = {
+                "time": round(time.time(), 3),
+                "request_id": state["request_id"],
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "seconds": round(seconds, 6),
+                "outcome": state["outcome"],
+            }
+            access_log.info(json.dumps(line))
+
+
+async def _refuse(send: Send, status: int, detail: str) -> None:
+    body = json.dumps({"detail": detail}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),  # the body is not read
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

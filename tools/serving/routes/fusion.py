@@ -1,0 +1,169 @@
+"""POST /run_code, as SandboxFusion speaks it; fields of ours beside its own.
+
+Its clients try again only at 504: requests queue here, and get 504 when the queue takes longer than they wait. What the
+sandbox cannot do is a status of the answer, with HTTP 200. https://github.com/bytedance/SandboxFusion
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import AfterValidator, Field
+
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes import languages
+from agentloop.sandboxes.base import Execution, ExecutionResult, ProcessResult, SandboxBusyError
+from agentloop.sandboxes.client.wire import RunBody
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.http import outcomes
+from agentloop.tools.serving.http.bodies import (
+    LARGE,
+    Base64,
+    Body,
+    ClientGoneError,
+    FetchBytes,
+    Files,
+    MemoryOrDefault,
+    OutputBytes,
+    Paths,
+    Seconds,
+    documented,
+)
+from agentloop.tools.serving.http.disconnects import unless_gone
+
+_PATIENCE_SECONDS = 10.0
+"""SandboxFusion's clients wait for as long as compiler and code may take, and so much more."""
+_HEAD_START = 0.5
+"""Seconds by which our 504 comes before they give up."""
+_POD = os.environ.get("MY_POD_NAME")
+
+router = APIRouter(tags=["SandboxFusion"])
+
+
+def _known(name: str) -> str:
+    languages.find(name)
+    return name
+
+
+class RunCode(Body):
+    code: str
+    language: Annotated[str, AfterValidator(_known)] = "python"
+    stdin: str | None = None
+    stdin_base64: Base64 = None
+    """In place of `stdin`, for what is no text."""
+    compile_timeout: Seconds = 10.0
+    run_timeout: Seconds = 10.0
+    memory_limit_MB: MemoryOrDefault = -1
+    files: Files = Field(default_factory=dict)
+    fetch_files: Paths = Field(default_factory=list)
+    echo: bool = False
+    output_bytes: OutputBytes = 1 << 20
+    fetch_bytes: FetchBytes = 64 << 20
+    max_queue_seconds: Annotated[float, Field(ge=0)] | None = None
+
+    def execution(self, memory_mb: int) -> Execution:
+        return Execution(
+            code=self.code,
+            language=self.language,
+            stdin=self.stdin if self.stdin_base64 is None else self.stdin_base64,
+            timeout=self.run_timeout,
+            compile_timeout=self.compile_timeout,
+            memory_mb=memory_mb if self.memory_limit_MB == -1 else self.memory_limit_MB,
+            files=self.files,
+            fetch_files=self.fetch_files,
+            output_bytes=self.output_bytes,
+            fetch_bytes=self.fetch_bytes,
+            echo=self.echo,
+        )
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long it may wait for a slot."""
+        patience = self.compile_timeout + self.run_timeout + _PATIENCE_SECONDS - _HEAD_START
+        return patience if self.max_queue_seconds is None else min(patience, self.max_queue_seconds)
+
+
+@router.post("/run_code", response_model=RunBody, openapi_extra=documented(RunCode))
+async def run_code(request: Request) -> Response:
+    """Run a program. Beyond SandboxFusion's fields: echo, output_bytes, fetch_bytes, max_queue_seconds and
+    stdin_base64 in the request; queue_seconds, files_truncated, request_id and, in the results of processes, oom,
+    truncated and signal in the answer."""
+    daemon = Daemon.of(request)
+    body = await daemon.reader.parse(request, RunCode)
+    try:
+        execution = body.execution(daemon.settings.memory_mb)
+        work = daemon.sandbox.run(execution, max_queue_seconds=body.queue_seconds)
+        result = await unless_gone(request, work)
+    except SandboxBusyError as error:
+        _note(daemon, request, "no_slot")
+        raise HTTPException(504, str(error)) from error
+    except ClientGoneError:
+        _note(daemon, request, "client_gone")
+        raise
+    except (SandboxError, UserError) as error:  # a UserError: the compiler is not there
+        _note(daemon, request, "sandbox_error")
+        return outcomes.answer(failure(request, str(error)))
+    _note(daemon, request, outcomes.of_execution(result))
+    daemon.metrics.observe(result)
+    if sum(map(len, result.files.values())) > LARGE:
+        return await asyncio.to_thread(lambda: outcomes.answer(success(request, result)))
+    return outcomes.answer(success(request, result))
+
+
+def _note(daemon: Daemon, request: Request, outcome: str) -> None:
+    outcomes.note(request, outcome)
+    daemon.metrics.count_execution(outcome)
+
+
+def success(request: Request, result: ExecutionResult) -> dict[str, Any]:
+    """What is answered when the sandbox did its work, whatever the code did."""
+    compilation = result.compilation
+    return {
+        "status": "Success" if result.compiled and result.ok and not result.timed_out else "Failed",
+        "message": "",
+        "compile_result": process(compilation) if compilation else None,
+        "run_result": process(result) if result.compiled else None,
+        **common(request, result.files),
+        "files_truncated": result.files_truncated,
+        "queue_seconds": result.queue_seconds,
+    }
+
+
+def failure(request: Request, message: str) -> dict[str, Any]:
+    """What is answered when the sandbox did not."""
+    broken = {"status": "Error", "execution_time": None, "return_code": None, "stdout": "", "stderr": message}
+    return {
+        "status": "SandboxError",
+        "message": message,
+        "compile_result": None,
+        "run_result": broken,
+        **common(request, {}),
+        "queue_seconds": 0.0,
+    }
+
+
+def common(request: Request, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The fields of all answers."""
+    return {
+        "executor_pod_name": _POD,
+        "files": {path: outcomes.to_base64(content) for path, content in files.items()},
+        "request_id": outcomes.request_id(request),
+    }
+
+
+def process(result: ProcessResult) -> dict[str, Any]:
+    """SandboxFusion's CommandRunResult. Its output is never null: verl's tool takes null for none."""
+    return {
+        "status": "TimeLimitExceeded" if result.timed_out else "Finished",
+        "execution_time": result.seconds,
+        "return_code": result.return_code,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "oom": result.oom,
+        "truncated": result.output_truncated,
+        "signal": result.signal,
+    }

@@ -1,0 +1,50 @@
+"""/v1/ping, /v1/health and /metrics: is it there, how does it go."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.http import outcomes
+
+PING = "/v1/ping"
+
+router = APIRouter(tags=["health"])
+
+
+@router.get(PING)
+async def ping() -> str:
+    """ "pong", to everybody: also without the token."""
+    return "pong"
+
+
+@router.get("/v1/health")
+async def health(request: Request) -> Response:
+    """What this daemon is, and how busy."""
+    daemon = Daemon.of(request)
+    load = daemon.sandbox.load()
+    return outcomes.answer(
+        {
+            "status": "draining" if daemon.draining else "ok",
+            "draining": daemon.draining,
+            "version": version("agentloop"),
+            "level": daemon.sandbox.level,
+            "slots": load.slots,
+            "busy": load.busy,
+            "waiting": load.waiting,
+            "sessions": load.sessions,
+            "max_sessions": daemon.settings.max_sessions,
+            "preload": list(daemon.settings.preload),
+            "packages": list(daemon.settings.packages),
+            "tools": list(daemon.toolbox.toolset.tools),
+        }
+    )
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return Response(Daemon.of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

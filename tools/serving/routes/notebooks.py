@@ -1,0 +1,148 @@
+"""POST /run_jupyter, as SandboxFusion speaks it: cells in order, in a session that lives as long as the request.
+
+An exception does not stop the cells after it. Both time limits are kept, and what the cells before the end did is
+answered (SandboxFusion keeps one of them, and then answers nothing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import Field
+
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes.base import CellResult, SandboxBusyError, Session, SessionSettings
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.http import outcomes
+from agentloop.tools.serving.http.bodies import Body, Files, MemoryOrDefault, Paths, Seconds, documented
+from agentloop.tools.serving.http.disconnects import unless_gone
+from agentloop.tools.serving.routes import fusion
+
+_PATIENCE_SECONDS = 9.5
+"""Of SandboxFusion's clients, beyond the time limit; half a second less, so that our 504 comes first."""
+_GRACE_SECONDS = 60.0
+
+router = APIRouter(tags=["SandboxFusion"])
+
+
+class RunJupyter(Body):
+    cells: Annotated[list[str], Field(min_length=1, max_length=10_000)]
+    cell_timeout: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds; 0 is no limit but the total one."""
+    total_timeout: Seconds = 45.0
+    memory_limit_MB: MemoryOrDefault = -1
+    kernel: Literal["python3"] = "python3"
+    files: Files = Field(default_factory=dict)
+    fetch_files: Paths = Field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Notebook:
+    """What came of it."""
+
+    cells: list[CellResult] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+    timed_out: bool = False
+    ended: str = ""
+    """How its session ended before the last cell."""
+
+
+@router.post("/run_jupyter", openapi_extra=documented(RunJupyter))
+async def run_jupyter(request: Request) -> Response:
+    """Run cells in a session of their own. The status is "Success" also where cells raised: they hold the errors."""
+    daemon = Daemon.of(request)
+    body = await daemon.reader.parse(request, RunJupyter)
+    try:
+        notebook = await unless_gone(request, _queued(daemon, body))
+    except SandboxBusyError as error:
+        outcomes.note(request, "no_slot")
+        raise HTTPException(504, str(error)) from error
+    except (SandboxError, UserError) as error:
+        outcomes.note(request, "sandbox_error")
+        failed = fusion.failure(request, str(error))
+        return outcomes.answer({**failed, "driver": failed["run_result"], "cells": []})
+    outcomes.note(request, "timeout" if notebook.timed_out else "session_ended" if notebook.ended else "success")
+    return outcomes.answer(_body(request, notebook))
+
+
+async def _queued(daemon: Daemon, body: RunJupyter) -> _Notebook:
+    patience = body.total_timeout + _PATIENCE_SECONDS
+    try:
+        # Not wait_for: in Python 3.11 it forgets that it was cancelled when the place comes at the same moment.
+        async with asyncio.timeout(patience):
+            await daemon.notebooks.acquire()
+    except TimeoutError as error:
+        raise SandboxBusyError(f"No place for a notebook became free in {patience:g} s.") from error
+    try:
+        return await _run(daemon, body)
+    finally:
+        daemon.notebooks.release()
+
+
+async def _run(daemon: Daemon, body: RunJupyter) -> _Notebook:
+    settings = SessionSettings(
+        memory_mb=daemon.settings.memory_mb if body.memory_limit_MB == -1 else body.memory_limit_MB,
+        files=body.files,
+        idle_seconds=body.total_timeout + _GRACE_SECONDS,
+    )
+    session = await daemon.sandbox.session(settings)
+    notebook = _Notebook()
+    try:
+        await _run_cells(daemon, body, session, notebook)
+        if body.fetch_files and not notebook.ended:
+            notebook.files = await session.read_files(body.fetch_files)
+    finally:
+        await session.close()
+    return notebook
+
+
+async def _run_cells(daemon: Daemon, body: RunJupyter, session: Session, notebook: _Notebook) -> None:
+    start = time.monotonic()
+    for code in body.cells:
+        left = body.total_timeout - notebook.seconds
+        if left <= 0:
+            notebook.timed_out = True
+            return
+        result = await session.run(code, max_seconds=min(body.cell_timeout or left, left))
+        daemon.metrics.count_execution(outcomes.of_cell(result))
+        notebook.cells.append(result)
+        notebook.seconds = time.monotonic() - start
+        notebook.timed_out |= result.timed_out
+        if result.session_ended:
+            notebook.ended = result.session_ended
+            return
+
+
+def _body(request: Request, notebook: _Notebook) -> dict[str, Any]:
+    reason = f"The session ended in cell {len(notebook.cells)}: {notebook.ended}." if notebook.ended else ""
+    driver = {
+        "status": "TimeLimitExceeded" if notebook.timed_out else "Finished",
+        "execution_time": notebook.seconds,
+        "return_code": None if notebook.timed_out else int(bool(notebook.ended)),
+        "stdout": "",
+        "stderr": reason,
+    }
+    return {
+        "status": "Failed" if notebook.timed_out or notebook.ended else "Success",
+        "message": "",
+        "driver": driver,
+        "cells": [_cell(result) for result in notebook.cells],
+        **fusion.common(request, notebook.files),
+    }
+
+
+def _cell(result: CellResult) -> dict[str, Any]:
+    error = result.error
+    return {
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "display": [outcomes.display(shown) for shown in result.displays],
+        "error": [{"ename": error.name, "evalue": error.value, "traceback": list(error.traceback)}] if error else [],
+        "timed_out": result.timed_out,
+        "truncated": result.output_truncated,
+    }

@@ -1,0 +1,71 @@
+"""POST /retrieve: the search server protocol of Search-R1 and verl, answered by a tool that can `retrieve`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import Field
+
+from agentloop.errors import ToolError
+from agentloop.tools.search.passages import Passage
+from agentloop.tools.serving.daemon import Daemon
+from agentloop.tools.serving.http import outcomes
+from agentloop.tools.serving.http.bodies import Body, documented, refuse
+from agentloop.tools.serving.http.disconnects import unless_gone
+
+_DEFAULT_TOPK = 3
+
+router = APIRouter(tags=["search"])
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """A tool that finds passages, as `search` does."""
+
+    async def retrieve(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        """For each query at most `topk` passages, the best first. Raises `ToolError` where that fails."""
+        ...
+
+
+class Retrieve(Body):
+    queries: Annotated[list[str], Field(max_length=1024)] | None = None
+    query: str | None = None
+    """One, in place of `queries`."""
+    topk: Annotated[int, Field(ge=1, le=1000)] | None = None
+    return_scores: bool = False
+
+
+@router.post("/retrieve", openapi_extra=documented(Retrieve))
+async def retrieve(request: Request) -> Response:
+    """Search. Answers {"result": [[{"document", "score"}, ...] for each query]}, or the documents themselves where
+    no scores are asked for. 404 where no tool of the daemon can."""
+    daemon = Daemon.of(request)
+    retriever = await _retriever(daemon)
+    body = await daemon.reader.parse(request, Retrieve)
+    queries = body.queries if body.queries is not None else [body.query] if body.query is not None else None
+    if queries is None:
+        refuse("queries", "is missing")
+    try:
+        found = await unless_gone(request, retriever.retrieve(queries, body.topk or _DEFAULT_TOPK))
+    except ToolError as error:
+        raise HTTPException(502, str(error)) from error
+    return outcomes.answer({"result": [[_hit(passage, body.return_scores) for passage in hits] for hits in found]})
+
+
+async def _retriever(daemon: Daemon) -> Retriever:
+    """The first tool that is one, started. Raises `HTTPException` 404."""
+    for name, tool in daemon.toolbox.toolset.tools.items():
+        if isinstance(tool, Retriever):
+            await daemon.toolbox.ready(name)
+            return tool
+    detail = 'No tool of this daemon can retrieve: start it with --tool \'search={"source": "path/to/index"}\'.'
+    raise HTTPException(404, detail)
+
+
+def _hit(passage: Passage, with_score: bool) -> dict[str, Any]:
+    document = {"id": passage.id, "contents": passage.contents}
+    if not with_score:
+        return document
+    return {"document": document, "score": None if math.isnan(passage.score) else passage.score}

@@ -1,1 +1,0 @@
-"""Backends of the learner; each is imported when it is used."""

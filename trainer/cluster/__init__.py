@@ -1,0 +1,1 @@
+"""Processes and GPUs: Ray sessions, reservations, learner ranks, and weights between hosts."""

@@ -1,0 +1,129 @@
+"""Learners that train a second model beside the policy, and look like one learner from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentloop.engines.base import TakesWeights
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.learner.protocol import Captured, Learner
+
+
+class _Both:
+    """The captured states of several learners, each in a folder of its name."""
+
+    def __init__(self, states: Mapping[str, Captured]) -> None:
+        self._states = states
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, state in self._states.items():
+            state.write(folder / name)
+
+
+class WithCompanion:
+    """A `Learner` of two models: what is asked of the policy alone."""
+
+    def __init__(self, policy: Learner, companion: Learner, name: str) -> None:
+        """`name` is the companion's, in checkpoints and metrics."""
+        self._policy = policy
+        self._companion = companion
+        self._name = name
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """See `Learner.step`; the companion's numbers are under its name."""
+        companion = self._train_companion(batch.companion_samples)
+        policy = self._policy.step(batch)
+        return policy | {f"{self._name}/{key}": value for key, value in companion.items()}
+
+    def accumulate(self, batch: TrainBatch) -> None:
+        """See `Learner.accumulate`. `run_checks` refuses it: the credit of a part is not known before all is there."""
+        raise NotImplementedError
+
+    def _train_companion(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """The metrics that say something of a companion."""
+        metrics = self._companion.step(TrainBatch(samples))
+        shown = ("loss", "grad_norm", "lr", "clip_fraction", "accuracy")
+        return {name: metrics[name] for name in shown if name in metrics}
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        return self._policy.logprobs(samples)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        return self._policy.reference_logprobs(samples)
+
+    async def publish(self, engine: TakesWeights, version: int) -> None:
+        await self._policy.publish(engine, version)
+
+    def sleep(self) -> None:
+        self._policy.sleep()
+        self._companion.sleep()
+
+    def wake(self) -> None:
+        self._policy.wake()
+        self._companion.wake()
+
+    def save(self, folder: Path) -> None:
+        self.capture().write(folder)
+
+    def capture(self) -> Captured:
+        return _Both({"policy": self._policy.capture(), self._name: self._companion.capture()})
+
+    def load(self, folder: Path) -> None:
+        self._policy.load(folder / "policy")
+        self._companion.load(folder / self._name)
+
+    def save_hf(self, folder: Path) -> None:
+        """The policy's; nobody needs the companion after training."""
+        self._policy.save_hf(folder)
+
+    def close(self) -> None:
+        self._policy.close()
+        self._companion.close()
+
+
+class ActorCritic(WithCompanion):
+    """A policy and its critic."""
+
+    def __init__(self, policy: Learner, critic: Learner, *, warmup_steps: int = 0) -> None:
+        super().__init__(policy, critic, "critic")
+        self._warmup_steps = warmup_steps
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """See `Learner.step`. While the critic warms up, the policy trains on nothing."""
+        is_warm = all(sample.policy_version >= self._warmup_steps for sample in batch.samples)
+        return super().step(batch if is_warm else TrainBatch([], companion_samples=batch.companion_samples))
+
+    def values(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Of what each sampled token follows, [num_sampled]."""
+        return self._companion.logprobs(samples)
+
+    def _train_companion(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return super()._train_companion(samples) | _explained_variance(samples)
+
+
+class WithProcessReward(WithCompanion):
+    """A policy and the implicit process reward model that it learns from."""
+
+    def __init__(self, policy: Learner, model: Learner, *, beta: float) -> None:
+        super().__init__(policy, model, "process_reward")
+        self._beta = beta
+
+    def process_rewards(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """beta * log(model / the model that it started from) of each sampled token, [num_sampled]."""
+        now, then = self._companion.logprobs(samples), self._companion.reference_logprobs(samples)
+        return [self._beta * (new - old) for new, old in zip(now, then, strict=True)]
+
+
+def _explained_variance(samples: Sequence[Sample]) -> dict[str, float]:
+    """1 - Var(target - value) / Var(target) of the values before the step: 1 is perfect, 0 a constant."""
+    if not samples:
+        return {}
+    targets = np.concatenate([np.broadcast_to(sample.advantage, sample.num_sampled) for sample in samples])
+    values = np.concatenate([sample.old_logprobs for sample in samples if sample.old_logprobs is not None])
+    variance = targets.var()
+    return {"explained_variance": float(1 - (targets - values).var() / variance)} if variance > 0 else {}

@@ -1,0 +1,55 @@
+"""A critic on the FSDP backend: the learner with a head that gives one value instead of log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.head.fused_head import ChunkLoss
+from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.trainer.model.packed_lm import Policy, hidden_states
+
+
+class ValueModel(Policy):
+    """The backbone of a language model with a value head, which says 0 before it is trained."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        """`dtype` of the head: it is trained also where the backbone is frozen, in another one."""
+        backbone: Any = policy.model.base_model
+        super().__init__(backbone)
+        hidden_size = backbone.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden_size, 1, dtype=dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        row: PackedRow,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_loss: ChunkLoss | None = None,
+        pictures: RowPictures | None = None,
+        units: NDArray[np.int64] | None = None,
+    ) -> tuple[None, Tensor, Tensor]:
+        """The value of what each trained token follows, float32 [num_trained], and zeros in place of an entropy."""
+        assert chunk_loss is None, "of log-probabilities"
+        hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
+        values = self.value_head(hidden)[:, 0].float().clone()
+        return None, values, torch.zeros_like(values)
+
+
+class FsdpCritic(FsdpLearner):
+    """A learner of the loss `value`: `logprobs` are values, `Sample.advantage` the targets."""
+
+    _fuses_head = False
+
+    def _wrap(self, policy: Policy) -> Policy:
+        return ValueModel(policy, getattr(torch, self.config.param_dtype))

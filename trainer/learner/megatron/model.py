@@ -1,0 +1,200 @@
+"""A GPT of megatron-core from a Hugging Face config: Qwen2, Qwen2.5, Qwen3, and Qwen3's mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+
+from agentloop.errors import UserError
+from agentloop.trainer.learner.megatron.attention import PackedCoreAttention, RowParams
+from agentloop.trainer.learner.megatron.ranks import Ranks
+from agentloop.trainer.sizing.layouts import Layout
+
+SUPPORTED = ("qwen2", "qwen3", "qwen3_moe")
+_ROPE = ("default", "linear", "llama3")
+"""Kinds that only change the angles."""
+
+
+class RmsNorm(nn.RMSNorm):
+    """As Megatron builds norms. Ranks that divide the tokens of a row sum its gradient."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
+        super().__init__(hidden_size, eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class PackedGpt(GPTModel):
+    """Takes a packed row, or what the stage before made of it; gives hidden states. The LM head is not run."""
+
+    def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks, piece: int) -> None:
+        super().__init__(
+            config,
+            _block_spec(config, ranks),
+            hf_config.vocab_size,
+            hf_config.max_position_embeddings,
+            pre_process=ranks.is_first_stage and piece == 0,
+            post_process=ranks.is_last_stage and piece == ranks.pieces - 1,
+            share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
+            position_embedding_type="none",
+            vp_stage=piece if ranks.pieces > 1 else None,
+        )
+        self.register_buffer("inv_freq", _inverse_frequencies(hf_config), persistent=False)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, row: RowParams) -> Tensor:  # type: ignore[override]
+        """`input_ids` and `positions` [1, tokens] of this context rank; to [tokens / tensor ranks, 1, hidden]."""
+        hidden = self.embedding(input_ids=input_ids, position_ids=positions) if self.pre_process else None
+        angles = torch.outer(positions[0].float(), self.inv_freq)
+        rotary = torch.cat([angles, angles], dim=-1)[:, None, None, :]
+        return self.decoder(hidden, None, rotary_pos_emb=rotary, packed_seq_params=row)
+
+
+class Stage(nn.ModuleList):
+    """What this rank has of the model: one piece of consecutive layers, or several."""
+
+    def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks) -> None:
+        super().__init__(PackedGpt(hf_config, config, ranks, piece) for piece in range(ranks.pieces))
+        self.config = config
+
+    def head_weight(self) -> Tensor:
+        """Of this rank's share of the vocabulary, on the last stage: [vocab / tensor ranks, hidden]."""
+        last: Any = self[-1]
+        is_tied = last.share_embeddings_and_output_weights
+        weight: Tensor = last.shared_embedding_or_output_weight() if is_tied else last.output_layer.weight
+        return weight
+
+
+def check_supported(hf_config: Any) -> None:
+    """Raises `UserError` for what the backend does not compute."""
+    kind = hf_config.model_type
+    if kind not in SUPPORTED:
+        raise UserError(
+            f"learner.backend=megatron trains {', '.join(SUPPORTED)}, not {kind}. Set learner.backend=fsdp."
+        )
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    if (name := rope.get("rope_type", "default")) not in _ROPE:
+        raise UserError(f"learner.backend=megatron does not compute rope_type={name}. Set learner.backend=fsdp.")
+    if any("sliding" in layer for layer in getattr(hf_config, "layer_types", None) or ()):
+        raise UserError("learner.backend=megatron has no sliding windows. Set learner.backend=fsdp.")
+    if kind == "qwen3_moe" and (hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1):
+        raise UserError("learner.backend=megatron needs experts in every layer or in none. Set learner.backend=fsdp.")
+
+
+def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+    """What megatron-core calls the same things."""
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+    return TransformerConfig(
+        num_layers=hf_config.num_hidden_layers,
+        hidden_size=hf_config.hidden_size,
+        num_attention_heads=hf_config.num_attention_heads,
+        num_query_groups=hf_config.num_key_value_heads,
+        kv_channels=head_dim,
+        ffn_hidden_size=hf_config.intermediate_size,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=hf_config.rms_norm_eps,
+        add_bias_linear=False,
+        add_qkv_bias=hf_config.model_type == "qwen2" or bool(getattr(hf_config, "attention_bias", False)),
+        qk_layernorm=hf_config.model_type.startswith("qwen3"),
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        perform_initialization=False,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
+        sequence_parallel=layout.tensor > 1,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        # Token weights are of the whole mini-batch: gradients are summed, nothing is divided.
+        calculate_per_token_loss=True,
+        deallocate_pipeline_outputs=True,
+        # Interleaved stages send both ways at once; in one batch two of them would take each other's for their own.
+        overlap_p2p_comm=layout.virtual > 1,
+        batch_p2p_comm=layout.virtual == 1,
+        # What follows needs extensions that are compiled, or an optimizer that owns the gradients.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        persist_layer_norm=False,
+        **_recomputation(layout),
+        **_experts(hf_config),
+    )
+
+
+def _recomputation(layout: Layout) -> dict[str, Any]:
+    if layout.checkpointing == "off":
+        return {}
+    if layout.checkpointing == "selective":  # what is wide and quickly computed
+        return {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _experts(hf_config: Any) -> dict[str, Any]:
+    if hf_config.model_type != "qwen3_moe":
+        return {}
+    # Without TransformerEngine megatron-core 0.16 asks whether this is None where it was never set.
+    moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+    return {
+        "num_moe_experts": hf_config.num_experts,
+        "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
+        "moe_router_topk": hf_config.num_experts_per_tok,
+        "moe_router_load_balancing_type": "none",
+        # The softmax of the chosen ones alone is that of all, normalised over the chosen ones.
+        "moe_router_pre_softmax": not hf_config.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _block_spec(config: TransformerConfig, ranks: Ranks) -> TransformerBlockSubmodules:
+    linear = LocalSpecProvider()
+    qk_norm = RmsNorm if config.qk_layernorm else IdentityOp
+    attention = SelfAttentionSubmodules(
+        linear_qkv=linear.column_parallel_linear(),
+        core_attention=PackedCoreAttention,
+        linear_proj=linear.row_parallel_linear(),
+        q_layernorm=qk_norm,
+        k_layernorm=qk_norm,
+    )
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RmsNorm,
+            self_attention=ModuleSpec(
+                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RmsNorm,
+            mlp=get_mlp_module_spec_for_backend(linear, num_experts=config.num_moe_experts),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    num_layers = config.num_layers // (ranks.pipeline * ranks.pieces)
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RmsNorm)
+
+
+def _inverse_frequencies(hf_config: Any) -> Tensor:
+    """As transformers computes them, scaling included: [head_dim / 2]."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    return Qwen3RotaryEmbedding(hf_config).inv_freq.clone()

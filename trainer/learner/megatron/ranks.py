@@ -1,0 +1,102 @@
+"""Which part of the model and of the batch this rank has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from agentloop.trainer.cluster.process_group import data_parallel_mesh
+from agentloop.trainer.sizing.layouts import Layout
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Ranks:
+    """Sizes and this rank's place in each of megatron-core's groups."""
+
+    tensor: int
+    tensor_rank: int
+    pipeline: int
+    stage: int
+    pieces: int
+    """Of the model on this rank: piece p of stage s is number p * stages + s of all."""
+    context: int
+    context_rank: int
+    expert: int
+    expert_rank: int
+    data: int
+    data_rank: int
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.pipeline - 1
+
+    @property
+    def reports(self) -> bool:
+        """Of the ranks that compute the same tokens' loss, one says what it was."""
+        return self.is_last_stage and self.tensor_rank == 0
+
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> Ranks:
+        """Makes the groups, after the process group itself where that is still to do."""
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+        data_parallel_mesh(device)
+        wanted = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+        tensor, pipeline, context, expert = wanted
+        parallel_state.initialize_model_parallel(
+            tensor,
+            pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+            context_parallel_size=context,
+            expert_model_parallel_size=expert,
+            expert_tensor_parallel_size=1,
+            create_gloo_process_groups=False,
+        )
+        if device.type == "cuda":
+            model_parallel_cuda_manual_seed(0)
+        return cls(
+            tensor,
+            parallel_state.get_tensor_model_parallel_rank(),
+            pipeline,
+            parallel_state.get_pipeline_model_parallel_rank(),
+            layout.virtual,
+            context,
+            parallel_state.get_context_parallel_rank(),
+            expert,
+            parallel_state.get_expert_model_parallel_rank(),
+            parallel_state.get_data_parallel_world_size(),
+            parallel_state.get_data_parallel_rank(),
+        )
+
+    @property
+    def tensor_group(self) -> dist.ProcessGroup:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_tensor_model_parallel_group()
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_pipeline_model_parallel_group()
+
+    @property
+    def context_group(self) -> dist.ProcessGroup:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_context_parallel_group()
+
+    @property
+    def expert_group(self) -> dist.ProcessGroup:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_expert_model_parallel_group()

@@ -1,0 +1,126 @@
+"""Saving and restoring: each rank its own part for a resume, Hugging Face folders for everyone else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from agentloop.errors import UserError
+from agentloop.process.atomic_folders import copy_model_extras
+from agentloop.trainer.learner.checkpoint_files import write_checkpoint
+from agentloop.trainer.learner.megatron.ranks import Ranks
+from agentloop.trainer.learner.megatron.training import Training
+from agentloop.trainer.learner.progress import (
+    PROGRESS_FILE,
+    Progress,
+    Together,
+    group_for_saving,
+    random_state,
+    set_random_state,
+)
+
+_LAYOUT = "layout.json"
+
+
+class MegatronState:
+    """What a resume needs, as it was when this was made: training may go on while it is written."""
+
+    def __init__(self, model: nn.Module, training: Training, progress: Progress, ranks: Ranks) -> None:
+        """Copies to the memory of the host."""
+        self._state = _on_host(_own_state(model, training))
+        self._state["random"] = random_state()
+        self._progress = json.dumps(asdict(progress))
+        self._layout = json.dumps(_layout(ranks))
+        self._group = group_for_saving()
+
+    def write(self, folder: Path) -> None:
+        """Into `folder`, whole or not at all. Every rank calls it, in any thread."""
+        with Together(folder, self._group) as (target, is_first):
+            torch.save(self._state, target / _file())
+            if is_first:
+                (target / PROGRESS_FILE).write_text(self._progress)
+                (target / _LAYOUT).write_text(self._layout)
+
+
+def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Progress:
+    """Restore what `write` wrote. Raises `UserError` where it is not there, of another model or of another layout."""
+    try:
+        progress = Progress(**json.loads((folder / PROGRESS_FILE).read_text()))
+        layout = json.loads((folder / _LAYOUT).read_text())
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder} does not hold the state of a megatron learner: {error}. Give a folder that save wrote."
+        ) from error
+    if layout != _layout(ranks):
+        raise UserError(
+            f"The state in {folder} is of the layout {layout}, these ranks have {_layout(ranks)}. Resume with the "
+            "layout that the run was started with; save_hf gives weights that any layout can start from."
+        )
+    saved = torch.load(folder / _file(), map_location="cpu", weights_only=True)
+    _restore(saved, model, training, folder)
+    set_random_state(saved["random"])
+    return progress
+
+
+def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
+    """Weights, config, and copies of the tokenizer and chat templates of `source`."""
+    with Together(folder) as (target, is_first):
+        if is_first:
+            write_checkpoint(target, weights)
+            copy_model_extras(source, target)
+        else:
+            # Every rank takes part in gathering.
+            for _ in weights:
+                pass
+
+
+def _own_state(model: nn.Module, training: Training) -> dict[str, Any]:
+    return {
+        "model": {name: parameter.detach() for name, parameter in model.named_parameters()},
+        "main": [[p.detach() for group in inner.param_groups for p in group["params"]] for inner in training.inner],
+        "optimizer": [inner.state_dict()["state"] for inner in training.inner],
+    }
+
+
+def _restore(saved: dict[str, Any], model: nn.Module, training: Training, folder: Path) -> None:
+    own = _own_state(model, training)
+    fits = saved["model"].keys() == own["model"].keys() and all(
+        saved["model"][name].shape == value.shape for name, value in own["model"].items()
+    )
+    if not fits:
+        raise UserError(
+            f"The state in {folder} does not fit the model that is being trained. Resume with the learner.model that "
+            "the run was started with."
+        )
+    for name, value in own["model"].items():
+        value.copy_(saved["model"][name])
+    for kept, values in zip(saved["main"], own["main"], strict=True):
+        for source, target in zip(kept, values, strict=True):
+            target.copy_(source)
+    for inner, values in zip(training.inner, saved["optimizer"], strict=True):
+        inner.load_state_dict({"state": values, "param_groups": inner.state_dict()["param_groups"]})
+
+
+def _on_host(value: Any) -> Any:
+    """A copy."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    return [_on_host(item) for item in value] if isinstance(value, list) else value
+
+
+def _layout(ranks: Ranks) -> dict[str, int]:
+    names = ("tensor", "pipeline", "pieces", "context", "expert", "data")
+    return {name: getattr(ranks, name) for name in names}
+
+
+def _file() -> str:
+    return f"rank-{dist.get_rank():05}.pt"

@@ -1,0 +1,82 @@
+"""Gradient buffers and the distributed optimizer of megatron-core around a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import Tensor, nn
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.trainer.learner.megatron.model import Stage
+
+
+class Training:
+    """What a model needs to be trained. AdamW changes float32 parameters, divided over the ranks that have the same."""
+
+    def __init__(self, model: Stage, config: LearnerConfig) -> None:
+        self._clip = config.grad_clip
+        buffers = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+        self.wrapped: list[Any] = [DistributedDataParallel(model.config, buffers, piece) for piece in model]
+        model.config.finalize_model_grads_func = _finalize
+        is_bf16 = model.config.params_dtype == torch.bfloat16
+        self._optimizer: Any = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=config.lr,
+                adam_beta1=config.betas[0],
+                adam_beta2=config.betas[1],
+                adam_eps=config.eps,
+                weight_decay=config.weight_decay,
+                clip_grad=0.0 if config.grad_clip is None else config.grad_clip,
+                bf16=is_bf16,
+                params_dtype=model.config.params_dtype,
+                use_distributed_optimizer=True,
+            ),
+            self.wrapped,
+            use_gloo_process_groups=False,
+        )
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = config.weight_decay
+
+    def norm(self) -> float:
+        """Of the whole gradient, which is complete and not clipped yet."""
+        self._optimizer.prepare_grads()
+        return float(self._optimizer.get_grad_norm())
+
+    def step(self, lr: float) -> None:
+        """Clip, and change the parameters on all ranks."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+
+    def clear(self) -> None:
+        """For the next mini-batch."""
+        for piece in self.wrapped:
+            piece.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Buffers of parameters and gradients, what the optimizer changes, and its state."""
+        for piece in self.wrapped:
+            for buffer in (*piece.buffers, *piece.expert_parallel_buffers):
+                yield from (data for data in (buffer.param_data, buffer.grad_data) if data is not None)
+        for optimizer in self.inner:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    @property
+    def inner(self) -> list[torch.optim.Optimizer]:
+        """The optimizers of this rank's shards: of dense parameters, and of experts."""
+        chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        return [part.optimizer for part in chained if part.optimizer is not None]
+
+
+def _finalize(models: list[nn.Module], num_tokens: Any = None, **options: Any) -> None:
+    """Sum over ranks without a division: weights of tokens are of the whole mini-batch."""
+    finalize_model_grads(models, None, **options)

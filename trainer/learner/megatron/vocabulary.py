@@ -1,0 +1,56 @@
+"""The softmax of the LM head where ranks divide the vocabulary: the parts of all, merged from a few numbers a token.
+
+With l_i, h_i the log-sum-exp and entropy of rank i's logits alone and w_i = exp(l_i - l):
+    l = log sum_i exp l_i,  entropy = sum_i w_i (h_i + l - l_i)
+The gradient of a rank's logits needs only these (`kernels.softmax`), so that no logits are ever sent.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.softmax import Statistics
+
+
+class VocabularyShard:
+    """In place of the module `kernels.softmax`, for logits of this rank's part of the vocabulary."""
+
+    def __init__(self, group: dist.ProcessGroup, size: int) -> None:
+        """`size` tokens of the vocabulary are this rank's; all ranks have as many."""
+        self._group = group
+        self._size = size
+        self._start = dist.get_rank(group) * size
+
+    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+        """Of the whole vocabulary. `logits` [num_tokens, size]; `targets` are of the whole vocabulary."""
+        local = self._local(targets)
+        part = softmax.statistics(logits, local.clamp(min=0), inverse_temperature)
+        target = torch.where(local >= 0, part.logprob + part.lse, 0.0)
+        mine = torch.stack([part.lse, part.entropy, target])
+        everywhere = mine.new_empty(dist.get_world_size(self._group), *mine.shape)
+        dist.all_gather_into_tensor(everywhere.view(-1), mine.view(-1), group=self._group)
+        lses, entropies, found = everywhere.unbind(1)
+        lse = torch.logsumexp(lses, dim=0)
+        entropy = ((lses - lse).exp() * (entropies + lse - lses)).sum(dim=0)
+        return Statistics(found.sum(dim=0) - lse, entropy, lse)
+
+    def gradient_(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        found: Statistics,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+        inverse_temperature: float,
+    ) -> Tensor:
+        """As `softmax.gradient_`, of this rank's logits."""
+        local = self._local(targets)
+        return softmax.gradient_(logits, local, found, grad_logprob, grad_entropy, inverse_temperature)
+
+    def _local(self, targets: Tensor) -> Tensor:
+        """Counted from the first of this rank's; -1 for those of others."""
+        local = targets - self._start
+        return torch.where((local >= 0) & (local < self._size), local, -1)

@@ -1,0 +1,1 @@
+"""What a learner measures of itself: metrics of a step, times, GPU peaks and profiles."""

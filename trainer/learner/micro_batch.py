@@ -1,0 +1,96 @@
+"""One micro-batch as tensors: a packed row, and for each trained token where it is predicted and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentloop.trainer.batch.train_batch import Sample
+from agentloop.trainer.batch.trained_tokens import TrainedTokens, to_device
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
+from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.trainer.model.row_layout import RowLayout, Unit
+from agentloop.types.image import PixelFormat
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class RowPart:
+    """What a rank has of a row that it shares."""
+
+    num_tokens: int
+    places: Tensor
+    """[trained tokens here] int64: which of the row's trained tokens they are."""
+    tokens: TrainedTokens
+    """Of the whole row."""
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class MicroBatch:
+    """`positions`, `targets` and `tokens` have one entry a trained token, [num_trained], in the order of the row."""
+
+    input_ids: Tensor
+    """[1, num_tokens] int64."""
+    row: PackedRow
+    positions: Tensor
+    """int64; in the row, of the token before each trained one: it predicts it."""
+    targets: Tensor
+    """int64; the trained tokens."""
+    tokens: TrainedTokens
+    """What the loss needs to know of them."""
+    pictures: RowPictures | None = None
+    part: RowPart | None = None
+    """Where other ranks have the rest of the row."""
+
+    @classmethod
+    def of(
+        cls,
+        samples: Sequence[Sample],
+        weights: Sequence[float] | np.ndarray,
+        device: torch.device,
+        *,
+        units: Sequence[Unit] | None = None,
+        padded: bool = True,
+        unseen: PixelFormat | None = None,
+    ) -> MicroBatch:
+        """Pack samples; `weights` has what each sampled token of a sample counts; `units` as in `RowLayout.of`,
+        `padded` as in `PackedRow.of`. With `unseen` a row without pictures has one that nobody sees."""
+        layout = RowLayout.of(samples, units)
+        targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
+        row = PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents)
+        pictures = None
+        if layout.rope is not None:
+            pictures = RowPictures.of(layout.images, layout.rope, device)
+        elif unseen is not None:
+            pictures = RowPictures.unseen(unseen, row.position_ids)
+        return cls(
+            input_ids=to_device(layout.token_ids.astype(np.int64), device)[None],
+            row=row,
+            positions=to_device(layout.positions, device),
+            targets=to_device(targets.astype(np.int64), device),
+            tokens=TrainedTokens.of(samples, weights, device),
+            pictures=pictures,
+        )
+
+    def own_part(self, sequence: SequenceGroup) -> MicroBatch:
+        """This rank's tokens, padded to as many as the others have, and the trained tokens that they predict."""
+        assert self.pictures is None, "text only (see SequenceGroup.check)"
+        num_tokens = self.input_ids.shape[1]
+        own, length = sequence.own(num_tokens), sequence.length(num_tokens)
+        padding = 0, length - (own.stop - own.start)
+        is_here = (self.positions >= own.start) & (self.positions < own.stop)
+        places = is_here.nonzero()[:, 0]
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids[:, own], padding),
+            row=replace(self.row, position_ids=F.pad(self.row.position_ids[:, own], padding), divided=True),
+            positions=self.positions[places] - own.start,
+            targets=self.targets[places],
+            tokens=self.tokens.rows(places),
+            part=RowPart(own.stop - own.start, places, self.tokens),
+        )

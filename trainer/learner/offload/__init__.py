@@ -1,0 +1,1 @@
+"""State that waits in host memory: the optimizer's, or a whole learner's."""

@@ -1,0 +1,83 @@
+"""What saving and restoring a learner of many ranks takes, whatever the backend."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from agentloop.process.atomic_folders import appearing
+
+PROGRESS_FILE = "learner.json"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters that the optimizer's state does not have."""
+
+    steps: int = 0
+    """Calls of `step`."""
+    updates: int = 0
+    updates_skipped: int = 0
+    """Their loss or gradient was not finite."""
+
+
+_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+
+
+def group_for_saving() -> dist.ProcessGroup:
+    """All ranks, apart from the group that training uses: two threads must not share one."""
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _groups:
+        group = dist.new_group(backend="gloo")
+        assert group is not None
+        _groups[world] = group
+    return _groups[world]
+
+
+class Together:
+    """`appearing` for all ranks: the first one makes the folder and lets it appear, the others wait for it."""
+
+    def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
+        self._folder = Path(folder).absolute()
+        self._group = group
+        self._stack = ExitStack()
+
+    def __enter__(self) -> tuple[Path, bool]:
+        is_first = dist.get_rank() == 0
+        if is_first:
+            self._stack.enter_context(appearing(self._folder))
+        _barrier(self._group)
+        return self._folder.with_name(self._folder.name + ".tmp"), is_first
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            _barrier(self._group)
+        self._stack.__exit__(*error)
+        if error[0] is None:
+            _barrier(self._group)
+
+
+def _barrier(group: dist.ProcessGroup | None) -> None:
+    if dist.get_world_size() > 1:
+        dist.barrier(group)
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    """Of this rank's generators."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, torch.Tensor]) -> None:
+    """Go on from `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

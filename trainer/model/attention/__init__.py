@@ -1,0 +1,1 @@
+"""Attention over packed rows, and the choice of its kernel."""

@@ -1,0 +1,46 @@
+"""Which attention kernel a learner uses: by hardware, or as the configuration says."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from agentloop.config.learner import AttentionName
+from agentloop.errors import UserError
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def choose(name: AttentionName, device: torch.device, dtype: torch.dtype) -> str:
+    """The fastest kernel that runs, or the one that is named. Raises `UserError` where that one cannot run."""
+    if name == "auto":
+        return next(kernel for kernel in ("fa4", "fa2", "sdpa") if not _obstacle(kernel, device, dtype))
+    if obstacle := _obstacle(name, device, dtype):
+        raise UserError(f"learner.attention={name} {obstacle} learner.attention=auto takes the fastest that runs.")
+    return name
+
+
+def _obstacle(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a kernel cannot run here and what to do about it."""
+    if kernel == "sdpa":
+        return None
+    if device.type != "cuda":
+        return f"needs a CUDA device, but the learner is on {device.type}."
+    if dtype not in _HALF:
+        return f"computes in half precision, not in {dtype}: set learner.compute_dtype=bfloat16."
+    major, minor = torch.cuda.get_device_capability(device)
+    if kernel == "fa2":
+        return None if major >= 8 else f"needs compute capability 8.0 or above, this device has {major}.{minor}."
+    if major < 9:
+        return f"needs compute capability 9.0 (Hopper) or above, this device has {major}.{minor}."
+    if not _has_fa4():
+        return "needs the package flash-attn-4: pip install flash-attn-4."
+    return None
+
+
+def _has_fa4() -> bool:
+    try:
+        return importlib.util.find_spec("flash_attn.cute.interface") is not None
+    except ModuleNotFoundError:
+        return False

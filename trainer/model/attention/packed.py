@@ -1,0 +1,178 @@
+"""Causal attention over packed rows: several sequences in one row, without padding and without a mask.
+
+A model loaded with `attn_implementation=register(kernel)` calls this from every layer. Where each sequence starts
+reaches it in the keyword arguments that transformers passes through the forward of its models (`cu_seq_lens_q`,
+`max_length_q`), which `PackedRow.kwargs` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentloop.trainer.model.attention import ops as attention_ops
+from agentloop.trainer.model.attention.padded_layout import PaddedLayout
+from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
+from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
+
+
+def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str:
+    """Make the attention known to transformers and return its name for `attn_implementation`.
+
+    `kernel` is what `attention_choice.choose` returns; the ranks of `sequence` share each row. Nothing is registered
+    with the mask interface: transformers builds no mask for an implementation that has none.
+    """
+    from transformers import AttentionInterface
+
+    name = f"agentloop_{kernel}" if sequence is None else f"agentloop_{kernel}_{sequence.name}"
+    AttentionInterface.register(name, partial(packed_attention, kernel=kernel, sequence=sequence))
+    return name
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class PackedRow:
+    """Where the sequences of one row are. Where sequences share a prefix, each part of them is a segment."""
+
+    lengths: tuple[int, ...]
+    """Of the segments."""
+    position_ids: Tensor
+    """[1, num_tokens], int64; 0 where a sequence starts."""
+    cu_seqlens: Tensor
+    """[num_segments + 1], int32: start of each segment, then the end of the row."""
+    prefixes: SharedPrefixes | None
+    padded: PaddedLayout | None
+    """For sdpa."""
+    divided: bool = False
+    """`position_ids` are of a part of the row (see `SequenceGroup`), all else is of the whole."""
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        *,
+        padded: bool = True,
+        parents: Sequence[int | None] = (),
+    ) -> PackedRow:
+        """`padded` is for the kernel `sdpa`. `parents[i]` is the segment before it whose tokens segment i goes on from
+        (see `SharedPrefixes`); none where left out."""
+        prefixes = SharedPrefixes.of(lengths, parents, device) if any(p is not None for p in parents) else None
+        starts = [0] * len(lengths) if prefixes is None else prefixes.positions
+        position_ids = np.concatenate([np.arange(length) + s for length, s in zip(lengths, starts, strict=True)])[None]
+        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return cls(
+            tuple(lengths),
+            torch.from_numpy(position_ids).to(device, non_blocking=True),
+            torch.from_numpy(cu_seqlens).to(device, non_blocking=True),
+            prefixes,
+            PaddedLayout.of(lengths, device) if padded and prefixes is None else None,
+        )
+
+    def kwargs(self) -> dict[str, Any]:
+        """For the forward of a transformers model, next to `input_ids` of shape [1, num_tokens].
+
+        Tensors and plain numbers but for `padded`: a compiled layer is then the same for all rows.
+        """
+        longest = max(self.lengths)
+        kwargs: dict[str, Any] = {
+            "position_ids": self.position_ids,
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+        }
+        if self.divided:
+            kwargs["num_tokens"] = sum(self.lengths)
+        if self.padded is not None:
+            kwargs["padded"] = self.padded
+        if self.prefixes is not None:
+            kwargs |= {"prefix": self.prefixes.tensors, "max_prefix": self.prefixes.longest}
+        return kwargs
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    kernel: str,
+    sequence: SequenceGroup | None = None,
+    num_tokens: int = 0,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    padded: PaddedLayout | None = None,
+    prefix: tuple[Tensor, Tensor, Tensor, Tensor] | tuple[None, None, None, None] = (None, None, None, None),
+    max_prefix: tuple[int, int] = (0, 0),
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
+
+    With `sequence` the n tokens are this rank's part of a row of `num_tokens`, padded to the length of the first part.
+    There is no dropout: what is trained must be the policy that sampled. Raises `ValueError` where the row comes with
+    a mask or without what `PackedRow.kwargs` says of it, or has a batch dimension.
+    """
+    if cu_seq_lens_q is None:
+        raise ValueError("packed attention needs to know where the sequences are (see PackedRow.kwargs)")
+    if attention_mask is not None or query.shape[0] != 1:
+        raise ValueError("packed attention takes one packed row without a mask")
+    if sliding_window is not None and sliding_window >= max_length_q and prefix[0] is None:
+        sliding_window = None
+    rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if sequence is not None:
+        length = rows[0].shape[0]
+        rows = sequence.to_heads(*rows, num_tokens)
+    if padded is not None:
+        out = _padded_sdpa(*rows, padded, scaling, sliding_window)
+        return (out if sequence is None else sequence.to_tokens(out, length))[None], None
+    if prefix[0] is not None and sliding_window is not None:
+        raise ValueError("packed attention has no sliding window over a shared prefix")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out, _ = attention_ops.packed_attention(
+        *rows,
+        cu_seq_lens_q,
+        max_length_q,
+        sliding_window or 0,
+        scale,
+        "math" if kernel == "sdpa" else kernel,
+        *prefix,
+        *max_prefix,
+    )
+    return (out if sequence is None else sequence.to_tokens(out, length))[None], None
+
+
+def _padded_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, layout: PaddedLayout, scale: float | None, window: int | None
+) -> Tensor:
+    """sdpa over batches of sequences of similar length, [n, heads, d].
+
+    Padding at the end needs no mask: under causal attention no real token sees what comes after it.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    batches = (layout.pad(query), layout.pad(key), layout.pad(value))
+    answers = []
+    for q, k, v in zip(*batches, strict=True):
+        mask = None if window is None else _window_mask(q.shape[2], window, q.device)
+        answer = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
+        answers.append(answer.transpose(1, 2).flatten(0, 1))
+    return layout.unpad(torch.cat(answers))
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """[length, length], True where a query may look: itself and the window - 1 tokens before it."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)

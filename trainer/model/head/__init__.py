@@ -1,0 +1,1 @@
+"""The language-model head and the loss, fused and in chunks."""

@@ -1,0 +1,86 @@
+"""Log-probabilities of chosen tokens from hidden states, without ever holding the logits of all of them.
+
+Only positions that predict a trained token should be passed in: the LM head then costs nothing for the others. Where
+the loss of a token depends on its own log-probability alone, `fused_head` does the same with one matrix product less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentloop.trainer.model.head.head_chunks import HeadGradient, chunks
+from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.softmax import Statistics, Vocabulary
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = None,
+    vocabulary: Vocabulary = softmax,
+) -> tuple[Tensor, Tensor]:
+    """log p(target) and the entropy of the distribution, float32 [num_tokens] each, at logits / temperature.
+
+    `hidden` [num_tokens, hidden_size] at the position before each target, `weight` [vocab, hidden_size] of the LM
+    head, `targets` [num_tokens] int64. Softmax is float32 whatever the weights are. Differentiable in both outputs;
+    the backward computes the logits again. `vocabulary` as in `fused_head.head_loss`. Raises `ValueError` for a
+    temperature that is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0 to train, got {temperature}")
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, 1.0 / temperature, chunk_tokens, vocabulary)
+    return logprobs, entropy
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        inverse_temperature: float,
+        chunk_tokens: int | None,
+        vocabulary: Vocabulary,
+    ) -> tuple[Tensor, Tensor]:
+        found = Statistics(*torch.empty(3, len(hidden), dtype=torch.float32, device=hidden.device).unbind())
+        for rows in chunks(len(hidden), weight, chunk_tokens):
+            parts = vocabulary.statistics(hidden[rows] @ weight.t(), targets[rows], inverse_temperature)
+            for whole, part in zip(found, parts, strict=True):
+                whole[rows] = part
+        ctx.save_for_backward(hidden, weight, targets, *found)
+        ctx.options = inverse_temperature, chunk_tokens, vocabulary
+        # An output that the loss does not use then has no gradient at all, not one of zeros.
+        ctx.set_materialize_grads(False)
+        return found.logprob.clone(), found.entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        grad_logprob, grad_entropy = grads
+        hidden, weight, targets, *found = ctx.saved_tensors
+        if grad_logprob is None and grad_entropy is None:
+            return None, None, None, None, None, None
+        if grad_logprob is None:
+            grad_logprob = torch.zeros_like(found[0])
+        inverse_temperature, chunk_tokens, vocabulary = ctx.options
+        of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        parts = chunks(len(hidden), weight, chunk_tokens)
+        gradient = HeadGradient(hidden, weight, len(parts), of_hidden=of_hidden, of_weight=of_weight)
+        for rows in parts:
+            logits = vocabulary.gradient_(
+                hidden[rows] @ weight.t(),
+                targets[rows],
+                Statistics(*(part[rows] for part in found)),
+                grad_logprob[rows],
+                None if grad_entropy is None else grad_entropy[rows],
+                inverse_temperature,
+            )
+            gradient.add(rows, logits)
+        total = None if gradient.weight is None else gradient.weight.to(weight.dtype)
+        return gradient.hidden, total, None, None, None, None

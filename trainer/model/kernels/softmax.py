@@ -1,0 +1,82 @@
+"""What the loss needs from a block of logits, and its gradient written over them.
+
+z are logits / temperature, p their softmax, t the target:
+    logprob = z_t - lse,  entropy = lse - sum_j p_j z_j,  lse = log sum_j exp z_j
+    d logprob / d z_j = [j = t] - p_j,  d entropy / d z_j = -p_j (log p_j + entropy)
+All sums are float32 whatever the logits are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Statistics(NamedTuple):
+    """float32 [num_tokens] each."""
+
+    logprob: Tensor
+    entropy: Tensor
+    lse: Tensor
+
+
+class Vocabulary(Protocol):
+    """What this module does with logits of a whole vocabulary, for those who have only a part of it."""
+
+    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics: ...
+
+    def gradient_(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        found: Statistics,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+        inverse_temperature: float,
+    ) -> Tensor: ...
+
+
+def statistics(logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+    """Of `logits` [num_tokens, vocab] and `targets` [num_tokens] int64."""
+    if _on_triton(logits):
+        from agentloop.trainer.model.kernels import softmax_triton
+
+        return Statistics(*softmax_triton.statistics(logits, targets, inverse_temperature))
+    z = logits.float() * inverse_temperature
+    lse = torch.logsumexp(z, dim=-1)
+    # An average of distances to lse: lse minus the average of z would cancel.
+    entropy = ((z - lse[:, None]).exp_() * (lse[:, None] - z)).sum(dim=-1)
+    return Statistics(z.gather(1, targets[:, None]).squeeze(1) - lse, entropy, lse)
+
+
+def gradient_(
+    logits: Tensor,
+    targets: Tensor,
+    found: Statistics,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    inverse_temperature: float,
+) -> Tensor:
+    """Overwrite the logits with their gradient, given those of logprob and entropy, float32 [num_tokens].
+
+    A target of -1 is none of these logits: where ranks divide the vocabulary, another one has it.
+    """
+    if _on_triton(logits):
+        from agentloop.trainer.model.kernels import softmax_triton
+
+        return softmax_triton.gradient_(
+            logits, targets, found.lse, found.entropy, grad_logprob, grad_entropy, inverse_temperature
+        )
+    log_p = logits.float() * inverse_temperature - found.lse[:, None]
+    factor = grad_logprob[:, None]
+    if grad_entropy is not None:
+        factor = factor + grad_entropy[:, None] * (log_p + found.entropy[:, None])
+    grad = log_p.exp_() * -factor
+    grad.scatter_add_(1, targets.clamp(min=0)[:, None], torch.where(targets >= 0, grad_logprob, 0.0)[:, None])
+    return logits.copy_(grad.mul_(inverse_temperature))
+
+
+def _on_triton(logits: Tensor) -> bool:
+    return logits.is_cuda

@@ -1,0 +1,73 @@
+"""How the decoder layers run: compiled one by one, and what of their activations is kept for the backward.
+
+Layers of a model have the same code, so one compilation serves all of them, and lengths are dynamic, so it serves all
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from agentloop.config.learner import SPARSE, CheckpointingName
+from agentloop.errors import UserError
+from agentloop.trainer.model import activation_checkpointing as recomputed
+from agentloop.trainer.model.compiling import compile_whole
+
+
+def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
+    """Replace the forward of each layer, in place. Hooks of the module (such as FSDP's) stay outside of it.
+
+    Raises `UserError` where sparse checkpointing does not know layers of the kind; a layer that is to be compiled and
+    cannot be raises at its first call (`torch._dynamo.exc`).
+    """
+    if checkpointing in ("full", "sparse") and recomputed.can_recompute(layers):
+        recomputed.prepare(layers, SPARSE if checkpointing == "sparse" else 1, compiled=compiled)
+        return
+    if checkpointing == "sparse":
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        raise UserError(f"learner.checkpointing=sparse does not know layers of the kind {kinds}. Set it to full.")
+    run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
+    if compiled:
+        run = compile_whole(run)
+    if checkpointing == "full":
+        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        # The layer is an argument, not part of the function: what is compiled for one then serves all.
+        layer.forward = partial(run, layer)  # type: ignore[method-assign]
+
+
+def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _selective(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(
+        _plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
+    )
+
+
+def _contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+_WIDE = 2
+"""A product whose result has more than this many times the features of its input is computed again: keeping it costs
+most and computing it least. In a decoder layer that is the gate and the rise of the MLP."""
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if op is torch.ops.agentloop.packed_attention.default:
+        return CheckpointPolicy.MUST_SAVE
+    if op is torch.ops.aten.mm.default and _is_narrow(*args[:2]):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_narrow(left: Tensor, right: Tensor) -> bool:
+    return right.shape[1] <= _WIDE * left.shape[1]

@@ -1,0 +1,147 @@
+"""A causal language model as the learner needs it: packed rows in, log-probabilities of the trained tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from agentloop.config.learner import CheckpointingName
+from agentloop.errors import UserError
+from agentloop.trainer.model import layers
+from agentloop.trainer.model.attention import packed as attention
+from agentloop.trainer.model.attention import tower as tower_attention
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
+from agentloop.trainer.model.head.fused_head import ChunkLoss, head_loss
+from agentloop.trainer.model.head.logprobs import token_logprobs
+from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.vision.loading import load_language_model, tower_of
+
+_UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+"""What some models do to their logits after the LM head, and the value with which that does nothing."""
+
+
+class Policy(nn.Module):
+    """Wraps a transformers model so that its LM head runs on the trained positions only.
+
+    The wrapper is what FSDP shards: head and backbone run inside one forward of the root module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        row: PackedRow,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_loss: ChunkLoss | None = None,
+        pictures: RowPictures | None = None,
+        units: NDArray[np.int64] | None = None,
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Loss, and log-probability and entropy, float32 [num_trained] each.
+
+        `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
+        `chunk_loss` only the loss is differentiable (see `fused_head`, also for `units`), without it there is none, and
+        the others are.
+        """
+        hidden = hidden_states(self.model.base_model, input_ids, row, pictures).index_select(0, positions)
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        if chunk_loss is None:
+            return None, *token_logprobs(hidden, head.weight, targets, temperature=temperature)
+        return head_loss(hidden, head.weight, targets, chunk_loss, temperature=temperature, units=units)
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """Some layer looks at the nearest tokens only."""
+        model: Any = self.model
+        config = model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ()
+        return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
+
+    def layers(self) -> list[nn.Module]:
+        """The layers of vision tower and decoder, in order; each is a unit of sharding."""
+        return self._layers_of(self.model)
+
+    def tower_layers(self) -> list[nn.Module]:
+        """Those of the vision tower."""
+        tower = tower_of(self.model)
+        return [] if tower is None else self._layers_of(tower)
+
+    def freeze_vision(self) -> None:
+        """Train the language model alone. Raises `UserError` where there is nothing to freeze."""
+        tower = tower_of(self.model)
+        if tower is None:
+            raise UserError("learner.freeze_vision is set, and the model has no vision tower. Leave it out.")
+        tower.requires_grad_(False)
+
+    def _layers_of(self, part: nn.Module) -> list[nn.Module]:
+        names = set(self.model._no_split_modules or ())  # type: ignore[arg-type]
+        return [module for module in part.modules() if type(module).__name__ in names]
+
+
+def hidden_states(backbone: Any, input_ids: Tensor, row: PackedRow, pictures: RowPictures | None) -> Tensor:
+    """Of the last layer, [num_tokens, hidden], for `input_ids` [1, num_tokens]."""
+    if pictures is None:
+        hidden: Tensor = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state
+    else:
+        inputs = row.kwargs() | pictures.inputs(backbone, input_ids)
+        hidden = backbone.language_model(**inputs).last_hidden_state
+    return hidden[0]
+
+
+def load_policy(
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    kernel: str = "sdpa",
+    checkpointing: CheckpointingName = "off",
+    compiled: bool = False,
+    sequence: SequenceGroup | None = None,
+    adapt: Callable[[Policy], None] | None = None,
+) -> Policy:
+    """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
+
+    `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row, `adapt` changes the
+    modules before anything is made of them; the other options are of `layers.prepare`.
+    Raises `UserError` where the folder cannot be loaded, where its heads cannot be divided, and where the model does
+    something to its logits that the learner does not compute.
+    """
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
+            "format (config.json, *.safetensors, tokenizer files)."
+        )
+    name, tower_name = attention.register(kernel, sequence), tower_attention.register(kernel)
+    try:
+        if sequence is not None:
+            sequence.check(AutoConfig.from_pretrained(folder))
+        model = load_language_model(folder, dtype=dtype, attention=name, tower_attention=tower_name)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
+    for option, neutral in _UNSUPPORTED.items():
+        value = getattr(model.config.get_text_config(), option, None)
+        if value is not None and value != neutral:
+            raise UserError(f"The model in {folder} sets {option}={value}, which the learner does not support.")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.config.use_cache = False
+    policy = Policy(model.train())
+    if adapt is not None:
+        adapt(policy)
+    tower = policy.tower_layers()
+    layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
+    # Pictures and windows differ in number and size from row to row, and with sdpa they are computed one by one.
+    layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
+    return policy

@@ -1,0 +1,1 @@
+"""The objective: losses, corrections and KL of the trained tokens as one number."""

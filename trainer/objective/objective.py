@@ -1,0 +1,114 @@
+"""What the learner minimises: from what the model says of the trained tokens of a micro-batch to its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.trainer import corrections, losses
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
+from agentloop.trainer.objective.kl import kl_estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Objective:
+    """The loss of a `LearnerConfig`. A pure function: the same tokens, however packed, have the same loss."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        """Raises `UserError` for names and options that are not known, or contradict each other."""
+        self.config = config
+        self.loss = losses.get(config.loss)
+        self._options = losses.parse_options(self.loss, config.loss_options)
+        found = [(corrections.get(part.name), part.options) for part in config.corrections]
+        self._corrections = [(part, corrections.parse_options(part, options)) for part, options in found]
+        self._old = config.old_logprobs
+        if self._old == "auto":
+            self._old = "learner" if self._corrections else "rollout"
+        if self._corrections and self._old == "rollout":
+            raise UserError(
+                "learner.corrections compare learner.old_logprobs with the policy that sampled, and with "
+                "old_logprobs=rollout these are the same. Leave old_logprobs out, or set it to learner or interpolated."
+            )
+        if self._corrections and not self.loss.on_policy:
+            raise UserError(
+                f"learner.corrections weigh what a policy sampled; loss={self.loss.name} does not ask who wrote a "
+                "trajectory. Leave corrections out."
+            )
+
+    @property
+    def is_tokenwise(self) -> bool:
+        """The loss of a token depends on its own values only: it may be computed in any pieces (`TrainedTokens.rows`),
+        and is then their sum."""
+        return self.loss.tokenwise and all(part.tokenwise(options) for part, options in self._corrections)
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """`Sample.old_logprobs` must be there: a pass before the first of several updates on a batch. Of a single
+        update they are what the model says then."""
+        return self.loss.on_policy and self._old == "learner" and self.config.mini_batches > 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """`Sample.reference_logprobs` must be there."""
+        return self.config.kl_coef > 0 or self.loss.needs_reference
+
+    @property
+    def is_zero_without_advantage(self) -> bool:
+        """A trajectory without advantage has no gradient, so that its pass may be left out."""
+        return self.loss.on_policy and self.config.entropy_bonus == 0 and self.config.kl_coef == 0
+
+    def weights(self, num_sampled: Sequence[int]) -> NDArray[np.float64]:
+        """What each sampled token of trajectory i of a whole mini-batch counts, [num_trajectories]."""
+        config = self.config
+        return losses.token_weights(num_sampled, config.aggregation or self.loss.aggregation, config.aggregation_norm)
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of the tokens whose log-probability and entropy the model gives, [num_trained] each.
+
+        The loss is the sum of loss * weight, differentiable in both; the metrics are detached, [num_trained] each.
+        """
+        config = self.config
+        old = self._old_logprobs(logprobs, tokens)
+        token_loss, metrics = self.loss.function(logprobs, old, tokens, self._options)
+        metrics["entropy"] = entropy.detach()
+        if self._corrections:
+            weight = self._correction(old - tokens.rollout_logprobs, tokens)
+            token_loss = token_loss * weight
+            metrics |= {"importance_weight": weight, "rejected": (weight == 0).to(weight.dtype)}
+        if config.kl_coef > 0:
+            assert tokens.reference_logprobs is not None, "needs_reference"
+            kl = kl_estimate(logprobs, tokens.reference_logprobs, config.kl_estimator)
+            token_loss = token_loss + config.kl_coef * kl
+            metrics["reference_kl"] = kl.detach()
+        if config.entropy_bonus > 0:
+            token_loss = token_loss - config.entropy_bonus * entropy
+        return (token_loss * tokens.weights).sum(), metrics
+
+    def of_rows(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
+        """The loss of some of the tokens, of which the values are: any where it is tokenwise, else whole
+        trajectories."""
+        part = tokens.rows(rows) if self.is_tokenwise else tokens.trajectories(rows)
+        return self(logprobs, entropy, part)[0]
+
+    def _old_logprobs(self, logprobs: Tensor, tokens: TrainedTokens) -> Tensor:
+        if not self.loss.on_policy or self._old == "rollout":
+            return tokens.rollout_logprobs
+        if self._old == "interpolated":
+            return corrections.interpolated_logprobs(logprobs, tokens)
+        if tokens.old_logprobs is not None:
+            return tokens.old_logprobs
+        assert not self.needs_old_logprobs
+        return logprobs.detach()  # the only update of the batch: these are the weights before it
+
+    def _correction(self, log_ratio: Tensor, tokens: TrainedTokens) -> Tensor:
+        weight = log_ratio.new_ones(len(log_ratio))
+        for part, options in self._corrections:
+            weight = weight * part.function(log_ratio.detach(), tokens, options)
+        return weight

@@ -1,1 +1,0 @@
-"""Which GPUs the learner and the engines of a run get."""

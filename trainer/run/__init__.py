@@ -1,0 +1,1 @@
+"""The run: its loop, checks, checkpoints, folder, metrics and loggers. `run.py` shows the whole."""

@@ -1,0 +1,121 @@
+"""Checkpoints of a run: `checkpoints/step_000010/` with the learner's folder, `state.json`, and `queue.jsonl.gz` where
+finished groups waited to be trained.
+
+A checkpoint appears whole or not at all. There is no state of random generators in it: each step seeds them anew from
+the run's seed and its number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from agentloop.envs.sampler import SamplerState
+from agentloop.errors import UserError
+from agentloop.process.atomic_folders import appearing
+from agentloop.trainer.learner.protocol import Captured, Learner
+from agentloop.trainer.run.folder import step_name, step_of
+from agentloop.trainer.schedule.queue import QueueState
+from agentloop.types.requests import Group
+from agentloop.types.trajectory_io import read_jsonl, write_jsonl
+
+_STATE = "state.json"
+_QUEUE = "queue.jsonl.gz"
+_LEARNER = "learner"
+
+
+@dataclass(slots=True)
+class RunState:
+    """Where a run is after `step`, apart from the learner."""
+
+    step: int
+    policy_version: int
+    sampler: SamplerState
+    config: dict[str, Any]
+    """Resolved, to compare with at a resume."""
+    queue: QueueState = field(default_factory=QueueState)
+
+
+class CheckpointWriter:
+    """Writes `folder/step_<n>` while training goes on, and removes all but the `keep_last` newest.
+
+    At most one is being written: what a second one would hold in memory is as large as the learner.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, learner: Learner, state: RunState) -> None:
+        """Returns when the learner is copied. Raises what went wrong with the one before."""
+        self.wait()
+        self._writing = self._thread.submit(self._write, learner.capture(), state)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk. Raises `UserError` where it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except OSError as error:
+            raise UserError(
+                f"A checkpoint could not be written to {self._folder}: {error}. Make room there, or set run.keep_last "
+                "lower, and run again: training goes on from the checkpoint before."
+            ) from error
+
+    def close(self) -> None:
+        """Wait for what is being written, whatever becomes of it."""
+        self._thread.shutdown()
+
+    def _write(self, captured: Captured, state: RunState) -> None:
+        with appearing(self._folder / step_name(state.step)) as target:
+            captured.write(target / _LEARNER)
+            if groups := state.queue.groups:
+                write_jsonl(target / _QUEUE, [each for group in groups for each in group.trajectories])
+            plain = {each.name: getattr(state, each.name) for each in fields(state)} | {"queue": state.queue.as_json()}
+            (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
+        for old in _complete(self._folder)[: -self._keep_last]:
+            shutil.rmtree(old)
+
+
+def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
+    """The newest checkpoint: the folder of its learner, and its state."""
+    complete = _complete(folder)
+    if not complete:
+        return None
+    newest = complete[-1]
+    plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    return newest / _LEARNER, RunState(**plain | {"queue": _read_queue(plain["queue"], newest / _QUEUE)})
+
+
+def _read_queue(plain: dict[str, Any], file: Path) -> QueueState:
+    trajectories = iter(list(read_jsonl(file)) if file.is_file() else [])
+    finished = [entry for entry in plain["entries"] if entry["episodes"] is not None]
+    groups = [
+        Group(entry["order"]["group_id"], list(itertools.islice(trajectories, entry["episodes"]))) for entry in finished
+    ]
+    if any(len(group.trajectories) != entry["episodes"] for group, entry in zip(groups, finished, strict=True)):
+        raise UserError(f"{file} has not all trajectories that its {_STATE} names. Remove this checkpoint's folder.")
+    return QueueState.from_json(plain, groups)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left half written or half removed."""
+    complete = _complete(folder)
+    for path in folder.iterdir():
+        if path.is_dir() and path not in complete:
+            shutil.rmtree(path)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Oldest first."""
+    found = [path for path in folder.iterdir() if path.name == step_name(step_of(path) or 0)]
+    return sorted((path for path in found if (path / _STATE).is_file()), key=lambda path: step_of(path) or 0)

@@ -1,0 +1,38 @@
+"""Evaluation: episodes on held-out tasks, nothing learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentloop.rollout.setup import Episodes
+from agentloop.trainer.run.metrics import reward_metrics, tool_call_rate
+from agentloop.trainer.schedule.failures import is_failed
+from agentloop.trainer.workers.protocol import Workers
+from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
+
+
+async def evaluate(
+    episodes: Episodes, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
+) -> tuple[dict[str, float], list[Group]]:
+    """Play the held-out tasks, always with the same seeds: metrics under `eval/`, and the groups.
+
+    An episode that failed counts in `eval/failed`, not in the mean reward.
+    """
+    config = episodes.config
+    orders = make_orders(
+        "eval",
+        range(len(episodes.eval)),
+        n=config.eval.samples,
+        seed=config.run.seed,
+        split="eval",
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+    )
+    groups = await play_all(workers, orders, on_trajectory)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    metrics = {f"eval/{name}": value for name, value in reward_metrics(trajectories).items()}
+    metrics["eval/tool_call_rate"] = tool_call_rate(trajectories)
+    metrics["eval/failed"] = sum(map(is_failed, trajectories)) / len(trajectories)
+    return metrics, groups

@@ -1,0 +1,113 @@
+"""`RunFolder`: what a run leaves on disk.
+
+config.yaml                        as resolved; `agentloop train FOLDER/config.yaml` runs it again
+metrics.jsonl                      one line a step; line 0 is the evaluation before training
+trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
+checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`
+model/                             the trained model in Hugging Face format, when the run is over
+tensorboard/, wandb/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from agentloop.errors import UserError
+from agentloop.types.trajectory_io import write_jsonl
+
+if TYPE_CHECKING:
+    from agentloop.types.trajectory import Trajectory
+
+_STEP = re.compile(r"(?:step|eval)_(\d{6,})")
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a file or folder is named after, None for other names."""
+    match = _STEP.match(path.name)
+    return int(match[1]) if match else None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file, whole or not at all, whenever the process is killed."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RunFolder:
+    """The paths of a run, and its plain files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config_file = root / "config.yaml"
+        self.metrics_file = root / "metrics.jsonl"
+        self.trajectories = root / "trajectories"
+        self.checkpoints = root / "checkpoints"
+        self.model = root / "model"
+
+    def make(self) -> None:
+        """Raises `UserError` where there is something else already, or nothing can be written."""
+        if self.root.is_dir() and any(self.root.iterdir()) and not self.config_file.is_file():
+            raise UserError(
+                f"{self.root} is not empty and no run folder (it has no config.yaml). Set run.folder to a new folder."
+            )
+        try:
+            self.trajectories.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"The run folder {self.root} cannot be made: {error.strerror}. Set run.folder.") from error
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The config that the run was started with, None for a new run."""
+        if not self.config_file.is_file():
+            return None
+        config = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        return config if isinstance(config, dict) else None
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        write_atomically(self.config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+
+    def append_metrics(self, metrics: Mapping[str, float]) -> None:
+        """One line, on disk when this returns: a checkpoint that is written later never knows more steps."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """All whole lines; a last one that was cut by a kill is left out."""
+        if not self.metrics_file.is_file():
+            return []
+        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
+
+    def write_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+        """`name` is step_<n> or eval_<n>."""
+        path = self.trajectories / f"{name}.jsonl.gz"
+        temporary = path.with_name("." + path.name)
+        write_jsonl(temporary, trajectories)
+        temporary.replace(path)
+
+    def forget_after(self, step: int) -> None:
+        """Remove what steps after `step` left: they are about to be run again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        if self.metrics_file.is_file():
+            write_atomically(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
+        for path in self.trajectories.iterdir():
+            number = step_of(path)
+            if number is None or number > step:
+                path.unlink()

@@ -1,0 +1,101 @@
+"""MLflow."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.trainer.run.loggers import not_installed
+from agentloop.trainer.run.loggers.tracked_run import RememberedRun
+from agentloop.types.plain_data import flat
+
+_logger = logging.getLogger(__name__)
+
+_MOST_PARAMS = 100
+"""Of one request."""
+_MOST_CHARS = 6000
+"""Of a parameter."""
+
+
+class MlflowLogger:
+    """A run that is named after the folder, with the config as its parameters; a resume goes on with it. A server that
+    goes away later costs its metrics, not the run.
+
+    `tracking_uri` and `experiment` are MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME where they are not given, and
+    the experiment "agentloop" where neither is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        done: int,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+    ) -> None:
+        try:
+            from mlflow import MlflowException
+            from mlflow.entities import Metric, Param
+            from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise not_installed("mlflow", "mlflow") from error
+        self._metric, self._error = Metric, MlflowException
+        self._remembered = RememberedRun(folder / "mlflow_run.json")
+        try:
+            self._client = MlflowClient(tracking_uri)
+            self.run_id = self._remembered.id or self._begin(
+                experiment or MLFLOW_EXPERIMENT_NAME.get() or "agentloop",
+                folder.name,
+                [Param(key, str(value)[:_MOST_CHARS]) for key, value in flat(config)],
+            )
+            self._client.update_run(self.run_id, status="RUNNING")
+        except MlflowException as error:
+            raise UserError(
+                f"mlflow cannot begin a run: {error}. Set tracking_uri of that logger or MLFLOW_TRACKING_URI to a "
+                "server or a database (sqlite:///mlflow.db), or take it out of run.loggers."
+            ) from error
+        self._remembered.begin(self.run_id)
+        self._thread = ThreadPoolExecutor(1, "agentloop-mlflow")  # a server that is slow must not hold up episodes
+
+    def _begin(self, experiment: str, name: str, params: Sequence[Any]) -> str:
+        known = self._client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known is not None else self._client.create_experiment(experiment)
+        run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
+        return str(run_id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        told = [self._metric(_allowed(name), float(value), now, step) for name, value in metrics.items()]
+        self._thread.submit(self._tell, step, told)
+
+    def _tell(self, step: int, told: Sequence[Any]) -> None:
+        if not self._remembered.is_new(step):
+            return
+        try:
+            self._client.log_batch(self.run_id, metrics=told)
+        except self._error as error:
+            _logger.warning("mlflow did not take the metrics of step %d: %s", step, error)
+        else:
+            self._remembered.told(step)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        try:
+            self._client.set_terminated(self.run_id)
+        except self._error as error:
+            _logger.warning("mlflow was not told that the run has ended: %s", error)
+
+
+def _allowed(name: str) -> str:
+    """As a name of a metric there."""
+    return re.sub(r"[^\w\-./: ]", "_", name)

@@ -1,0 +1,28 @@
+"""TensorBoard's event files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.trainer.run.loggers import not_installed
+
+
+class TensorBoardLogger:
+    """Event files in `folder`/tensorboard; those of steps after `done`, which a killed run left, are hidden."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], *, done: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise not_installed("tensorboard", "train") from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

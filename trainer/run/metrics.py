@@ -1,0 +1,96 @@
+"""Numbers of a step's trajectories. Everything that depends on the clock is under `time/`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from agentloop.errors import FailureKind
+from agentloop.trainer.schedule.failures import is_failed, is_uninformative
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
+
+_CLOCK = {"seconds": "episode", "seconds_generating": "generating", "seconds_in_tools": "tools"}
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Of at least one trajectory: rewards (those that were judged), shape of the episodes, why they ended, failures."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    return (
+        reward_metrics(trajectories)
+        | {"reward/equal_groups": _mean(is_uninformative(group) for group in groups)}
+        | _episode_metrics(trajectories)
+        | _stop_reasons(trajectories)
+        | {f"failures/{kind}": float(sum(t.failures.get(kind, 0) for t in trajectories)) for kind in FailureKind}
+        | {"failures/episodes": float(sum(map(is_failed, trajectories)))}
+        | _clock_metrics(trajectories)
+    )
+
+
+def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean and spread of the rewards, and the means of what the reward function gave beside them."""
+    rewards = np.array([t.reward for t in trajectories if t.reward is not None])
+    metrics = {}
+    if len(rewards):
+        metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    return metrics | _means(trajectories, "reward/")
+
+
+def tool_call_rate(trajectories: Iterable[Trajectory]) -> float:
+    """Share of the episodes in which a tool was called."""
+    return _mean(trajectory.metrics.get("calls", 0) > 0 for trajectory in trajectories)
+
+
+def learner_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What `Learner.step` says, under the names of the log."""
+    named = {}
+    for name, value in metrics.items():
+        if name.startswith("seconds/"):
+            named[f"time/learner_{name.removeprefix('seconds/')}"] = value
+        elif name.startswith(("critic/", "process_reward/")):
+            named[name] = value
+        else:
+            of_the_clock = name == "mfu" or name.endswith("_per_second")
+            named[f"time/{name}" if of_the_clock else f"learner/{name}"] = value
+    return named
+
+
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    return {
+        "rollout/episodes": float(len(trajectories)),
+        "rollout/turns": _mean(t.num_turns for t in trajectories),
+        "rollout/calls": _mean(t.metrics.get("calls", 0.0) for t in trajectories),
+        "rollout/tool_call_rate": tool_call_rate(trajectories),
+        "rollout/tokens": _mean(len(t) for t in trajectories),
+        "rollout/tokens_max": float(max(len(t) for t in trajectories)),
+        "rollout/sampled_tokens": _mean(t.num_sampled for t in trajectories),
+        "rollout/truncated": _mean(t.stop_reason is not None and t.stop_reason.is_truncated for t in trajectories),
+    } | _means(trajectories, "tool/")
+
+
+def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares, of the reasons that occurred."""
+    counts: dict[str, int] = defaultdict(int)
+    for trajectory in trajectories:
+        counts[f"stop/{trajectory.stop_reason}"] += 1
+    return {reason: counts[reason] / len(trajectories) for reason in sorted(counts)}
+
+
+def _clock_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    return {f"time/{name}_mean": _mean(t.metrics.get(key, 0.0) for t in trajectories) for key, name in _CLOCK.items()}
+
+
+def _means(trajectories: Iterable[Trajectory], prefix: str) -> dict[str, float]:
+    """Of each `Trajectory.metrics` key with the prefix, over the trajectories that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            if name.startswith(prefix):
+                values[f"time/{name}" if "seconds" in name else name].append(value)
+    return {name: _mean(values[name]) for name in sorted(values)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))

@@ -1,0 +1,77 @@
+"""Go on with a run exactly where its last checkpoint is, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
+from agentloop.trainer.run.folder import RunFolder
+from agentloop.types.plain_data import flat
+
+MAY_CHANGE = (
+    "run",
+    "engine",
+    "workers",
+    "placement",
+    "profiler",
+    "eval",
+    "data.eval",
+    "learner.device",
+    "learner.ranks",
+    "learner.nodes",
+    "learner.shard",
+    "learner.token_budget",
+    "learner.attention",
+    "learner.checkpointing",
+    "learner.compile_layers",
+    "learner.gather_once",
+    "learner.offload",
+    "learner.refine_costs",
+    "learner.sequence_parallel",
+    "learner.share_prefixes",
+)
+"""Keys, with all below them, that do not change what is learned; the seed of the run is `learner.seed` as well."""
+
+
+def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
+    """Make the run folder ready: a new one, or one cut back to its last checkpoint.
+
+    Returns it with the checkpoint (the learner's folder and the run's state), None where a run starts from nothing.
+    Raises `UserError` where the folder is of a run with other settings.
+    """
+    folder = RunFolder(root)
+    folder.make()
+    resolved = config.model_dump(mode="json")
+    remove_unfinished(folder.checkpoints)
+    checkpoint = latest_checkpoint(folder.checkpoints)
+    started_with = checkpoint[1].config if checkpoint else folder.read_config()
+    if started_with is not None and (changed := changed_keys(started_with, resolved)):
+        raise UserError(
+            f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to go on with it, "
+            "or set run.folder to a new folder."
+        )
+    folder.forget_after(checkpoint[1].step if checkpoint else -1)
+    folder.write_config(resolved)
+    return folder, checkpoint
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """'key: old -> new' of each setting that decides what is learned and differs."""
+    old, new = dict(flat(before)), dict(flat(after))
+    return [
+        f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not _may_change(key)
+    ]
+
+
+def _may_change(key: str) -> bool:
+    return key != "run.seed" and any(key == free or key.startswith((f"{free}.", f"{free}_")) for free in MAY_CHANGE)
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return repr(flat[key]) if key in flat else "not set"

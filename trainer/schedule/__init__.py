@@ -1,0 +1,1 @@
+"""What plays next and what trains next: producer, queue, group completion, evaluation."""

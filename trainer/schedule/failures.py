@@ -1,0 +1,60 @@
+"""When too many episodes of a step fail, the run stops and says why: training on the rest would hide the cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from agentloop.config.run import RunConfig
+from agentloop.errors import FailureKind, UserError
+from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
+
+
+def check_failures(trajectories: Sequence[Trajectory], config: RunConfig, *, step: int, folder: str) -> None:
+    """Raises `UserError` where more than `run.max_failure_fraction` of a step's episodes failed."""
+    failed = [trajectory for trajectory in trajectories if is_failed(trajectory)]
+    if len(failed) <= config.run.max_failure_fraction * len(trajectories):
+        return
+    kinds = Counter(kind for trajectory in failed for kind in trajectory.failures)
+    counted = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
+    cause, count = Counter(map(_cause, failed)).most_common(1)[0]
+    row = next(trajectory.task.get("id", "?") for trajectory in failed if _cause(trajectory) == cause)
+    raise UserError(
+        f"Step {step} stopped: {len(failed)} of {len(trajectories)} episodes failed ({counted}). The most frequent "
+        f"cause, {count} times, first on row {row!r}: {cause}. {_advice(kinds, config)} Then go on with "
+        f"run.folder={folder}, where everything up to step {step - 1} is kept."
+    )
+
+
+def _cause(trajectory: Trajectory) -> str:
+    return trajectory.error or f"the episode ended as {trajectory.stop_reason}"
+
+
+def _advice(kinds: Counter[str], config: RunConfig) -> str:
+    """What to look at, by whose fault it mostly is."""
+    kind = kinds.most_common(1)[0][0] if kinds else FailureKind.ENGINE
+    if kind == FailureKind.JUDGE:
+        return f"Correct the reward {_reward_name(config)} (env.reward), or the columns of that row."
+    if kind == FailureKind.ENV:
+        return f"Correct the environment {config.env.factory!r} (env.factory), its tools, or the messages of that row."
+    if kind == FailureKind.TOOL:
+        return "Correct the tools (env.tools)."
+    return f"Look at the engine {config.engine.name!r} (engine.options) and the memory that it has."
+
+
+def _reward_name(config: RunConfig) -> str:
+    reward = config.env.reward
+    if reward is None:
+        return "of the environment"
+    return repr(reward) if isinstance(reward, str) else " + ".join(term.shown for term in reward)
+
+
+def is_failed(trajectory: Trajectory) -> bool:
+    """Ended by a failure, or could not be judged: nothing to learn from."""
+    return trajectory.reward is None or (trajectory.stop_reason is not None and trajectory.stop_reason.is_failure)
+
+
+def is_uninformative(group: Group) -> bool:
+    """All rewards are equal: no advantages, no gradient."""
+    return len({trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}) < 2

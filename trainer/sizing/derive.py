@@ -1,0 +1,160 @@
+"""From the number of GPUs and the model to the placement of a run, checked before anything loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.sizing.gpus import Gpu
+from agentloop.trainer.sizing.layouts import Layout, problems
+from agentloop.trainer.sizing.placement import LayoutName, Placement
+from agentloop.trainer.sizing.search import Cluster, Run, estimated
+
+
+@dataclass(slots=True, frozen=True)
+class Placed:
+    """A placement and what it is estimated to come to."""
+
+    placement: Placement
+    step_seconds: float
+    training_seconds: float
+    rollout_seconds: float
+    obstacle: str
+    """Why it does not fit into memory; empty where it does."""
+    engine_memory: float
+    """Bytes of a GPU that an engine may use beside the learner, or in its turn."""
+    sleeps: bool = False
+    """They take turns on the GPUs that they share."""
+    handover_seconds: float = 0.0
+
+
+def derive(config: RunConfig, run: Run, gpu: Gpu) -> Placed:
+    """The placement that `config.placement` asks for; of several, the one whose steps are estimated to be shortest.
+
+    Raises `UserError` with the numbers where there is none.
+    """
+    wanted = config.placement
+    assert wanted.n_gpus is not None, "there is something to derive"
+    if wanted.n_gpus % wanted.nnodes:
+        raise UserError(
+            f"placement.n_gpus is {wanted.n_gpus} and placement.nnodes {wanted.nnodes}: nodes must have the same "
+            f"number of GPUs. Set n_gpus to a multiple of {wanted.nnodes}."
+        )
+    reasons: list[str] = []
+    found: list[Placed] = []
+    for placement in candidates(config, run):
+        if faults := [*placement.problems(), *_learner_faults(config, placement, run)]:
+            reasons.extend(fault for fault in faults if fault not in reasons)
+            continue
+        placed = _estimate(config, run, gpu, placement)
+        if placed.obstacle:
+            reasons.append(f"{placement.layout} with {placement.learner_gpus} learner GPUs: {placed.obstacle}")
+        else:
+            found.append(placed)
+    if not found:
+        raise UserError(
+            f"The run cannot be placed on {wanted.n_gpus} GPUs ({wanted.nnodes} nodes). {' '.join(reasons[:4])} "
+            "`agentloop plan` lists what fits."
+        )
+    return min(found, key=lambda placed: (placed.step_seconds, placed.placement.idle_gpus))
+
+
+def candidates(config: RunConfig, run: Run) -> Iterator[Placement]:
+    """Those that the config leaves open."""
+    wanted = config.placement
+    assert wanted.n_gpus is not None
+    per_node = wanted.n_gpus // wanted.nnodes
+    learner = config.learner
+    model_parallel = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
+    tensor, pipeline = engine_degrees(config)
+    every: tuple[LayoutName, ...] = ("colocated", "separate", "mixed")
+    for layout in every if wanted.layout == "auto" else (wanted.layout,):
+        for learner_gpus in _learner_sizes(config, layout, per_node, model_parallel):
+            yield Placement(
+                layout=layout,
+                nnodes=wanted.nnodes,
+                gpus_per_node=per_node,
+                learner_gpus=learner_gpus,
+                model_parallel=model_parallel,
+                engine_tensor=tensor,
+                engine_pipeline=pipeline,
+            )
+
+
+def engine_degrees(config: RunConfig) -> tuple[int, int]:
+    """tensor and pipeline parallelism of an engine."""
+    options = config.engine.options
+    return int(options.get("tensor_parallel_size", 1)), int(options.get("pipeline_parallel_size", 1))
+
+
+def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel: int) -> list[int]:
+    wanted = config.placement
+    assert wanted.n_gpus is not None
+    if layout == "colocated":
+        return [wanted.n_gpus]
+    if wanted.learner_gpus is not None:
+        return [wanted.learner_gpus]
+    most = wanted.n_gpus - 1
+    of_one = range(model_parallel, min(per_node, most) + 1, model_parallel)
+    of_several = [gpus for gpus in range(2 * per_node, most + 1, per_node) if gpus % model_parallel == 0]
+    return [*of_one, *of_several] or [model_parallel]
+
+
+def _learner_faults(config: RunConfig, placement: Placement, run: Run) -> list[str]:
+    if placement.learner_gpus % placement.model_parallel:
+        return []  # said by the placement
+    tensor = placement.engine_tensor
+    faults = list(problems(_learner_layout(config, placement), run.shape))
+    if run.shape.heads % tensor:
+        faults.append(
+            f"tensor_parallel_size={tensor} of engine.options does not divide the model's {run.shape.heads} attention "
+            "heads."
+        )
+    return faults
+
+
+def _learner_layout(config: RunConfig, placement: Placement) -> Layout:
+    learner = config.learner.model_copy(update={"nodes": placement.learner_nodes})
+    return Layout.of(learner, placement.learner_gpus)
+
+
+def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Placed:
+    is_separate = placement.layout == "separate"
+    engine_gpus = placement.num_engines * placement.engine_size
+    cluster = Cluster(
+        gpu=gpu,
+        gpus=placement.learner_gpus + (engine_gpus if is_separate else 0),
+        gpus_per_node=placement.gpus_per_node,
+        engine_gpus=engine_gpus if is_separate else 0,
+        sleep=wanted_sleep(config),
+    )
+    layout = _learner_layout(config, placement)
+    one = estimated(run, cluster, layout, placement.engine_tensor)
+    seconds = one.step_seconds
+    rollout = one.rollout_seconds
+    if placement.layout == "mixed":
+        # Of all engines; those that share GPUs stand still while the learner trains.
+        rollout = one.rollout_seconds * max(placement.learner_gpus // placement.engine_size, 1) / placement.num_engines
+        shared = placement.shared_engines / placement.num_engines
+        seconds = max(rollout + shared * one.training_seconds, one.training_seconds)
+        if one.sharing.sleeps:  # all engines do
+            seconds = rollout + one.training_seconds + one.sharing.handover_seconds
+    return Placed(
+        placement,
+        seconds,
+        one.training_seconds,
+        rollout,
+        one.obstacle,
+        engine_memory=gpu.memory - one.sharing.beside_engine,
+        sleeps=one.sharing.sleeps,
+        handover_seconds=one.sharing.handover_seconds,
+    )
+
+
+def wanted_sleep(config: RunConfig) -> bool | Literal["auto"]:
+    """What `placement.sleep` leaves open: engines that always sample cannot sleep."""
+    wanted = config.placement.sleep
+    return False if wanted == "auto" and config.staleness.mode == "partial" else wanted

@@ -1,0 +1,177 @@
+"""Layouts: how a model and a batch are spread over GPUs, which of them can be, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from agentloop.config.learner import BackendName, CheckpointingName, LearnerConfig, OffloadName
+from agentloop.errors import UserError
+from agentloop.trainer.sizing.model_shape import ModelShape
+
+_LARGEST_BUDGET = 131072
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Layout:
+    """Of a learner: `gpus` ranks in data * tensor * pipeline * context."""
+
+    backend: BackendName = "fsdp"
+    gpus: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    """Pieces of the model that each pipeline rank has."""
+    context: int = 1
+    """Ranks that share each sequence."""
+    expert: int = 1
+    """Ranks of a stage that share its experts; an expert itself is never divided."""
+    copies: int = 1
+    """Of what FSDP shards, each over its part of the GPUs (`learner.shard`)."""
+    checkpointing: CheckpointingName = "off"
+    offload: OffloadName = "off"
+    token_budget: int = 16384
+    """Tokens of a micro-batch, of all its context ranks together."""
+
+    @classmethod
+    def of(cls, config: LearnerConfig, gpus: int) -> Layout:
+        """The layout that a config asks for."""
+        return cls(
+            backend=config.backend,
+            gpus=gpus,
+            tensor=config.tensor_parallel,
+            pipeline=config.pipeline_parallel,
+            virtual=config.virtual_pipeline,
+            context=config.context_parallel if config.backend == "megatron" else config.sequence_parallel,
+            expert=config.expert_parallel,
+            copies=(config.nodes or 1) if config.shard == "node" else 1,
+            checkpointing=config.checkpointing,
+            offload=config.offload,
+            token_budget=config.token_budget,
+        )
+
+    @property
+    def data(self) -> int:
+        """Ranks that have sequences of their own; 0 where the product does not fit."""
+        return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that FSDP divides parameters among."""
+        return self.gpus // self.copies
+
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of a micro-batch on one rank."""
+        return -(-self.token_budget // self.context)
+
+    @property
+    def num_settings(self) -> int:
+        """How far it is from the simplest one."""
+        degrees = (self.tensor, self.pipeline, self.virtual, self.context, self.expert)
+        return sum(n > 1 for n in degrees) + (self.offload != "off") + (self.checkpointing != "off")
+
+    def settings(self) -> dict[str, str | int]:
+        """The `learner.` settings that say this."""
+        found: dict[str, str | int] = {"backend": self.backend}
+        degrees = {
+            "tensor_parallel": self.tensor,
+            "pipeline_parallel": self.pipeline,
+            "virtual_pipeline": self.virtual,
+            "context_parallel" if self.backend == "megatron" else "sequence_parallel": self.context,
+            "expert_parallel": self.expert,
+        }
+        found |= {name: degree for name, degree in degrees.items() if degree > 1}
+        found |= {"checkpointing": self.checkpointing} if self.checkpointing != "off" else {}
+        found |= {"offload": self.offload} if self.offload != "off" else {}
+        return found | {"token_budget": self.token_budget}
+
+
+def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
+    """Sentences with the numbers: why the model cannot be spread so, whatever memory there is."""
+    for name, ranks, count, what in (
+        ("tensor_parallel", layout.tensor, shape.heads, "attention heads"),
+        ("tensor_parallel", layout.tensor, shape.kv_heads, "key and value heads"),
+        ("tensor_parallel", layout.tensor, shape.expert_mlp or shape.mlp, "features of the MLP"),
+        ("tensor_parallel", layout.tensor, shape.vocab, "tokens of the vocabulary"),
+        ("pipeline_parallel", layout.pipeline, shape.layers, "layers"),
+        ("expert_parallel", layout.expert, shape.num_experts, "experts"),
+    ):
+        if ranks > 1 and (count % ranks or not count):
+            yield f"{name}={ranks} does not divide the model's {count} {what}."
+    if layout.virtual > 1:
+        yield from _virtual_problems(layout, shape)
+    shared = layout.tensor * layout.context
+    if layout.context > 1 and shape.kv_heads % layout.tensor == 0 and shape.kv_heads % shared:
+        yield (
+            f"tensor_parallel * context_parallel = {shared} does not divide the model's {shape.kv_heads} key and value "
+            "heads, which the ranks that share a sequence divide among them."
+        )
+    model_ranks = layout.tensor * layout.pipeline * layout.context
+    if layout.gpus % model_ranks:
+        yield (
+            f"tensor_parallel {layout.tensor} * pipeline_parallel {layout.pipeline} * context_parallel "
+            f"{layout.context} = {model_ranks} does not divide {layout.gpus} ranks."
+        )
+    elif layout.gpus // layout.pipeline % layout.expert:
+        yield f"expert_parallel={layout.expert} does not divide the {layout.gpus // layout.pipeline} ranks of a stage."
+    if shape.has_tower and (layout.backend == "megatron" or layout.context > 1):
+        yield "A model with a vision tower needs backend=fsdp without sequence_parallel."
+    if layout.checkpointing == "sparse" and shape.num_experts:
+        yield "checkpointing=sparse does not know layers with experts."
+    if layout.checkpointing == "sparse" and layout.offload == "all":
+        yield "checkpointing=sparse needs parameters gathered once, which offload=all does not do."
+    if layout.backend == "fsdp" and (layout.tensor, layout.pipeline, layout.expert) != (1, 1, 1):
+        yield "backend=fsdp shards parameters over all ranks: tensor, pipeline and expert parallelism need megatron."
+
+
+def _virtual_problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
+    if layout.pipeline == 1:
+        yield f"virtual_pipeline={layout.virtual} needs pipeline_parallel above 1: one rank has nobody to wait for."
+    elif shape.layers % layout.pipeline == 0 and shape.layers % (layout.pipeline * layout.virtual):
+        pieces = layout.pipeline * layout.virtual
+        yield (
+            f"pipeline_parallel {layout.pipeline} * virtual_pipeline {layout.virtual} = {pieces} does not divide the "
+            f"model's {shape.layers} layers."
+        )
+
+
+def check(layout: Layout, shape: ModelShape) -> None:
+    """Raises `UserError` with every problem there is."""
+    if found := list(problems(layout, shape)):
+        raise UserError(f"The learner's layout is impossible. {' '.join(found)} `agentloop plan` lists those that fit.")
+
+
+def candidates(
+    gpus: int, gpus_per_node: int, longest: int, backends: tuple[BackendName, ...], shape: ModelShape
+) -> Iterator[Layout]:
+    """Layouts worth a look: powers of two, tensor parallelism within a node, budgets from the longest episode up."""
+    powers = [2**n for n in range(10) if 2**n <= gpus]
+    budgets = [longest * times for times in (1, 2, 4, 8) if times == 1 or longest * times <= _LARGEST_BUDGET]
+    for backend in backends:
+        choices = _choices(backend, powers, gpus_per_node, has_experts=shape.num_experts > 0)
+        for checkpointing, offload, tensor, pipeline, context, expert in product(*choices):
+            if gpus % (tensor * pipeline * context):
+                continue
+            for budget in budgets:
+                yield Layout(
+                    backend=backend,
+                    gpus=gpus,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    context=context,
+                    expert=expert,
+                    checkpointing=checkpointing,
+                    offload=offload,
+                    token_budget=budget,
+                )
+
+
+def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has_experts: bool) -> tuple[list, ...]:
+    """Of checkpointing, offload, tensor, pipeline, context, expert: what the backend has."""
+    if backend == "megatron":
+        tensors = [n for n in powers if n <= gpus_per_node]
+        return ["off", "selective", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
+    kept = ["off", "selective", "full"] + (["sparse"] if len(powers) == 1 else [])  # several may not gather once
+    return kept, ["off", "optimizer", "all"], [1], [1], powers, [1]

@@ -1,0 +1,156 @@
+"""A config whose GPUs are counted becomes one that says who uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer import advantages
+from agentloop.trainer.sizing import gpus as known_gpus
+from agentloop.trainer.sizing.derive import Placed, derive
+from agentloop.trainer.sizing.gpus import Gpu
+from agentloop.trainer.sizing.memory import Precision
+from agentloop.trainer.sizing.search import Run
+from agentloop.trainer.sizing.step_time import Work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SAMPLED = 0.5
+"""Part of an episode's tokens that is sampled; the rest are prompts and what tools say."""
+_ENGINE_SHARE = 0.95
+"""Of the memory that the learner leaves: what an engine takes beside its cache is not counted to the byte."""
+
+
+def place(config: RunConfig, model: Path) -> tuple[RunConfig, Placed | None]:
+    """The config with what follows from `placement`, and the placement; as it is where `placement.n_gpus` is not set.
+
+    Reads the config.json of `model` only. Raises `UserError` where the placement is impossible or contradicts what the
+    config says elsewhere.
+    """
+    if config.placement.n_gpus is None:
+        return config, None
+    from transformers import AutoConfig
+
+    gpu = _gpu(config)
+    run = planned(config, AutoConfig.from_pretrained(model))
+    placed = derive(config, run, gpu)
+    return with_placement(config, placed, gpu), placed
+
+
+def check_devices(config: RunConfig) -> None:
+    """Raises `UserError` where this node has fewer GPUs than the placement takes for granted."""
+    wanted = config.placement
+    if wanted.n_gpus is None:
+        return
+    import torch
+
+    per_node, here = wanted.n_gpus // wanted.nnodes, torch.cuda.device_count()
+    if per_node > here:
+        fix = (
+            f"Set placement.n_gpus={here * wanted.nnodes}, or raise placement.nnodes to the nodes that there are."
+            if here
+            else "Start the run on a node that has them, or leave `placement` out to run on CPUs."
+        )
+        raise UserError(
+            f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
+            f"{here} GPUs. {fix}"
+        )
+
+
+def planned(config: RunConfig, hf_config: Any, *, mean_tokens: float | None = None, sampled: float = _SAMPLED) -> Run:
+    """What the estimates need to know of the run; episodes have `mean_tokens` (None: half of the longest), of which
+    this part is sampled. A companion is taken to be as large as the policy."""
+    learner, longest = config.learner, config.limits.max_tokens
+    advantage = advantages.get(config.algorithm.advantage)
+    work = Work(
+        trajectories=config.trajectories_per_step,
+        mean_tokens=min(mean_tokens or longest / 2, longest),
+        longest=longest,
+        trained=sampled,
+        updates=learner.mini_batches,
+    )
+    return Run.of(
+        hf_config,
+        work,
+        Precision.of(learner),
+        concurrency=config.engine.max_concurrency,
+        reference=learner.loads_reference,
+        companions=int(advantage.value_targets is not None or advantage.needs_process_rewards),
+        companion_references=int(
+            advantage.needs_process_rewards and config.process_reward.as_learner(learner).loads_reference
+        ),
+        needs_fsdp=advantage.value_targets is not None,
+        lora_rank=learner.lora.rank if learner.lora else 0,
+    )
+
+
+def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
+    """Settings that follow from a placement. Raises `UserError` where one is set to something else."""
+    placement = placed.placement
+    workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
+    learner = {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
+    faults = [
+        f"{section}.{name} is {value} and follows from the placement as {derived[name]}: leave it out."
+        for section, settings, derived in (
+            ("workers", config.workers, workers),
+            ("learner", config.learner, learner),
+        )
+        for name in derived
+        if name in settings.model_fields_set and (value := getattr(settings, name)) not in (derived[name], None)
+    ]
+    if faults:
+        raise UserError(f"This placement contradicts the config. {' '.join(faults)}")
+    options = dict(config.engine.options)
+    if placement.layout != "separate" and config.engine.name in ("vllm", "sglang"):
+        share = round(_ENGINE_SHARE * placed.engine_memory / gpu.memory, 2)
+        options.setdefault("gpu_memory_utilization", share)
+    return config.model_copy(
+        update={
+            "workers": config.workers.model_copy(update=workers),
+            "learner": config.learner.model_copy(update=learner),
+            "engine": config.engine.model_copy(update={"options": options}),
+            "placement": config.placement.model_copy(
+                update={
+                    "layout": placement.layout,
+                    "learner_gpus": placement.learner_gpus,
+                    "sleep": placed.sleeps,
+                }
+            ),
+        }
+    )
+
+
+def lines(placed: Placed) -> dict[str, str]:
+    """For people."""
+    turns = "engines sleep while the learner trains, the learner while they sample: about "
+    sleep = {"turns": f"{turns}{placed.handover_seconds:.1f} s a step (estimated)"} if placed.sleeps else {}
+    return (
+        placed.placement.lines()
+        | sleep
+        | {
+            "a step": f"about {placed.step_seconds:.1f} s: {placed.training_seconds:.1f} s of training, "
+            f"{placed.rollout_seconds:.1f} s of rollout (estimated)"
+        }
+    )
+
+
+def _gpu(config: RunConfig) -> Gpu:
+    if config.placement.gpu is not None:
+        return known_gpus.find(config.placement.gpu)
+    import torch
+
+    if not torch.cuda.device_count():
+        raise UserError(
+            f"placement.n_gpus is {config.placement.n_gpus}, but this machine has no GPU. To see where a run on other "
+            "machines would be placed, name theirs: placement.gpu=H200, with --dry-run."
+        )
+    properties = torch.cuda.get_device_properties(0)
+    name = next((name for name in known_gpus.KNOWN if name.lower() in properties.name.lower()), None)
+    if name is None:
+        raise UserError(
+            f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its "
+            "memory, such as placement.gpu=A100-80GB:48."
+        )
+    return known_gpus.find(f"{name}:{properties.total_memory / 2**30:.0f}")

@@ -1,0 +1,149 @@
+"""Seconds of a training step and of its rollouts, from FLOPs, bytes and rates.
+
+Rough on purpose: it ranks layouts. On one H200 with FlashAttention 4 it is within a fifth of what was measured
+(`benchmarks/results/train_step_*`); on two it has the order of the layouts right (`megatron_step_*`), their seconds are
+too low by a quarter to a half. `calibration` puts it right by a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentloop.config.learner import SPARSE
+from agentloop.trainer.planning.flops import ModelFlops, causal_pairs
+from agentloop.trainer.sizing.gpus import Gpu
+from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.model_shape import ModelShape
+
+_MFU = ((512, 0.36), (1024, 0.45), (2048, 0.53), (4096, 0.55))
+"""Hidden size of a tensor-parallel rank, and which part of the peak a step reaches; the first by a model of 1024 over
+two ranks, the last by the rates of single matrix products."""
+_UNCOMPILED = 0.72
+"""Of that, where layers are not compiled (megatron): `megatron_step_0.6B_2`, beside fsdp in the same run."""
+_OVERLAP = 0.7
+"""Part of FSDP's transfers that is hidden behind computing; assumed."""
+_PCIE, _HOST_MEMORY = 25e9, 50e9
+"""Bytes a second of one GPU's share of what it goes through when it is offloaded; assumed."""
+_HALF, _SINGLE = 2, 4
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """Of one step."""
+
+    trajectories: int
+    mean_tokens: float
+    longest: int
+    trained: float
+    """Part of the tokens that was sampled."""
+    updates: int = 1
+    turns: float = 4.0
+    """Mean calls of the engine for a trajectory."""
+
+    @property
+    def tokens(self) -> float:
+        return self.trajectories * self.mean_tokens
+
+    def micro_batches(self, layout: Layout) -> int:
+        """Of a rank and update, as well packed as unequal lengths let them be."""
+        of_rank = self.tokens / max(layout.data, 1) / self.updates
+        return max(1, -(-int(of_rank) // int(0.9 * layout.token_budget)))
+
+
+def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False) -> float:
+    """Forward and backward; the mean square of lengths is taken to be 1.5 times the square of the mean. Weights that
+    are frozen have no gradient."""
+    pairs = 1.5 * causal_pairs(round(work.mean_tokens)) * (flops.per_pair + flops.per_window_pair)
+    matrices = (flops.per_token + flops.per_head_token * work.trained) * work.mean_tokens
+    return (3 * pairs + (2 if is_frozen else 3) * matrices) * work.trajectories
+
+
+def training_seconds(
+    shape: ModelShape,
+    flops: ModelFlops,
+    layout: Layout,
+    work: Work,
+    gpu: Gpu,
+    gpus_per_node: int,
+    scale: float = 1.0,
+    lora_rank: int = 0,
+) -> float:
+    """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU. With a
+    `lora_rank` adapters are trained."""
+    trained = shape.trained_parameters(lora_rank)
+    needed = step_flops(flops, work, is_frozen=lora_rank > 0)
+    recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
+    efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
+    compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
+    micro_batches = work.micro_batches(layout)
+    if layout.pipeline > 1:
+        compute *= 1 + (layout.pipeline - 1) / micro_batches / layout.virtual
+    transfers = _transfer_seconds(shape, trained, layout, micro_batches, gpu, gpus_per_node) * work.updates
+    return (compute + transfers + work.updates * _optimizer_seconds(trained, layout, gpu)) * scale
+
+
+def _efficiency(hidden: float) -> float:
+    """Linear between what is known."""
+    (low, first), *rest = _MFU
+    if hidden <= low:
+        return first * max(hidden / low, 0.05)
+    for high, last in rest:
+        if hidden <= high:
+            return first + (last - first) * (hidden - low) / (high - low)
+        low, first = high, last
+    return first
+
+
+def _transfer_seconds(
+    shape: ModelShape, trained: int, layout: Layout, micro_batches: int, gpu: Gpu, gpus_per_node: int
+) -> float:
+    """Of one update; there are as many gradients as `trained` parameters."""
+
+    def rate(ranks: int) -> float:
+        return gpu.link if ranks <= gpus_per_node else gpu.network
+
+    parameters = shape.parameters / (layout.tensor * layout.pipeline)
+    gradients = _SINGLE * trained / (layout.tensor * layout.pipeline)
+    seconds = 0.0
+    if layout.backend == "fsdp" and layout.gpus > 1:
+        gathered = 2 * _HALF * parameters + gradients
+        seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.shards)
+        if layout.copies > 1:  # gradients of the shards are summed over the nodes
+            seconds += (1 - _OVERLAP) * micro_batches * gradients / layout.shards / gpu.network
+    if layout.offload == "all":  # weights come twice a micro-batch, gradients go
+        seconds += micro_batches * (2 * _SINGLE * parameters + gradients) / layout.shards / _PCIE
+    if layout.backend == "megatron" and layout.gpus > 1:
+        copies = layout.data * layout.context
+        seconds += (_SINGLE + _HALF) * parameters / rate(layout.gpus) if copies > 1 else 0.0
+    stream = _HALF * layout.rank_tokens * micro_batches * shape.hidden
+    layers = shape.layers / layout.pipeline
+    seconds += 8 * layers * stream * (layout.tensor - 1) / layout.tensor / rate(layout.tensor)
+    if layout.context > 1:
+        heads = 4 * (shape.query + shape.key) / shape.hidden / layout.tensor
+        seconds += heads * layers * stream / rate(layout.tensor * layout.context)
+    if layout.expert > 1:
+        seconds += 4 * shape.experts_per_token * layers * stream / rate(layout.expert * layout.tensor)
+    return seconds
+
+
+def _optimizer_seconds(trained: int, layout: Layout, gpu: Gpu) -> float:
+    """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
+    shard = trained / layout.shards
+    if layout.offload == "optimizer":
+        return 8 * shard / _PCIE  # both ways at once
+    if layout.offload == "all":
+        return 28 * shard / _HOST_MEMORY
+    return 28 * shard / gpu.bandwidth
+
+
+def rollout_seconds(shape: ModelShape, work: Work, tensor: int, engines: int, slots: float, gpu: Gpu) -> float:
+    """Of one step: decoding reads weights and caches for every token of the episodes in flight, `slots` an engine."""
+    sampled = work.tokens * work.trained
+    at_once = max(min(slots, work.trajectories / engines), 1.0)
+    active = shape.parameters - shape.layers * shape.expert_layer_parameters
+    if shape.num_experts:
+        hit = min(1.0, at_once * shape.experts_per_token / shape.num_experts)
+        active += int(shape.layers * shape.expert_layer_parameters * hit)
+    bytes_read = _HALF * active + at_once * shape.kv_bytes_per_token * work.mean_tokens / 2
+    token_step = bytes_read / (0.7 * tensor * gpu.bandwidth) + 4e-3  # the engine's own work between two steps
+    return sampled / (engines * at_once) * token_step

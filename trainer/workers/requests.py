@@ -1,0 +1,73 @@
+"""Orders for workers, and all of their groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from agentloop.errors import UserError
+from agentloop.process.seeding import seed_of
+from agentloop.trainer.workers.protocol import Workers
+from agentloop.types.requests import GroupOrder
+
+if TYPE_CHECKING:
+    from agentloop.types.requests import Group
+    from agentloop.types.trajectory import Trajectory
+
+
+def make_order(
+    name: str,
+    place: int,
+    row: int,
+    *,
+    n: int,
+    seed: int,
+    split: Literal["train", "eval"] = "train",
+    temperature: float | None = None,
+    top_p: float | None = None,
+) -> GroupOrder:
+    """The group at a place of those that `name` tells from all others in flight; its seed follows from both numbers."""
+    return GroupOrder(
+        group_id=f"{name}-{place}",
+        row=row,
+        n=n,
+        seed=seed_of(seed, place) & 0x7FFFFFFF,
+        split=split,
+        temperature=temperature,
+        top_p=top_p,
+    )
+
+
+def make_orders(
+    name: str,
+    rows: Iterable[int],
+    *,
+    n: int,
+    seed: int,
+    split: Literal["train", "eval"] = "train",
+    temperature: float | None = None,
+    top_p: float | None = None,
+) -> list[GroupOrder]:
+    """One group for each row, numbered from 0."""
+    return [
+        make_order(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
+        for place, row in enumerate(rows)
+    ]
+
+
+async def play_all(
+    workers: Workers, orders: Sequence[GroupOrder], on_trajectory: Callable[[Trajectory], None] | None = None
+) -> list[Group]:
+    """Play all of them at once; the result has their order. Raises `UserError` of an episode as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            playing = [tasks.create_task(workers.play(order, on_trajectory)) for order in orders]
+    except ExceptionGroup as group:
+        raise user_error(group) from group
+    return [task.result() for task in playing]
+
+
+def user_error(group: ExceptionGroup) -> Exception:
+    """What the user can put right, where that is among the errors; else all of them."""
+    return next((error for error in group.exceptions if isinstance(error, UserError)), group)
