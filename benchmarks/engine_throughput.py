@@ -41,7 +41,7 @@ from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.engines.vllm.requests import vllm_params
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
@@ -171,7 +171,7 @@ class Bench:
 async def start(folder: Path, args: argparse.Namespace) -> Bench:
     engine = EndingEngine(folder, gpu_memory_utilization=args.memory, shares_gpu=True, **engine_options(args))
     loops = {
-        turns: LocalWorkers(Episodes.load(config_of(folder, args, turns=turns), folder), engine) for turns in (1, 4)
+        turns: LocalWorkers(RolloutSetup.load(config_of(folder, args, turns=turns), folder), engine) for turns in (1, 4)
     }
     workers = None
     if args.engines:

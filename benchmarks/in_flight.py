@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.trainer.workers.requests import make_orders
+from agentloop.trainer.workers.requests import make_requests
 
 _numbers = itertools.count()
 
@@ -26,7 +26,7 @@ async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -
 
 async def played(workers: Workers, rows: Sequence[int], in_flight: int) -> int:
     """Tokens sampled by episodes of these rows."""
-    orders = make_orders(f"x{next(_numbers)}", rows, n=1, seed=next(_numbers))
+    orders = make_requests(f"x{next(_numbers)}", rows, n=1, seed=next(_numbers))
     groups = await window([lambda order=order: workers.play(order) for order in orders], in_flight)
     episodes = [episode for group in groups for episode in group.trajectories]
     assert not any(episode.error for episode in episodes), episodes[0].error

@@ -21,10 +21,10 @@ from results_file import write
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.weights.shelf import WeightShelf
 
 _TASK = '''
@@ -66,9 +66,9 @@ def recipe(folder: Path) -> Path:
 
 async def episodes_per_second(workers: Workers, num_groups: int) -> tuple[float, Any]:
     """Of 8 episodes a group; also one trajectory."""
-    await play_all(workers, make_orders("warm", range(8), n=8, seed=0))
+    await play_all(workers, make_requests("warm", range(8), n=8, seed=0))
     started = time.perf_counter()
-    orders = make_orders("x", [place % 64 for place in range(num_groups)], n=8, seed=0)
+    orders = make_requests("x", [place % 64 for place in range(num_groups)], n=8, seed=0)
     groups = await play_all(workers, orders)
     return num_groups * 8 / (time.perf_counter() - started), groups[0].trajectories[0]
 
@@ -104,7 +104,7 @@ async def measure(folder: Path, gigabytes: float, num_groups: int) -> dict[str, 
     }.items():
         config = load_config(RunConfig, path, overrides)
         model = Path(config.model)
-        workers = make_workers(config, model, Episodes.load(config, model))
+        workers = make_workers(config, model, RolloutSetup.load(config, model))
         await workers.start()
         rate, trajectory = await episodes_per_second(workers, num_groups)
         result[name] = {"episodes_per_second": rate}

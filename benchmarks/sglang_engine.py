@@ -38,7 +38,7 @@ from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.sglang.engine import SglangEngine, _sampling
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.weights.shelf import WeightShelf
 
@@ -72,7 +72,7 @@ def workers_of(engine: SglangEngine, folder: Path, args: argparse.Namespace, tur
         f"env={{factory: '{_REPLIES}:Replies', options: {{turns: {turns}}}}}",
         f"engine.max_concurrency={args.in_flight}",
     ]
-    return LocalWorkers(Episodes.load(load_config(RunConfig, path, settings), folder), engine)
+    return LocalWorkers(RolloutSetup.load(load_config(RunConfig, path, settings), folder), engine)
 
 
 async def bare(engine: EndingEngine, prompts: list[list[int]], args: argparse.Namespace, turns: int) -> int:

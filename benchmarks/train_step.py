@@ -33,7 +33,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.cluster.process_group import data_parallel_mesh, pick_device
-from agentloop.trainer.learner.base_learner import PlannedLearner
+from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
@@ -65,7 +65,7 @@ def config_of(layout: str, args: argparse.Namespace) -> LearnerConfig:
     return LearnerConfig.model_validate(plain | options)
 
 
-def make(config: LearnerConfig) -> PlannedLearner:
+def make(config: LearnerConfig) -> BaseLearner:
     if config.backend == "megatron":
         from agentloop.trainer.learner.megatron.learner import MegatronLearner
 
@@ -75,7 +75,7 @@ def make(config: LearnerConfig) -> PlannedLearner:
     return FsdpLearner(config)
 
 
-def measure(learner: PlannedLearner, batch: TrainBatch, steps: int, *, before: int = 0) -> dict[str, Any]:
+def measure(learner: BaseLearner, batch: TrainBatch, steps: int, *, before: int = 0) -> dict[str, Any]:
     """Median seconds of `steps` after two that warm up (the first compiles), and the largest rank's peak of memory,
     without the `before` bytes that were allocated before the learner."""
     seconds, last = [], {}
@@ -161,7 +161,7 @@ _KINDS = {
 """Parts of the names of kernels; the first kind that matches."""
 
 
-def profile(learner: PlannedLearner, batch: TrainBatch, path: Path | None) -> dict[str, float]:
+def profile(learner: BaseLearner, batch: TrainBatch, path: Path | None) -> dict[str, float]:
     """Seconds of one more step by the kind of kernel, and of no kernel; a table of all kernels goes to `path`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         start = time.perf_counter()  # the profiler has started

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentloop.weights.broadcast import Receiver, Sender
-from agentloop.weights.sharded import SpreadShelf
+from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights, WeightShelf
 
 _HERE = "127.0.0.1"
@@ -72,7 +72,7 @@ class _Shards:
                 local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
             )
         self._sizes = {name: weight.numel() for name, weight in self._weights.items()}
-        self._shelf = SpreadShelf()
+        self._shelf = ShardedShelf()
 
     def fill(self) -> SharedWeights | None:
         dist.barrier()  # neither begins before the other wants it

@@ -37,7 +37,7 @@ def rollout(
 
     from agentloop.cli.recipe import load_run_config, new_folder
     from agentloop.cli.rollout_report import print_report, summary
-    from agentloop.rollout.setup import Episodes, make_engine
+    from agentloop.rollout.setup import RolloutSetup, make_engine
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.types.trajectory_io import write_jsonl
@@ -47,7 +47,7 @@ def rollout(
     if (folder / _TRAJECTORIES).exists():
         raise UserError(f"{folder} has trajectories of another rollout. Give another folder with --output.")
     model = local_model(config)
-    episodes = Episodes.load(config, model)
+    episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("This recipe has no held-out tasks: set data.eval=..., or leave --tasks eval out.")
     split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
@@ -77,12 +77,12 @@ async def _play(
     samples: int,
     on_trajectory: Callable[[Trajectory], None],
 ) -> list[Group]:
-    from agentloop.trainer.workers.requests import make_orders, play_all
+    from agentloop.trainer.workers.requests import make_requests, play_all
 
     seed = workers.episodes.config.run.seed
     try:
         await workers.start()
-        return await play_all(workers, make_orders("rollout", rows, n=samples, seed=seed, split=split), on_trajectory)
+        return await play_all(workers, make_requests("rollout", rows, n=samples, seed=seed, split=split), on_trajectory)
     finally:
         await workers.close()
 

@@ -67,13 +67,13 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
     from rich.console import Console
     from rich.syntax import Syntax
 
-    from agentloop.rollout.setup import Episodes
+    from agentloop.rollout.setup import RolloutSetup
     from agentloop.trainer.run.checks import check_trainable
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
     check_trainable(config)
-    episodes = Episodes.load(config, local_model(config, weights=False))
+    episodes = RolloutSetup.load(config, local_model(config, weights=False))
     config = episodes.config
     algorithm, run = config.algorithm, config.run
     epochs = run.steps * algorithm.groups_per_step / len(episodes.train)

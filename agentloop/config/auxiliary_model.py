@@ -10,7 +10,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.registry.options import Config, ConfigPath
 
 
-class CompanionConfig(Config):
+class AuxiliaryModelConfig(Config):
     """A model that is trained beside the policy. What is not said here is as in `learner`."""
 
     model: ConfigPath | None = None
@@ -28,7 +28,7 @@ class CompanionConfig(Config):
         )
 
 
-class CriticConfig(CompanionConfig):
+class CriticConfig(AuxiliaryModelConfig):
     """The critic of advantages that learn from one (`gae`): the backbone of the model with a value head."""
 
     clip: float | None = Field(default=0.5, gt=0)
@@ -40,7 +40,7 @@ class CriticConfig(CompanionConfig):
         return self._as_learner(learner, "value", {"clip": self.clip})
 
 
-class ProcessRewardConfig(CompanionConfig):
+class ProcessRewardConfig(AuxiliaryModelConfig):
     """The implicit process reward model of `prime`: a language model that is trained to tell good episodes from bad
     ones by beta * log(model / the model that it started from). Rewards must be from 0 to 1."""
 

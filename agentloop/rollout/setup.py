@@ -1,4 +1,4 @@
-"""`Episodes`: what the episodes of a run are made of, from its config; everything but models and weights."""
+"""`RolloutSetup`: what the episodes of a run are made of, from its config; everything but models and weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentloop.tools.toolset import Toolset
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.rendering.base import Renderer
-    from agentloop.types.requests import GroupOrder
+    from agentloop.types.requests import RolloutRequest
 
 Row = dict[str, Any]
 
@@ -37,7 +37,7 @@ _BLIND_ENGINES = ("sglang",)
 
 
 @dataclass(slots=True, frozen=True)
-class Episodes:
+class RolloutSetup:
     """Datasets, tools, reward and renderer of a run."""
 
     config: RunConfig
@@ -52,7 +52,7 @@ class Episodes:
     make_env: Callable[[Row], Env]
 
     @classmethod
-    def load(cls, config: RunConfig, model: Path) -> Episodes:
+    def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
         """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
         data = config.data
         factory = load_factory(config.env.factory, config.env.options)
@@ -115,7 +115,7 @@ class Episodes:
         )
         return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
 
-    def spec(self, order: GroupOrder) -> GroupSpec:
+    def spec(self, order: RolloutRequest) -> GroupSpec:
         """What a rollout worker plays for an order."""
         row = (self.train if order.split == "train" else self.eval)[order.row]
         make_env = partial(self.make_env, row)
@@ -143,7 +143,7 @@ def make_engine(config: RunConfig, model: Path) -> Engine:
 
 
 @asynccontextmanager
-async def started(engine: Engine, episodes: Episodes) -> AsyncIterator[Engine]:
+async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engine]:
     """The engine, the tools and the reward of the episodes, running; all are shut down whatever happens."""
     try:
         await episodes.toolset.start()

@@ -17,7 +17,7 @@ class Group:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class GroupOrder:
+class RolloutRequest:
     """A group to be played. Plain data: every worker has the datasets and makes the environments itself."""
 
     group_id: str

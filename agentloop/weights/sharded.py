@@ -25,7 +25,7 @@ BATCH_BYTES = 256 << 20
 """Of weights whose parts are under way at the same time: a rank has its parts of so many in the published dtype."""
 
 
-class SpreadShelf:
+class ShardedShelf:
     """This rank's part. Every rank of the default process group has one, and calls `fill` with the same weights."""
 
     def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int = BUCKET_BYTES) -> None:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from agentloop.config.run import RunConfig
 from agentloop.engines.testing.scripted import Script
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.trajectory import Trajectory
 from benchmarks.simulation.engine import SimulatedEngine
 from benchmarks.simulation.learner import SimulatedLearner
@@ -96,7 +96,7 @@ def on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _simulate(config: RunConfig, workload: Workload, machine: Machine, model: Path) -> Outcome:
-    episodes = Episodes.load(config, model)
+    episodes = RolloutSetup.load(config, model)
     engine = make_engine(machine, script(workload, episodes.renderer))
     learner = SimulatedLearner(step_seconds=machine.learner_step_seconds, token_seconds=machine.learner_token_seconds)
     workers = LocalWorkers(episodes, engine)
@@ -118,12 +118,12 @@ async def _simulate(config: RunConfig, workload: Workload, machine: Machine, mod
 
 
 async def _play(config: RunConfig, workload: Workload, machine: Machine, model: Path) -> Outcome:
-    episodes = Episodes.load(config, model)
+    episodes = RolloutSetup.load(config, model)
     engine = make_engine(machine, script(workload, episodes.renderer))
     workers = LocalWorkers(episodes, engine)
     outcome = Outcome()
     await workers.start()
-    orders = make_orders("1", range(len(episodes.train)), n=config.algorithm.group_size, seed=0)
+    orders = make_requests("1", range(len(episodes.train)), n=config.algorithm.group_size, seed=0)
     await play_all(workers, orders, lambda trajectory: outcome.on_trajectory(1, trajectory))
     await workers.close()
     return _measured(outcome, engine, asyncio.get_running_loop().time())

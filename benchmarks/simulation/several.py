@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Generation, SamplingParams
 from agentloop.engines.testing.scripted import Script
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.requests import make_orders
+from agentloop.trainer.workers.requests import make_requests
 from benchmarks.simulation.engine import SimulatedEngine
 from benchmarks.simulation.run import Machine, make_config, make_engine, on_virtual_clock
 from benchmarks.simulation.workload import Workload, script
 
 if TYPE_CHECKING:
-    from agentloop.types.requests import GroupOrder
+    from agentloop.types.requests import RolloutRequest
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,7 +38,7 @@ class _Engines:
 
     levels: bool
     all: list[_Engine] = field(default_factory=list)
-    waiting: list[GroupOrder] = field(default_factory=list)
+    waiting: list[RolloutRequest] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -82,7 +82,7 @@ def simulate_rounds(
     """Play `rounds` rounds of so many groups on several machines, each round when the one before has ended. `levels`:
     turns move, at no cost. `model` is a folder with a tokenizer."""
     config = make_config(workload, machine, model, rounds, groups, group_size, {})
-    episodes = Episodes.load(config, model)
+    episodes = RolloutSetup.load(config, model)
 
     async def play() -> Rounds:
         known = _Engines(levels)
@@ -93,7 +93,9 @@ def simulate_rounds(
             await worker.start()
         rows = range(rounds * groups)
         for number in range(rounds):
-            orders = make_orders(f"{number}", rows[number * groups : (number + 1) * groups], n=group_size, seed=number)
+            orders = make_requests(
+                f"{number}", rows[number * groups : (number + 1) * groups], n=group_size, seed=number
+            )
             await _play_round(workers, known, orders)
         for worker in workers:
             await worker.close()
@@ -102,7 +104,7 @@ def simulate_rounds(
     return on_virtual_clock(play())
 
 
-async def _play_round(workers: Sequence[LocalWorkers], known: _Engines, orders: Sequence[GroupOrder]) -> None:
+async def _play_round(workers: Sequence[LocalWorkers], known: _Engines, orders: Sequence[RolloutRequest]) -> None:
     """As `RayWorkers` gives them out: a group whole, to the worker with most room."""
     known.waiting += orders
     room = asyncio.Event()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.profiler import ProfilerActivity, profile
 
-from agentloop.weights.sharded import SpreadShelf
+from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import Overwritten
 
 BATCH = 64 << 10
@@ -47,7 +47,7 @@ def main():
     plain = init_device_mesh("cpu", (ranks,))
     replicated = init_device_mesh("cpu", (2, ranks // 2))
     grids = [(plain, [Shard(0)]), (replicated, [Replicate(), Shard(0)])]
-    shelf = SpreadShelf(batch_bytes=BATCH, bucket_bytes=BATCH)
+    shelf = ShardedShelf(batch_bytes=BATCH, bucket_bytes=BATCH)
     sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
     found, kept = {"same": [], "peaks": []}, None
     for number, (mesh, placements) in enumerate([*grids, *grids]):

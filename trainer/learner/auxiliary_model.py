@@ -25,7 +25,7 @@ class _Both:
             state.write(folder / name)
 
 
-class WithCompanion:
+class WithAuxiliaryModel:
     """A `Learner` of two models: what is asked of the policy alone."""
 
     def __init__(self, policy: Learner, companion: Learner, name: str) -> None:
@@ -86,7 +86,7 @@ class WithCompanion:
         self._companion.close()
 
 
-class ActorCritic(WithCompanion):
+class ActorCritic(WithAuxiliaryModel):
     """A policy and its critic."""
 
     def __init__(self, policy: Learner, critic: Learner, *, warmup_steps: int = 0) -> None:
@@ -106,7 +106,7 @@ class ActorCritic(WithCompanion):
         return super()._train_companion(samples) | _explained_variance(samples)
 
 
-class WithProcessReward(WithCompanion):
+class WithProcessReward(WithAuxiliaryModel):
     """A policy and the implicit process reward model that it learns from."""
 
     def __init__(self, policy: Learner, model: Learner, *, beta: float) -> None:

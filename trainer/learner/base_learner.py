@@ -19,7 +19,7 @@ from agentloop.trainer.cluster.process_group import pick_device
 from agentloop.trainer.learner.metrics.recording import Recorder
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
 from agentloop.trainer.learner.mini_batch import MiniBatch
-from agentloop.trainer.learner.offload.host_offload import Parked
+from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.learner.protocol import Captured
 from agentloop.trainer.model.row_layout import Unit, unit_patches, units
@@ -48,7 +48,7 @@ class _Begun:
     """The first, with its gradient."""
 
 
-class PlannedLearner(ABC):
+class BaseLearner(ABC):
     """A `Learner` but for the model: a backend says how a mini-batch is computed. Every rank has one."""
 
     _rank: int
@@ -71,7 +71,7 @@ class PlannedLearner(ABC):
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
         self._device = pick_device(config.device)
         self._progress = Progress()
-        self._parked = Parked()
+        self._parked = HostOffload()
         self._recorder: Recorder | None = None
         self._begun: _Begun | None = None
         self.largest_row = 0

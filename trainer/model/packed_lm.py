@@ -28,7 +28,7 @@ _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_sca
 """What some models do to their logits after the LM head, and the value with which that does nothing."""
 
 
-class Policy(nn.Module):
+class PackedCausalLM(nn.Module):
     """Wraps a transformers model so that its LM head runs on the trained positions only.
 
     The wrapper is what FSDP shards: head and backbone run inside one forward of the root module.
@@ -100,7 +100,7 @@ def hidden_states(backbone: Any, input_ids: Tensor, row: PackedRow, pictures: Ro
     return hidden[0]
 
 
-def load_policy(
+def load_packed_lm(
     folder: Path,
     dtype: torch.dtype,
     *,
@@ -108,8 +108,8 @@ def load_policy(
     checkpointing: CheckpointingName = "off",
     compiled: bool = False,
     sequence: SequenceGroup | None = None,
-    adapt: Callable[[Policy], None] | None = None,
-) -> Policy:
+    adapt: Callable[[PackedCausalLM], None] | None = None,
+) -> PackedCausalLM:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
     `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row, `adapt` changes the
@@ -137,7 +137,7 @@ def load_policy(
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.config.use_cache = False
-    policy = Policy(model.train())
+    policy = PackedCausalLM(model.train())
     if adapt is not None:
         adapt(policy)
     tower = policy.tower_layers()

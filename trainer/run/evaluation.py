@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.metrics import reward_metrics, tool_call_rate
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
 
 
 async def evaluate(
-    episodes: Episodes, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
+    episodes: RolloutSetup, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> tuple[dict[str, float], list[Group]]:
     """Play the held-out tasks, always with the same seeds: metrics under `eval/`, and the groups.
 
     An episode that failed counts in `eval/failed`, not in the mean reward.
     """
     config = episodes.config
-    orders = make_orders(
+    orders = make_requests(
         "eval",
         range(len(episodes.eval)),
         n=config.eval.samples,

@@ -19,7 +19,7 @@ from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer import advantages
 from agentloop.trainer.batch.train_batch import TokenModels, TrainBatch, make_batch
 from agentloop.trainer.cluster.learner_host import Home
@@ -37,14 +37,14 @@ from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.sampling_metrics import sampling_metrics
 from agentloop.trainer.schedule.eager_backward import EarlyGradients
 from agentloop.trainer.schedule.failures import check_failures
-from agentloop.trainer.schedule.gpu_time_sharing import Turns
+from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.trainer.schedule.producer import Producer, Selection
 from agentloop.trainer.schedule.staleness_metrics import queue_metrics, token_staleness
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
-from agentloop.trainer.staleness.policy import Admitted
+from agentloop.trainer.staleness.policy import QueuedGroup
 from agentloop.trainer.workers.factory import make_workers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
 
@@ -60,7 +60,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     """
     check_trainable(config)
     model = local_model(config)
-    episodes = Episodes.load(config, model)
+    episodes = RolloutSetup.load(config, model)
     config = episodes.config
     run_folder, checkpoint = open_run(config, folder)
     observer = observer or Observer()
@@ -101,7 +101,7 @@ class Run:
     """A run between two steps: the learner, its workers, what they have played, the position in the dataset."""
 
     def __init__(
-        self, episodes: Episodes, workers: Workers, learner: Learner, folder: RunFolder, observer: Observer
+        self, episodes: RolloutSetup, workers: Workers, learner: Learner, folder: RunFolder, observer: Observer
     ) -> None:
         self.config = episodes.config
         self.episodes = episodes
@@ -127,7 +127,7 @@ class Run:
         """Of the last training step."""
         self._seconds: dict[str, float] = {}
         self.early = EarlyGradients(learner, self._make_batch, _tokens_of_a_pass(self.config))
-        self.turns = Turns(workers, learner, alternate=self.config.placement.sleeps, stage=self._stage)
+        self.turns = GpuTimeSharing(workers, learner, alternate=self.config.placement.sleeps, stage=self._stage)
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
         """Be where a checkpoint was written; groups that ran then begin anew."""
@@ -211,16 +211,16 @@ class Run:
         if self.queue.num_running or self.producer.may_admit:
             await self.turns.to_engines()
 
-    def _check_failures(self, departed: Sequence[Admitted]) -> None:
+    def _check_failures(self, departed: Sequence[QueuedGroup]) -> None:
         played = _groups([*departed, *self.queue.departed, *self.queue.admitted])
         check_failures(_all(played), self.config, step=self.step + 1, folder=str(self.folder.root))
 
-    async def _greedy_rewards(self, selected: Sequence[Admitted]) -> list[float | None] | None:
+    async def _greedy_rewards(self, selected: Sequence[QueuedGroup]) -> list[float | None] | None:
         """The reward of one greedy episode of each trained group's task, where the advantage asks for it."""
         if not advantages.get(self.config.algorithm.advantage).needs_greedy:
             return None
         rows = [each.order.row for each in selected]
-        orders = make_orders(f"{self.step + 1}-g", rows, n=1, seed=0, temperature=0.0)
+        orders = make_requests(f"{self.step + 1}-g", rows, n=1, seed=0, temperature=0.0)
         await self.turns.to_engines()
         groups = await play_all(self.workers, orders)
         return [group.trajectories[0].reward for group in groups]
@@ -343,7 +343,7 @@ def _tokens_of_a_pass(config: RunConfig) -> int:
     return BatchSizes.of(config).ranks * config.learner.token_budget
 
 
-def _groups(admitted: Sequence[Admitted]) -> list[Group]:
+def _groups(admitted: Sequence[QueuedGroup]) -> list[Group]:
     """Those that are finished, in the order of their admission."""
     return [each.group for each in sorted(admitted, key=lambda each: each.number) if each.group is not None]
 

@@ -14,7 +14,7 @@ from agentloop.trainer.batch.train_batch import TrainBatch
 
 if TYPE_CHECKING:
     from agentloop.trainer.learner.protocol import Learner
-    from agentloop.trainer.staleness.policy import Admitted
+    from agentloop.trainer.staleness.policy import QueuedGroup
     from agentloop.types.requests import Group
 
 
@@ -36,7 +36,7 @@ class EarlyGradients:
         self._batches: list[TrainBatch] = []
         self._seconds = 0.0
 
-    async def compute(self, certain: Sequence[Admitted]) -> bool:
+    async def compute(self, certain: Sequence[QueuedGroup]) -> bool:
         """Add the gradients of some groups of the next step; False where too few of them are left."""
         groups = self._next([each.group for each in certain if each.group is not None])
         if not groups:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentloop.trainer.workers.protocol import Workers
 
 
-class Turns:
+class GpuTimeSharing:
     """Begins with the learner's turn, the engines being asleep. Where they do not `alternate`, both are always awake
     and nothing here does anything."""
 

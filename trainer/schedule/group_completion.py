@@ -13,7 +13,7 @@ from agentloop.types.requests import Group
 
 if TYPE_CHECKING:
     from agentloop.trainer.workers.protocol import Workers
-    from agentloop.types.requests import GroupOrder
+    from agentloop.types.requests import RolloutRequest
     from agentloop.types.trajectory import Trajectory
 
 SURPLUS = "surplus"
@@ -24,7 +24,7 @@ DEADLINE = "deadline"
 
 async def play_group(
     workers: Workers,
-    order: GroupOrder,
+    order: RolloutRequest,
     *,
     wanted: int,
     cut: CutConfig,
@@ -56,7 +56,7 @@ async def play_group(
     return _complete(order, ended.trajectories, wanted, reason)
 
 
-def _complete(order: GroupOrder, ended: list[Trajectory], wanted: int, reason: str) -> tuple[Group, Counter[str]]:
+def _complete(order: RolloutRequest, ended: list[Trajectory], wanted: int, reason: str) -> tuple[Group, Counter[str]]:
     good = [trajectory for trajectory in ended if not is_failed(trajectory)]
     kept = good[:wanted] + [trajectory for trajectory in ended if is_failed(trajectory)]
     dropped = Counter({SURPLUS: len(good[wanted:])})

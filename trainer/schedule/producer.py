@@ -14,10 +14,10 @@ from agentloop.trainer.schedule.failures import is_uninformative
 from agentloop.trainer.schedule.group_completion import play_group
 from agentloop.trainer.schedule.queue import EQUAL, LATE, QueueState, TrajectoryQueue
 from agentloop.trainer.schedule.staleness_metrics import LengthBias
-from agentloop.trainer.staleness.policy import Admitted, StalenessPolicy
+from agentloop.trainer.staleness.policy import QueuedGroup, StalenessPolicy
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.trainer.workers.requests import make_order
-from agentloop.types.requests import GroupOrder
+from agentloop.trainer.workers.requests import make_request
+from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Selection:
     """What a step trains on, and all that left the queue for it."""
 
-    trained: list[Admitted]
-    departed: list[Admitted]
+    trained: list[QueuedGroup]
+    departed: list[QueuedGroup]
     """Since the selection before; what is trained is among them."""
     rounds: int
     """In which they began, where groups begin in rounds."""
@@ -60,9 +60,9 @@ class Producer:
         self._last_admission = 0.0
         self.tail_seconds = 0.0
         """From the last admission to the end of the group that ended last."""
-        self._starting: set[Admitted] = set()
+        self._starting: set[QueuedGroup] = set()
         """Ordered, and not known to the workers yet."""
-        self._tasks: dict[Admitted, asyncio.Task[None]] = {}
+        self._tasks: dict[QueuedGroup, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
@@ -148,10 +148,10 @@ class Producer:
             return self._num_rounds >= sampling.max_rounds
         return len(queue.departed) >= sampling.max_rounds * queue.policy.groups_per_step
 
-    def _next_order(self) -> GroupOrder:
+    def _next_order(self) -> RolloutRequest:
         step = self.learner_version + 1
         (row,) = self._sampler.take(1)
-        return make_order(str(step), self.queue.num_new, row, n=self._num_episodes, seed=seed_of(self._seed, step))
+        return make_request(str(step), self.queue.num_new, row, n=self._num_episodes, seed=seed_of(self._seed, step))
 
     @property
     def _num_episodes(self) -> int:
@@ -161,13 +161,13 @@ class Producer:
     def _oversampling(self) -> float:
         return self._algorithm.dynamic_sampling.oversampling if self._algorithm.dynamic_sampling else 1.0
 
-    def _start(self, admitted: Admitted) -> None:
+    def _start(self, admitted: QueuedGroup) -> None:
         admitted.started = asyncio.get_running_loop().time()
         self._starting.add(admitted)
         task = self._tasks[admitted] = asyncio.create_task(self._play(admitted))
         task.add_done_callback(lambda task: self._ended(admitted, task))
 
-    async def _play(self, admitted: Admitted) -> None:
+    async def _play(self, admitted: QueuedGroup) -> None:
         self._starting.discard(admitted)
         group, dropped = await play_group(
             self._workers,
@@ -182,7 +182,7 @@ class Producer:
         if self._algorithm.dynamic_sampling is not None and is_uninformative(group):
             self._drop(admitted, EQUAL)
 
-    def _drop(self, admitted: Admitted, reason: str) -> None:
+    def _drop(self, admitted: QueuedGroup, reason: str) -> None:
         self.queue.drop(admitted, reason)
         if admitted.group is not None:
             self.bias.ended(_trajectories(admitted), is_trained=False)
@@ -190,7 +190,7 @@ class Producer:
             self._tasks[admitted].cancel()
             self.bias.aborted(admitted.order.n, self._seconds(admitted))
 
-    def _seconds(self, admitted: Admitted) -> float:
+    def _seconds(self, admitted: QueuedGroup) -> float:
         return asyncio.get_running_loop().time() - admitted.started
 
     def _episode_ended(self, trajectory: Trajectory) -> None:
@@ -200,7 +200,7 @@ class Producer:
             if self.queue.policy.when_late != "wait" and self._engine_idles():
                 self._changed.set()  # the learner may not want to wait any longer
 
-    def _ended(self, admitted: Admitted, task: asyncio.Task[None]) -> None:
+    def _ended(self, admitted: QueuedGroup, task: asyncio.Task[None]) -> None:
         del self._tasks[admitted]
         self._starting.discard(admitted)
         if not task.cancelled():
@@ -210,5 +210,5 @@ class Producer:
         self._changed.set()
 
 
-def _trajectories(admitted: Admitted) -> list[Trajectory]:
+def _trajectories(admitted: QueuedGroup) -> list[Trajectory]:
     return admitted.group.trajectories if admitted.group else []

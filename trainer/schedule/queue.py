@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentloop.trainer.schedule.failures import is_failed
-from agentloop.trainer.staleness.policy import Admitted, StalenessPolicy, deadline_order
-from agentloop.types.requests import GroupOrder
+from agentloop.trainer.staleness.policy import QueuedGroup, StalenessPolicy, deadline_order
+from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
     from agentloop.types.requests import Group
@@ -31,7 +31,7 @@ LATE = "late"
 class QueueState:
     """A queue at one moment; what it holds is never changed."""
 
-    entries: tuple[tuple[GroupOrder, int, int, Group | None], ...] = ()
+    entries: tuple[tuple[RolloutRequest, int, int, Group | None], ...] = ()
     """Order, version, number, and the group where it is finished."""
     next_number: int = 0
     num_new: int = 0
@@ -70,7 +70,7 @@ class QueueState:
         finished = iter(groups)
         entries = tuple(
             (
-                GroupOrder(**entry["order"]),
+                RolloutRequest(**entry["order"]),
                 entry["version"],
                 entry["number"],
                 None if entry["episodes"] is None else next(finished),
@@ -85,9 +85,9 @@ class TrajectoryQueue:
 
     def __init__(self, policy: StalenessPolicy) -> None:
         self.policy = policy
-        self.admitted: list[Admitted] = []
+        self.admitted: list[QueuedGroup] = []
         """What has not left, in the order of deadlines."""
-        self.departed: list[Admitted] = []
+        self.departed: list[QueuedGroup] = []
         """What left since the step began, in the order in which it did."""
         self.num_new = 0
         """Groups that were admitted since the step began."""
@@ -99,16 +99,16 @@ class TrajectoryQueue:
         """Groups."""
         return sum(each.group is None for each in self.admitted)
 
-    def admit(self, order: GroupOrder, version: int) -> Admitted:
+    def admit(self, order: RolloutRequest, version: int) -> QueuedGroup:
         """A group begins at this version of the engine."""
-        admitted = Admitted(order, version, self._next_number)
+        admitted = QueuedGroup(order, version, self._next_number)
         self._next_number += 1
         self.num_new += 1
         self.counts["admitted"] += order.n
         insort(self.admitted, admitted, key=deadline_order)
         return admitted
 
-    def finish(self, admitted: Admitted, group: Group, dropped: Counter[str]) -> None:
+    def finish(self, admitted: QueuedGroup, group: Group, dropped: Counter[str]) -> None:
         """Its episodes ended; `dropped` counts those that are not in the group, by reason."""
         assert admitted.group is None
         assert len(group.trajectories) + dropped.total() == admitted.order.n, "no episode is lost"
@@ -116,11 +116,11 @@ class TrajectoryQueue:
         for reason, count in dropped.items():
             self.counts[f"dropped/{reason}"] += count
 
-    def drop(self, admitted: Admitted, reason: str) -> None:
+    def drop(self, admitted: QueuedGroup, reason: str) -> None:
         """It leaves, and is not trained."""
         self._remove(admitted, f"dropped/{reason}")
 
-    def select(self, learner: int, *, more_to_come: bool, engine_idles: bool = False) -> list[Admitted] | None:
+    def select(self, learner: int, *, more_to_come: bool, engine_idles: bool = False) -> list[QueuedGroup] | None:
         """The groups of the next step, which leave; None while they are not there. See `StalenessPolicy.select`."""
         policy = self.policy
         selected = policy.select(self.admitted, learner=learner, more_to_come=more_to_come, engine_idles=engine_idles)
@@ -129,15 +129,15 @@ class TrajectoryQueue:
             self._remove(admitted, "trained")
         return selected
 
-    def certain(self) -> list[Admitted]:
+    def certain(self) -> list[QueuedGroup]:
         """See `StalenessPolicy.certain`."""
         return self.policy.certain(self.admitted)
 
-    def late(self, learner: int) -> list[Admitted]:
+    def late(self, learner: int) -> list[QueuedGroup]:
         """What may not be trained at this version any more."""
         return self.policy.late(self.admitted, learner=learner)
 
-    def begin_step(self) -> list[Admitted]:
+    def begin_step(self) -> list[QueuedGroup]:
         """The next step begins; returns what left since the one before did."""
         departed, self.departed, self.num_new = self.departed, [], 0
         return departed
@@ -147,10 +147,10 @@ class TrajectoryQueue:
         entries = tuple((each.order, each.version, each.number, each.group) for each in self.admitted)
         return QueueState(entries, self._next_number, self.num_new, dict(self.counts))
 
-    def load(self, state: QueueState, *, version: int) -> list[Admitted]:
+    def load(self, state: QueueState, *, version: int) -> list[QueuedGroup]:
         """Be what a state was; groups that ran then begin anew at this version of the engine, and are returned."""
         self.admitted = [
-            Admitted(order, version if group is None else found, number, group=group)
+            QueuedGroup(order, version if group is None else found, number, group=group)
             for order, found, number, group in state.entries
         ]
         self.admitted.sort(key=deadline_order)
@@ -164,7 +164,7 @@ class TrajectoryQueue:
         left = sum(count for name, count in self.counts.items() if name != "admitted")
         assert there + left == self.counts["admitted"], f"{there} are there; {self.counts}"
 
-    def _remove(self, admitted: Admitted, fate: str) -> None:
+    def _remove(self, admitted: QueuedGroup, fate: str) -> None:
         self.admitted.remove(admitted)
         self.departed.append(admitted)
         self.counts[fate] += admitted.order.n if admitted.group is None else len(admitted.group.trajectories)

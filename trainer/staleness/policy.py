@@ -32,7 +32,7 @@ from agentloop.config.staleness import Mode, StalenessConfig, WhenLate
 from agentloop.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from agentloop.types.requests import Group, GroupOrder
+    from agentloop.types.requests import Group, RolloutRequest
 
 
 class Swap(StrEnum):
@@ -56,10 +56,10 @@ _PRESETS: dict[str, tuple[int, Swap]] = {
 
 
 @dataclass(slots=True, eq=False)
-class Admitted:
+class QueuedGroup:
     """A group from its admission until it leaves."""
 
-    order: GroupOrder
+    order: RolloutRequest
     version: int
     """The engine's, when it was admitted: none of its tokens is older."""
     number: int
@@ -157,8 +157,8 @@ class StalenessPolicy:
         return max((self.max_staleness + 1 - (learner - engine)) * self.groups_per_step - num_admitted, 0)
 
     def select(
-        self, admitted: Sequence[Admitted], *, learner: int, more_to_come: bool, engine_idles: bool = False
-    ) -> list[Admitted] | None:
+        self, admitted: Sequence[QueuedGroup], *, learner: int, more_to_come: bool, engine_idles: bool = False
+    ) -> list[QueuedGroup] | None:
         """The groups that the next step trains on; None: wait until more of them are finished.
 
         `admitted` is in the order of deadlines (`deadline_order`). A step has `groups_per_step` groups, fewer only
@@ -175,17 +175,17 @@ class StalenessPolicy:
                 return None
         return ready
 
-    def certain(self, admitted: Sequence[Admitted]) -> list[Admitted]:
+    def certain(self, admitted: Sequence[QueuedGroup]) -> list[QueuedGroup]:
         """The finished groups that the next step has in any case, in the order of deadlines: fewer than
         `groups_per_step` others could be taken before each, whatever ends meanwhile."""
         return [each for each in admitted[: self.groups_per_step] if each.group is not None]
 
-    def _in_time(self, left: Sequence[Admitted], learner: int) -> bool:
+    def _in_time(self, left: Sequence[QueuedGroup], learner: int) -> bool:
         """After the step of this version; nothing is to be done for what is late already."""
         places = ((place // self.groups_per_step, each.version + self.max_staleness) for place, each in enumerate(left))
         return all(deadline >= learner + 1 + steps or deadline < learner for steps, deadline in places)
 
-    def late(self, admitted: Sequence[Admitted], *, learner: int) -> list[Admitted]:
+    def late(self, admitted: Sequence[QueuedGroup], *, learner: int) -> list[QueuedGroup]:
         """Those that may not be trained any more: stragglers with `when_late` drop, what has no token left with mask,
         otherwise only what over-sampling left."""
         late = [each for each in admitted if each.version + self.max_staleness < learner]
@@ -193,7 +193,9 @@ class StalenessPolicy:
             return late
         return [each for each in late if each.group is not None and each.newest + self.max_staleness < learner]
 
-    def may_swap(self, admitted: Sequence[Admitted], *, tail_seconds: float = 0.0, step_seconds: float = 0.0) -> bool:
+    def may_swap(
+        self, admitted: Sequence[QueuedGroup], *, tail_seconds: float = 0.0, step_seconds: float = 0.0
+    ) -> bool:
         """The engine should take new weights now.
 
         WHEN_IDLE: if groups for j steps wait, either a smaller round of max_staleness + 1 - j steps begins at once, or
@@ -218,6 +220,6 @@ class StalenessPolicy:
         return math.ceil(missing * oversampling) if self.admits_in_rounds else missing
 
 
-def deadline_order(admitted: Admitted) -> tuple[int, int]:
+def deadline_order(admitted: QueuedGroup) -> tuple[int, int]:
     """Sort key: what must be trained first, by age, then by admission."""
     return admitted.version, admitted.number

@@ -11,7 +11,7 @@ from agentloop.engines.handing_over import HandingOverEngine, Helpers
 from agentloop.engines.replay import RecallingEngine
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.process.restart_budget import RestartBudget
-from agentloop.rollout.setup import Episodes, make_engine
+from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.ray.replica import Parts
@@ -25,14 +25,14 @@ _USED = 0.9
 """Of a worker's part of a GPU, by its engine: some of the memory is nobody's."""
 
 
-def make_workers(config: RunConfig, model: Path, episodes: Episodes, folder: Path | None = None) -> Workers:
+def make_workers(config: RunConfig, model: Path, episodes: RolloutSetup, folder: Path | None = None) -> Workers:
     """The workers of the config for the model in a folder, not started. `episodes` are used where a worker is in this
     process; actors load their own. In the `folder` of the run `agentloop workers` says how many there are to be. Raises
     `UserError`."""
     if config.workers.kind == "local":
         return LocalWorkers(episodes, restarting_engine(config, model, copy_weights=True))
     from agentloop.trainer.workers.ray.pool import RayWorkers
-    from agentloop.trainer.workers.worker_count import FILE, WantedCount
+    from agentloop.trainer.workers.worker_count import FILE, WorkerCount
 
     return RayWorkers(
         partial(make_replica, config, model),
@@ -44,7 +44,7 @@ def make_workers(config: RunConfig, model: Path, episodes: Episodes, folder: Pat
         longest=config.limits.max_tokens,
         stall_seconds=stall_seconds(config),
         shelf_on_host=config.placement.sleeps,
-        wanted=WantedCount(folder / FILE) if folder else None,
+        wanted=WorkerCount(folder / FILE) if folder else None,
     )
 
 
@@ -56,7 +56,7 @@ def make_replica(config: RunConfig, model: Path) -> Parts:
     engine = restarting_engine(config, model, copy_weights=False, helpers=helpers)
     handing_over = HandingOverEngine(engine, helpers)
     recalling = RecallingEngine(handing_over)
-    return Parts(LocalWorkers(Episodes.load(config, model), recalling), recalling, handing_over, engine)
+    return Parts(LocalWorkers(RolloutSetup.load(config, model), recalling), recalling, handing_over, engine)
 
 
 def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool, helpers: Helpers | None = None) -> Engine:

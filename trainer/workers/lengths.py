@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 
 WEIGHT = 0.5
 """Of the newest group in the average of a task: policies change."""
@@ -15,7 +15,7 @@ class LengthMemory:
         self._known: dict[tuple[str, int], float] = {}
         self._sum = 0.0
 
-    def learn(self, order: GroupOrder, longest: int) -> None:
+    def learn(self, order: RolloutRequest, longest: int) -> None:
         """A group ended, its longest trajectory having so many tokens."""
         key = (order.split, order.row)
         before = self._known.get(key)
@@ -23,7 +23,7 @@ class LengthMemory:
         self._known[key] = value
         self._sum += value - (before or 0.0)
 
-    def expect(self, order: GroupOrder) -> float:
+    def expect(self, order: RolloutRequest) -> float:
         if not self._known:
             return 0.0
         return self._known.get((order.split, order.row), self._sum / len(self._known))

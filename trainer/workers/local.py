@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from agentloop.rollout.setup import Episodes, started
+from agentloop.rollout.setup import RolloutSetup, started
 from agentloop.trainer.workers.requests import user_error
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class LocalWorkers:
     """`Workers` around one engine, which is not started yet."""
 
-    def __init__(self, episodes: Episodes, engine: Engine) -> None:
+    def __init__(self, episodes: RolloutSetup, engine: Engine) -> None:
         self.episodes = episodes
         self.engine = engine
         self._worker = episodes.worker(engine)
@@ -46,7 +46,7 @@ class LocalWorkers:
         """See `Workers.room`."""
         return self._worker.room
 
-    async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+    async def play(self, order: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
         """See `Workers.play`."""
         try:
             (group,) = await self._worker.run_groups([self.episodes.spec(order)], on_trajectory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class Workers(Protocol):
         """Episodes that would begin at once if they were ordered now."""
         ...
 
-    async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+    async def play(self, order: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
         """Play a group; `on_trajectory` sees each trajectory as it ends.
 
         Cancelling the coroutine aborts its episodes. What goes wrong in an episode is in its trajectory. Raises

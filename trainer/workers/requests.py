@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_of
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
     from agentloop.types.requests import Group
     from agentloop.types.trajectory import Trajectory
 
 
-def make_order(
+def make_request(
     name: str,
     place: int,
     row: int,
@@ -26,9 +26,9 @@ def make_order(
     split: Literal["train", "eval"] = "train",
     temperature: float | None = None,
     top_p: float | None = None,
-) -> GroupOrder:
+) -> RolloutRequest:
     """The group at a place of those that `name` tells from all others in flight; its seed follows from both numbers."""
-    return GroupOrder(
+    return RolloutRequest(
         group_id=f"{name}-{place}",
         row=row,
         n=n,
@@ -39,7 +39,7 @@ def make_order(
     )
 
 
-def make_orders(
+def make_requests(
     name: str,
     rows: Iterable[int],
     *,
@@ -48,16 +48,16 @@ def make_orders(
     split: Literal["train", "eval"] = "train",
     temperature: float | None = None,
     top_p: float | None = None,
-) -> list[GroupOrder]:
+) -> list[RolloutRequest]:
     """One group for each row, numbered from 0."""
     return [
-        make_order(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
+        make_request(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
         for place, row in enumerate(rows)
     ]
 
 
 async def play_all(
-    workers: Workers, orders: Sequence[GroupOrder], on_trajectory: Callable[[Trajectory], None] | None = None
+    workers: Workers, orders: Sequence[RolloutRequest], on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> list[Group]:
     """Play all of them at once; the result has their order. Raises `UserError` of an episode as it is."""
     try:

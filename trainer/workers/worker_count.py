@@ -20,7 +20,7 @@ def draining_nodes() -> Collection[str]:
     return nodes
 
 
-class WantedCount:
+class WorkerCount:
     """How many workers there are to be: a number in a file. What was in it when the run was started is over, and the
     config says how many there are."""
 

@@ -12,7 +12,7 @@ from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.megatron.model import check_supported
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
-from agentloop.trainer.model.packed_lm import load_policy
+from agentloop.trainer.model.packed_lm import load_packed_lm
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "image_samples.py"
 _MODELS = Path(__file__).parents[2] / "agentloop" / "vision" / "models.py"
@@ -117,7 +117,7 @@ def test_the_tower_beside_adapters_is_frozen_and_its_passes_are_counted_so(model
 def test_sequence_parallelism_refuses_a_vision_model_before_it_is_loaded(model, tmp_path):
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())  # and no weights
     with pytest.raises(UserError, match="divides text only, and this model has a vision tower"):
-        load_policy(tmp_path, torch.float32, sequence=SequenceGroup("two", 0, 2))
+        load_packed_lm(tmp_path, torch.float32, sequence=SequenceGroup("two", 0, 2))
 
 
 def test_megatron_refuses_a_vision_model(model):

@@ -7,7 +7,7 @@ import pytest
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 
@@ -32,7 +32,7 @@ def config(tmp_path) -> Path:
 
 
 async def test_episodes_of_a_config(config):
-    episodes = Episodes.load(load_config(RunConfig, config), CHECKPOINT)
+    episodes = RolloutSetup.load(load_config(RunConfig, config), CHECKPOINT)
     assert [row["seed"] for row in episodes.train] == list(range(6))
     one, two = (episodes.make_env(row) for row in episodes.train[:2])
     assert list(one.toolset.tools) == ["code_interpreter", "act"]
@@ -44,4 +44,4 @@ async def test_episodes_of_a_config(config):
 
 def test_answers_need_a_reward(config):
     with pytest.raises(UserError, match=r"env\.reward is missing"):
-        Episodes.load(load_config(RunConfig, config, ["env.factory=tool", "env.options={}"]), CHECKPOINT)
+        RolloutSetup.load(load_config(RunConfig, config, ["env.factory=tool", "env.options={}"]), CHECKPOINT)

@@ -6,7 +6,7 @@ import pytest
 
 from agentloop.cli.recipe import load_run_config
 from agentloop.errors import UserError
-from agentloop.rollout.setup import Episodes, make_engine
+from agentloop.rollout.setup import RolloutSetup, make_engine
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -17,7 +17,7 @@ def test_a_text_model_is_refused_with_the_row():
         str(RECIPES / "deepeyes" / "tiny.yaml"), [f"model={text_model}", "data.train_limit=2", "data.eval_limit=1"]
     )
     with pytest.raises(UserError, match=r"Row 'train-0-0' has images, and .* has no vision tower"):
-        Episodes.load(config, text_model)
+        RolloutSetup.load(config, text_model)
 
 
 def test_an_engine_without_eyes_is_refused():
@@ -27,7 +27,7 @@ def test_an_engine_without_eyes_is_refused():
         ["engine={name: sglang}", "data.train_limit=1", "data.eval_limit=1"],
     )
     with pytest.raises(UserError, match=r"the engine sglang takes none\. Set engine\.name to vllm or hf"):
-        Episodes.load(config, folder)
+        RolloutSetup.load(config, folder)
 
 
 def test_a_vision_model_on_an_engine_without_eyes_is_a_text_model():
@@ -35,7 +35,7 @@ def test_a_vision_model_on_an_engine_without_eyes_is_a_text_model():
     settings = [f"model={folder}", "data.train_limit=1", "data.eval_limit=1"]
     for engine, sees in (("sglang", False), ("hf", True)):
         config = load_run_config("tiny", [*settings, f"engine={{name: {engine}}}"])
-        assert (Episodes.load(config, folder).renderer.vision is not None) == sees
+        assert (RolloutSetup.load(config, folder).renderer.vision is not None) == sees
 
 
 def test_bounds_of_pictures_come_from_the_config():
@@ -44,7 +44,7 @@ def test_bounds_of_pictures_come_from_the_config():
         str(RECIPES / "deepeyes" / "tiny.yaml"),
         ["data.train_limit=1", "data.eval_limit=1", "rendering.max_pixels=3136", "limits.max_tokens=640"],
     )
-    episodes = Episodes.load(config, folder)
+    episodes = RolloutSetup.load(config, folder)
     assert episodes.renderer.vision.sizes.max_pixels == 3136
     vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"name": "vllm", "options": {}})})
     assert make_engine(vllm, folder)._launcher._max_pixels == 3136

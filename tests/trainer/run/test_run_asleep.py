@@ -15,7 +15,7 @@ from agentloop.config.run import RunConfig
 from agentloop.engines.base import EngineDead
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import UserError
-from agentloop.trainer.learner.base_learner import PlannedLearner
+from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
@@ -103,7 +103,7 @@ class Gpu:
     def __init__(self, monkeypatch):
         self.owners = {"engine"}
         self.turns = []
-        for owner, kind in (("learner", PlannedLearner), ("engine", ScriptedEngine)):
+        for owner, kind in (("learner", BaseLearner), ("engine", ScriptedEngine)):
             monkeypatch.setattr(kind, "sleep", self.leaves(owner, kind.sleep))
             monkeypatch.setattr(kind, "wake", self.takes(owner, kind.wake))
         monkeypatch.setattr(ScriptedEngine, "release", self.used_by("engine", ScriptedEngine.release))

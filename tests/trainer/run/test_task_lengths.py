@@ -8,7 +8,7 @@ import pytest
 from agentloop.cli.recipe import load_run_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -24,32 +24,34 @@ def _config(folder: Path, *overrides: str) -> RunConfig:
 
 
 def test_prompts_that_are_too_long_are_left_out(tmp_path: Path):
-    everything = Episodes.load(_config(tmp_path), CHECKPOINT)
+    everything = RolloutSetup.load(_config(tmp_path), CHECKPOINT)
     assert [len(row["messages"][0]["content"].split()) for row in everything.train] == [1, 2, 40, 3, 1]
     lengths = [len(everything.renderer.render_prompt(row["messages"])) for row in everything.train]
     assert lengths[0] < lengths[1] < lengths[3] < lengths[2]
-    fitting = Episodes.load(_config(tmp_path, f"data.max_prompt_tokens={lengths[3]}"), CHECKPOINT)
+    fitting = RolloutSetup.load(_config(tmp_path, f"data.max_prompt_tokens={lengths[3]}"), CHECKPOINT)
     assert [row["id"] for row in fitting.train] == ["0", "1", "3", "4"]
     assert [row["id"] for row in fitting.eval] == ["0", "1", "3"]
     with pytest.raises(UserError, match=rf"each of the 5 prompts is longer; the shortest has {lengths[0]} tokens"):
-        Episodes.load(_config(tmp_path, "data.max_prompt_tokens=1"), CHECKPOINT)
+        RolloutSetup.load(_config(tmp_path, "data.max_prompt_tokens=1"), CHECKPOINT)
 
 
 def test_pictures_count_with_all_their_tokens():
     folder = RECIPES / "deepeyes" / "checkpoint"
     recipe, overrides = str(RECIPES / "deepeyes" / "tiny.yaml"), ["data.train_limit=1", "data.eval_limit=1"]
     longest = load_run_config(recipe, overrides).limits.max_tokens
-    assert len(Episodes.load(load_run_config(recipe, [*overrides, f"data.max_prompt_tokens={longest}"]), folder).train)
+    assert len(
+        RolloutSetup.load(load_run_config(recipe, [*overrides, f"data.max_prompt_tokens={longest}"]), folder).train
+    )
     # A prompt without its picture is shorter than this.
     with pytest.raises(UserError, match=r"each of the 1 prompts is longer"):
-        Episodes.load(load_run_config(recipe, [*overrides, "data.max_prompt_tokens=40"]), folder)
+        RolloutSetup.load(load_run_config(recipe, [*overrides, "data.max_prompt_tokens=40"]), folder)
 
 
 def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
     schedule = ["learner.lr_schedule=cosine", "learner.warmup_updates=3", "learner.mini_batches=2"]
     config = _config(tmp_path, "run={epochs: 4}", "algorithm.groups_per_step=3", *schedule)
     check_trainable(config)
-    found = Episodes.load(config, CHECKPOINT).config
+    found = RolloutSetup.load(config, CHECKPOINT).config
     assert (found.run.steps, found.run.epochs) == (6, None)  # 4 x 5 tasks, 3 a step
     assert found.learner.total_updates == 12
     # Said again, as in the folder of a run: nothing changes.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.cli.recipe import load_run_config
-from agentloop.rollout.setup import Episodes, make_engine
+from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.run.run import train
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
 
@@ -50,11 +50,11 @@ async def test_a_langgraph_agent_leaves_exact_trajectories(tmp_path, python_with
     python = python_with("langgraph", "langgraph>=1,<2", "langchain-openai>=1,<2")
     command = json.dumps([python, str(AGENTS / "langgraph_agent.py"), *options])
     config = load_run_config("tiny", [*TINY, f"env.options={{command: {command}}}", "engine.max_concurrency=2"])
-    episodes = Episodes.load(config, Path(config.model))
+    episodes = RolloutSetup.load(config, Path(config.model))
     engine = make_engine(config, Path(config.model))
     await engine.start()
     try:
-        order = GroupOrder(group_id="g", row=0, n=2, seed=3)
+        order = RolloutRequest(group_id="g", row=0, n=2, seed=3)
         (group,) = await episodes.worker(engine).run_groups([episodes.spec(order)])
     finally:
         await engine.close()

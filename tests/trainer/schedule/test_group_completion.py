@@ -5,7 +5,7 @@ import pytest
 from agentloop.config.staleness import CutConfig
 from agentloop.errors import UserError
 from agentloop.trainer.schedule.group_completion import play_group
-from agentloop.types.requests import Group, GroupOrder
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 from benchmarks.simulation.virtual_clock import VirtualClockLoop
 
@@ -37,7 +37,7 @@ def play(workers, **cut):
     """Places in the group, what is not in it, seconds."""
 
     async def main():
-        order = GroupOrder(group_id="g", row=0, n=len(workers.seconds), seed=0)
+        order = RolloutRequest(group_id="g", row=0, n=len(workers.seconds), seed=0)
         seen = []
         group, dropped = await play_group(workers, order, wanted=3, cut=CutConfig(**cut), on_trajectory=seen.append)
         assert len(group.trajectories) + dropped.total() == order.n
@@ -85,7 +85,7 @@ def test_cancelling_aborts_the_episodes():
     workers = Workers(50, 60, 70)
 
     async def main():
-        order = GroupOrder(group_id="g", row=0, n=3, seed=0)
+        order = RolloutRequest(group_id="g", row=0, n=3, seed=0)
         cut = CutConfig(deadline=10, min_episodes=1)
         playing = asyncio.create_task(
             play_group(workers, order, wanted=3, cut=cut, on_trajectory=lambda trajectory: None)

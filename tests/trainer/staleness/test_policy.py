@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from agentloop.errors import UserError
 from agentloop.trainer.schedule.queue import LATE, TrajectoryQueue
 from agentloop.trainer.staleness import StalenessPolicy, Swap
-from agentloop.trainer.staleness.policy import Admitted
-from agentloop.types.requests import Group, GroupOrder
+from agentloop.trainer.staleness.policy import QueuedGroup
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 
 def _order(number):
-    return GroupOrder(group_id=str(number), row=0, n=2, seed=0)
+    return RolloutRequest(group_id=str(number), row=0, n=2, seed=0)
 
 
 def _group(version=0):
@@ -28,7 +28,7 @@ def _group(version=0):
 def test_the_newest_token_of_a_group_may_be_in_a_branch():
     group = _group(version=1)
     group.trajectories[1].branches.append(_group(version=3).trajectories[0])
-    assert Admitted(_order(0), version=1, number=0, group=group).newest == 3
+    assert QueuedGroup(_order(0), version=1, number=0, group=group).newest == 3
 
 
 class World:

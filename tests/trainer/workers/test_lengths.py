@@ -1,9 +1,9 @@
 from agentloop.trainer.workers.lengths import LengthMemory
-from agentloop.types.requests import GroupOrder
+from agentloop.types.requests import RolloutRequest
 
 
 def order(row, split="train"):
-    return GroupOrder(group_id=f"{split}{row}", row=row, n=4, seed=0, split=split)
+    return RolloutRequest(group_id=f"{split}{row}", row=row, n=4, seed=0, split=split)
 
 
 def test_what_was_long_is_expected_to_be_long_and_the_unknown_average():

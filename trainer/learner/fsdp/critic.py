@@ -13,13 +13,13 @@ from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.head.fused_head import ChunkLoss
 from agentloop.trainer.model.image_rows import RowPictures
-from agentloop.trainer.model.packed_lm import Policy, hidden_states
+from agentloop.trainer.model.packed_lm import PackedCausalLM, hidden_states
 
 
-class ValueModel(Policy):
+class ValueModel(PackedCausalLM):
     """The backbone of a language model with a value head, which says 0 before it is trained."""
 
-    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+    def __init__(self, policy: PackedCausalLM, dtype: torch.dtype) -> None:
         """`dtype` of the head: it is trained also where the backbone is frozen, in another one."""
         backbone: Any = policy.model.base_model
         super().__init__(backbone)
@@ -51,5 +51,5 @@ class FsdpCritic(FsdpLearner):
 
     _fuses_head = False
 
-    def _wrap(self, policy: Policy) -> Policy:
+    def _wrap(self, policy: PackedCausalLM) -> PackedCausalLM:
         return ValueModel(policy, getattr(torch, self.config.param_dtype))

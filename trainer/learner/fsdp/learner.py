@@ -19,10 +19,10 @@ from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster.process_group import data_parallel_mesh, node_mesh, sequence_group
 from agentloop.trainer.learner import skipped
-from agentloop.trainer.learner.base_learner import IDLE, PlannedLearner
+from agentloop.trainer.learner.base_learner import IDLE, BaseLearner
 from agentloop.trainer.learner.fsdp import state as fsdp_state
 from agentloop.trainer.learner.fsdp.sharded import ShardedModel, fits_whole
-from agentloop.trainer.learner.fsdp.unsharded import WholeModel
+from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
 from agentloop.trainer.learner.lr_schedule import learning_rate
 from agentloop.trainer.learner.measured_costs import MeasuredCosts
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
@@ -33,20 +33,20 @@ from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 from agentloop.trainer.model import lora
 from agentloop.trainer.model.attention.choice import choose
 from agentloop.trainer.model.head.fused_head import ChunkLoss
-from agentloop.trainer.model.packed_lm import Policy, load_policy
+from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
 from agentloop.trainer.model.row_layout import Unit
 from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.planning.costs import Measured
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import Precision, training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
-from agentloop.weights.sharded import SpreadShelf
+from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights
 
 _log = logging.getLogger(__name__)
 
 
-class FsdpLearner(PlannedLearner):
+class FsdpLearner(BaseLearner):
     """A `Learner`. Every rank makes one, and calls every method with the same arguments."""
 
     _fuses_head = True
@@ -75,10 +75,10 @@ class FsdpLearner(PlannedLearner):
             )
         self._policy = policy.to(self._device)
         self._placement = self._place(self._policy)
-        self._reference: Policy | None = None
+        self._reference: PackedCausalLM | None = None
         if config.loads_reference:
             folder = Path(config.reference or config.model).expanduser()
-            reference = load_policy(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
+            reference = load_packed_lm(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
             self._reference = reference.requires_grad_(False).to(self._device)
             self._reference_placement = self._place(self._reference)
         adamw = OffloadedAdamW if self._offload == "optimizer" else torch.optim.AdamW
@@ -91,9 +91,9 @@ class FsdpLearner(PlannedLearner):
             fused=True,
         )
         self._set_costs()
-        self._shelf = SpreadShelf()
+        self._shelf = ShardedShelf()
 
-    def _shares_prefixes(self, policy: Policy, kernel: str) -> bool:
+    def _shares_prefixes(self, policy: PackedCausalLM, kernel: str) -> bool:
         asked = self.config.share_prefixes
         if asked and policy.has_sliding_window:
             raise UserError(
@@ -102,12 +102,12 @@ class FsdpLearner(PlannedLearner):
             )
         return not policy.has_sliding_window and (kernel != "sdpa" if asked is None else asked)
 
-    def _load(self, kernel: str) -> Policy:
+    def _load(self, kernel: str) -> PackedCausalLM:
         config = self.config
         compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
         # What is frozen needs no more digits than it is computed with.
         dtype = config.compute_dtype if config.lora else config.param_dtype
-        policy = load_policy(
+        policy = load_packed_lm(
             Path(config.model).expanduser(),
             getattr(torch, dtype),
             kernel=kernel,
@@ -120,7 +120,7 @@ class FsdpLearner(PlannedLearner):
             policy.freeze_vision()
         return self._wrap(policy)
 
-    def _adapt(self, policy: Policy) -> None:
+    def _adapt(self, policy: PackedCausalLM) -> None:
         config = self.config
         assert config.lora is not None
         tower = policy.tower_layers()
@@ -143,17 +143,17 @@ class FsdpLearner(PlannedLearner):
             refines = self._num_ranks > 1 and self._device.type == "cuda"
         self._measured_costs = MeasuredCosts(self._cost) if refines and self._once else None
 
-    def _wrap(self, policy: Policy) -> Policy:
+    def _wrap(self, policy: PackedCausalLM) -> PackedCausalLM:
         """What is trained: a subclass may put another head on it."""
         return policy
 
-    def _place(self, policy: Policy) -> WholeModel | ShardedModel:
+    def _place(self, policy: PackedCausalLM) -> UnshardedModel | ShardedModel:
         if self._world == 1 and self._once:
-            return WholeModel(policy, self._compute_dtype)
+            return UnshardedModel(policy, self._compute_dtype)
         offload = self._offload == "all"
         return ShardedModel(policy, self._shards, self._compute_dtype, gather_once=self._once, offload=offload)
 
-    def _gathers_once(self, policy: Policy) -> bool:
+    def _gathers_once(self, policy: PackedCausalLM) -> bool:
         if self._offload == "all":
             if self.config.gather_once:
                 raise UserError("learner.offload=all takes layers to the device one by one: leave gather_once out.")
@@ -163,7 +163,7 @@ class FsdpLearner(PlannedLearner):
         return self._world == 1 or fits_whole(policy, self._device, self._compute_dtype)
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PackedCausalLM:
         """The sharded module, for reading."""
         return self._policy
 
@@ -185,7 +185,7 @@ class FsdpLearner(PlannedLearner):
         return result
 
     def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
-        """See `PlannedLearner._add`."""
+        """See `BaseLearner._add`."""
         num_before = len(mini_batch.samples)
         if not num_before:
             self._optimizer.zero_grad(set_to_none=True)  # of an update that failed, for want of memory perhaps
@@ -208,7 +208,7 @@ class FsdpLearner(PlannedLearner):
             self._cost = self._measured_costs.learn(found)
 
     def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        """See `PlannedLearner._finish`."""
+        """See `BaseLearner._finish`."""
         losses = mini_batch.losses
         with metrics.phase("optimizer"):
             loss = sum(losses, torch.zeros((), device=self._device)) * mini_batch.scale
@@ -241,7 +241,7 @@ class FsdpLearner(PlannedLearner):
         return micro if self._sequence is None else micro.own_part(self._sequence)
 
     def _forward(
-        self, micro: MicroBatch, policy: Policy, chunk_loss: ChunkLoss | None = None
+        self, micro: MicroBatch, policy: PackedCausalLM, chunk_loss: ChunkLoss | None = None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         return policy(
             micro.input_ids,
@@ -329,7 +329,7 @@ class FsdpLearner(PlannedLearner):
             return self._score(self._reference, samples)
 
     @torch.no_grad()
-    def _score(self, policy: Policy, samples: Sequence[Sample]) -> list[np.ndarray]:
+    def _score(self, policy: PackedCausalLM, samples: Sequence[Sample]) -> list[np.ndarray]:
         result: list[np.ndarray] = [np.zeros(sample.num_sampled, np.float32) for sample in samples]
         for row in self._rows(samples, list(range(len(samples)))):
             micro = self._micro_batch(samples, row, np.zeros(len(samples)))

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from agentloop.trainer.model.packed_lm import Policy
+from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 
 class ShardedModel:
@@ -17,7 +17,7 @@ class ShardedModel:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PackedCausalLM,
         mesh: DeviceMesh,
         compute_dtype: torch.dtype,
         *,
@@ -63,7 +63,7 @@ class ShardedModel:
             root.set_is_last_backward(is_last)
 
 
-def fits_whole(policy: Policy, device: torch.device, compute_dtype: torch.dtype) -> bool:
+def fits_whole(policy: PackedCausalLM, device: torch.device, compute_dtype: torch.dtype) -> bool:
     """Whether a device may hold all parameters and float32 gradients, beside its shards."""
     if device.type != "cuda":
         return False

@@ -29,7 +29,7 @@ from agentloop.trainer.learner.progress import (
     set_random_state,
 )
 from agentloop.trainer.model import lora
-from agentloop.trainer.model.packed_lm import Policy
+from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """What is frozen is in the folder of the model."""
@@ -38,7 +38,7 @@ _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 class LearnerState:
     """What a resume needs, as it was when this was made: training may go on while it is written."""
 
-    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def __init__(self, policy: PackedCausalLM, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Copies to the memory of the host: parameters and optimizer of this rank's shards."""
         _give_all_a_state(optimizer)
         model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
@@ -60,7 +60,7 @@ class LearnerState:
                 (target / PROGRESS_FILE).write_text(self._progress)
 
 
-def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
+def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer) -> Progress:
     """Restore what `save` wrote. Raises `UserError` where it is not there or of another model."""
     try:
         progress = Progress(**json.loads((folder / PROGRESS_FILE).read_text()))
@@ -112,7 +112,7 @@ def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = gradient
 
 
-def save_hf(folder: Path, policy: Policy, source: Path, adapters: LoraConfig | None) -> None:
+def save_hf(folder: Path, policy: PackedCausalLM, source: Path, adapters: LoraConfig | None) -> None:
     """Weights, config, and copies of the tokenizer and chat templates of `source`; adapters once more, by themselves,
     in a folder `adapter`."""
     state = policy.model.state_dict()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 
-class WholeModel:
+class UnshardedModel:
     """Swaps the parameters of a module for copies in another dtype; none are needed where they have it."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype) -> None:

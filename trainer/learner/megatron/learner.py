@@ -21,7 +21,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.cluster.process_group import data_parallel_mesh
 from agentloop.trainer.learner import skipped
-from agentloop.trainer.learner.base_learner import IDLE, PlannedLearner
+from agentloop.trainer.learner.base_learner import IDLE, BaseLearner
 from agentloop.trainer.learner.lr_schedule import learning_rate
 from agentloop.trainer.learner.megatron import state
 from agentloop.trainer.learner.megatron.head import Head
@@ -38,7 +38,7 @@ from agentloop.trainer.model.row_layout import Unit
 from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.sizing.layouts import Layout, check
 from agentloop.trainer.sizing.model_shape import ModelShape
-from agentloop.weights.sharded import SpreadShelf
+from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 Rows = list[list[Unit]]
 
 
-class MegatronLearner(PlannedLearner):
+class MegatronLearner(BaseLearner):
     """A `RankLearner`. Every rank makes one, and calls every method with the same arguments."""
 
     def __init__(self, config: LearnerConfig) -> None:
@@ -78,7 +78,7 @@ class MegatronLearner(PlannedLearner):
                 folder = Path(config.reference or config.model).expanduser()
                 self._reference, _ = self._load(_hf_config(folder), layout, folder)
                 self._reference.requires_grad_(False)
-        self._shelf = SpreadShelf()
+        self._shelf = ShardedShelf()
         self._cost = CostModel.from_config(hf_config)
         self._flops = ModelFlops.from_config(hf_config)
 
@@ -89,7 +89,7 @@ class MegatronLearner(PlannedLearner):
         return model, self._weights.load(folder, model)
 
     def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
-        """See `PlannedLearner._add`."""
+        """See `BaseLearner._add`."""
         assert mini_batch.is_whole, "gradients are summed over ranks once"
         weights, losses = mini_batch.add(samples, self._objective), mini_batch.losses
         with on_device(self._device), metrics.phase("forward_backward"):
@@ -103,7 +103,7 @@ class MegatronLearner(PlannedLearner):
         mini_batch.rows += [[index for unit in row for index in unit.indices] for row in rows]
 
     def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        """See `PlannedLearner._finish`."""
+        """See `BaseLearner._finish`."""
         losses = mini_batch.losses
         with on_device(self._device), metrics.phase("optimizer"):
             loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self._device)

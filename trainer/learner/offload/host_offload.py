@@ -13,7 +13,7 @@ _PIECE_BYTES = 256 << 20
 """Pinned memory comes in powers of two: pieces of one waste less than storages of any size would."""
 
 
-class Parked:
+class HostOffload:
     """Takes memory from under tensors and puts it back. It is the memory that goes, not the tensors: views of one
     memory, tied parameters and whoever else knows a tensor find it, byte for byte, where it was."""
 

@@ -1,4 +1,4 @@
-"""`OpenOrder`: an order on its way through workers that may die, answered exactly once."""
+"""`OpenRequest`: an order on its way through workers that may die, answered exactly once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from agentloop.engines.replay import Turn
 from agentloop.errors import FailureKind
 from agentloop.types.limits import StopReason
-from agentloop.types.requests import Group, GroupOrder
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentloop.trainer.workers.ray.worker import RayWorker
 
 
-class OpenOrder:
+class OpenRequest:
     """What is known of an order: the trajectories that ended, and the turns of those that did not."""
 
-    def __init__(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None) -> None:
+    def __init__(self, order: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None) -> None:
         self.order = order
         self.answer: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
         self.worker: RayWorker | None = None
@@ -47,7 +47,7 @@ class OpenOrder:
         """By trajectory, of the episodes that did not end."""
         return self._turns
 
-    def rest(self) -> GroupOrder:
+    def rest(self) -> RolloutRequest:
         """What is left to be played."""
         return replace(self.order, places=self.missing)
 

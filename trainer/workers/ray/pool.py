@@ -17,14 +17,14 @@ from agentloop.trainer.cluster.reservation import Seats, take_seats
 from agentloop.trainer.cluster.session import check_workers_fit, connect, require_ray
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.lengths import LengthMemory
-from agentloop.trainer.workers.ray.open_request import OpenOrder
+from agentloop.trainer.workers.ray.open_request import OpenRequest
 from agentloop.trainer.workers.ray.remote_weights import Published
 from agentloop.trainer.workers.ray.replica import MakeReplica
 from agentloop.trainer.workers.ray.slots import Slot, for_order, helpers, to_retire
-from agentloop.trainer.workers.ray.weight_distributor import Courier
+from agentloop.trainer.workers.ray.weight_distributor import WeightDistributor
 from agentloop.trainer.workers.ray.worker import REPORT_SECONDS, RayWorker, WorkerLost
-from agentloop.trainer.workers.worker_count import WantedCount, draining_nodes
-from agentloop.types.requests import GroupOrder
+from agentloop.trainer.workers.worker_count import WorkerCount, draining_nodes
+from agentloop.types.requests import RolloutRequest
 from agentloop.weights.shelf import WeightShelf
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RayWorkers:
         longest: int,
         stall_seconds: float,
         shelf_on_host: bool = False,
-        wanted: WantedCount | None = None,
+        wanted: WorkerCount | None = None,
     ) -> None:
         self.policy_version = 0
         self.failures: Counter[str] = Counter()
@@ -86,10 +86,10 @@ class RayWorkers:
         self._slots = [self._new_slot() for _ in range(config.count)]
         self._following: asyncio.Task[None] | None = None
         self._playing: set[asyncio.Task[None]] = set()
-        self._waiting: list[OpenOrder] = []
+        self._waiting: list[OpenRequest] = []
         self._lengths = LengthMemory()
         self._shelf = WeightShelf(on_host=shelf_on_host)
-        self._courier = Courier(config)
+        self._courier = WeightDistributor(config)
         self._weights: Published | None = None
         self._paused = False
         self._awake = asyncio.Event()
@@ -171,11 +171,11 @@ class RayWorkers:
         free = sum(slot.room for slot in self._slots)
         return max(free - sum(len(order.missing) for order in self._waiting), 0)
 
-    async def play(self, order: GroupOrder, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+    async def play(self, order: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
         """See `Workers.play`."""
         if self._failure is not None:
             raise self._failure
-        opened = OpenOrder(order, on_trajectory)
+        opened = OpenRequest(order, on_trajectory)
         self._waiting.append(opened)
         self._give_out()
         try:
@@ -186,7 +186,7 @@ class RayWorkers:
         self._lengths.learn(order, opened.longest)
         return group
 
-    def _abort(self, opened: OpenOrder) -> None:
+    def _abort(self, opened: OpenRequest) -> None:
         if opened in self._waiting:
             self._waiting.remove(opened)
         elif opened.worker is not None:
@@ -269,7 +269,7 @@ class RayWorkers:
                 return
             self._play_on(slot.worker, self._waiting.pop(0))
 
-    def _play_on(self, worker: RayWorker, order: OpenOrder) -> None:
+    def _play_on(self, worker: RayWorker, order: OpenRequest) -> None:
         order.worker = worker
         worker.orders.add(order)  # now: its task begins later
         task = asyncio.create_task(worker.play(order))

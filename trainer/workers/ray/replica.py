@@ -21,7 +21,7 @@ from agentloop.weights.shelf import Place, SharedWeights
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine, Generation, SamplingParams
-    from agentloop.types.requests import GroupOrder
+    from agentloop.types.requests import RolloutRequest
     from agentloop.types.trajectory import Trajectory
 
 _BEAT_SECONDS = 0.25
@@ -103,7 +103,7 @@ class Replica:
         cache_tokens = getattr(parts.engine, "cache_tokens", None)
         return Started(os.getpid(), node, self._name, cache_tokens, has_gpu=bool(ray.get_gpu_ids()))
 
-    async def play(self, order: GroupOrder, turns: Mapping[str, Sequence[Turn]]) -> AsyncIterator[Trajectory]:
+    async def play(self, order: RolloutRequest, turns: Mapping[str, Sequence[Turn]]) -> AsyncIterator[Trajectory]:
         """The trajectories of an order as they end. `turns` are recalled."""
         parts = self._running
         parts.recalling.recall(turns)

@@ -1,4 +1,4 @@
-"""`Courier`: published weights on their way to workers, each by the shortest way that is open to it."""
+"""`WeightDistributor`: published weights on their way to workers, each by the shortest way that is open to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ATTEMPTS = 2
 """At a broadcast in which no worker is lost: what fails so often will not work here."""
 
 
-class Courier:
+class WeightDistributor:
     """Workers of this host map the memory that is shared. All others together get a broadcast, which goes on while they
     sample; those that it does not reach get objects of Ray. `WorkersConfig.weights` may rule the first two out.
     """

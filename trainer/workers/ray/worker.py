@@ -13,7 +13,7 @@ from typing import Any
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import AgentLoopError
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
-from agentloop.trainer.workers.ray.open_request import OpenOrder
+from agentloop.trainer.workers.ray.open_request import OpenRequest
 from agentloop.trainer.workers.ray.replica import MakeReplica, Replica, Report, Started
 from agentloop.types.trajectory import Trajectory
 
@@ -47,7 +47,7 @@ class RayWorker:
     ) -> None:
         import ray
 
-        self.orders: set[OpenOrder] = set()
+        self.orders: set[OpenRequest] = set()
         """That it plays."""
         self.limit: ConcurrencyLimit | None = None
         """None until it is ready."""
@@ -118,7 +118,7 @@ class RayWorker:
         self._started = started
         return started
 
-    async def play(self, order: OpenOrder) -> None:
+    async def play(self, order: OpenRequest) -> None:
         """Give it one of `orders`; what it plays goes there. Returns when it is over, in whatever way."""
         if order not in self.orders:  # aborted since
             return
@@ -134,7 +134,7 @@ class RayWorker:
             order.fail(error)
         self.orders.discard(order)
 
-    async def _stream(self, order: OpenOrder) -> AsyncIterator[Trajectory]:
+    async def _stream(self, order: OpenRequest) -> AsyncIterator[Trajectory]:
         stream = self.actor.play.options(num_returns="streaming").remote(order.rest(), order.turns)
         while True:
             try:
@@ -143,7 +143,7 @@ class RayWorker:
                 return
             yield await self._ask(reference)
 
-    def abort(self, order: OpenOrder) -> None:
+    def abort(self, order: OpenRequest) -> None:
         """Nobody waits for it any more."""
         self.orders.discard(order)
         if not self.is_lost:

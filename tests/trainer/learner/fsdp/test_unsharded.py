@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from agentloop.config.learner import LearnerConfig
 from agentloop.registry.named_objects import load_object
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.learner.fsdp.unsharded import WholeModel
+from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
 
 _TINY = Path(__file__).parents[3] / "support" / "tiny.py"
 _random_batch = load_object(f"{_TINY}:random_batch", "function")
@@ -56,7 +56,7 @@ def test_a_whole_model_trains_as_fsdp_does(model: Path, dtype: str):
 
 def test_gradients_of_micro_batches_are_summed_in_the_precision_of_the_parameters():
     layer = torch.nn.Linear(1, 1, bias=False)
-    placed = WholeModel(layer, torch.bfloat16)
+    placed = UnshardedModel(layer, torch.bfloat16)
     with placed.computing():
         assert layer.weight.dtype == torch.bfloat16
         for value in (256.0, 1.0):  # bfloat16 would round the sum to 256
@@ -69,7 +69,7 @@ def test_gradients_of_micro_batches_are_summed_in_the_precision_of_the_parameter
 def test_copies_take_no_memory_between_steps_and_leave_when_computing_fails():
     layer = torch.nn.Linear(8, 8)
     before = layer.weight
-    placed = WholeModel(layer, torch.bfloat16)
+    placed = UnshardedModel(layer, torch.bfloat16)
     seen: list[tuple[torch.nn.Parameter, int]] = []
 
     def fail() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from agentloop.config.learner import LearnerConfig
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.learner.offload import host_offload as parked
-from agentloop.trainer.learner.offload.host_offload import Parked
+from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.offload.optimizer_offload import local_part
 from agentloop.trainer.run.learners import create
 from tests.support.tiny import random_batch as _random_batch
@@ -113,7 +113,7 @@ def test_memory_comes_back_under_every_tensor_that_knows_it(monkeypatch: pytest.
     view, strided = buffer[3:20], buffer[::2]
     elsewhere = torch.randn(4, device="meta")
     before = [tensor.detach().clone() for tensor in (*linear.parameters(), buffer, view, strided)]
-    away = Parked()
+    away = HostOffload()
     for _ in range(2):
         away.park([*linear.parameters(), view, buffer, linear.weight, elsewhere], CPU)
         assert away.num_bytes == 4 * (35 + 5 + 33)
@@ -129,7 +129,7 @@ def test_memory_comes_back_under_every_tensor_that_knows_it(monkeypatch: pytest.
 def test_memory_that_a_file_is_mapped_to_stays_where_it_is(tmp_path):
     torch.save({"w": torch.arange(3.0)}, tmp_path / "w.pt")
     mapped = torch.load(tmp_path / "w.pt", mmap=True, weights_only=True)["w"]
-    away = Parked()
+    away = HostOffload()
     away.park([mapped], CPU)
     assert away.num_bytes == 0
     assert mapped.tolist() == [0, 1, 2]

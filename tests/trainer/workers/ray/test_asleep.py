@@ -13,7 +13,7 @@ from agentloop.config.run import RunConfig
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.run import train
 from agentloop.trainer.workers.factory import make_workers
-from agentloop.trainer.workers.requests import make_orders
+from agentloop.trainer.workers.requests import make_requests
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -30,7 +30,7 @@ async def test_a_worker_killed_asleep_starts_when_it_is_to_wake_with_the_weights
     workers = make_workers(config.model_copy(update={"workers": ray}), Path(config.model), None)
     await workers.start()
     await workers.sleep()
-    (order,) = make_orders("x", [3], n=4, seed=1)
+    (order,) = make_requests("x", [3], n=4, seed=1)
     playing = asyncio.create_task(workers.play(order))
     for slot in workers._slots:
         os.kill(slot.worker.pid, signal.SIGKILL)

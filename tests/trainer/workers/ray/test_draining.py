@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.rollout.setup import Episodes, make_engine
+from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 
 pytestmark = pytest.mark.usefixtures("ray")
-ORDERS = make_orders("x", range(5), n=4, seed=0)
+ORDERS = make_requests("x", range(5), n=4, seed=0)
 
 
 async def started(config, folder):
@@ -31,7 +31,7 @@ def said(groups):
 async def alone(config):
     """What a worker says that is not disturbed."""
     model = Path(config.model)
-    worker = LocalWorkers(Episodes.load(config, model), make_engine(config, model))
+    worker = LocalWorkers(RolloutSetup.load(config, model), make_engine(config, model))
     await worker.start()
     groups = await play_all(worker, ORDERS)
     await worker.close()

@@ -13,7 +13,7 @@ import pytest
 from agentloop.config.learner import LearnerConfig
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
-from agentloop.rollout.setup import Episodes
+from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.cluster.reservation import take_seats
 from agentloop.trainer.cluster.session import connect
 from agentloop.trainer.run.learners import create
@@ -21,7 +21,7 @@ from agentloop.trainer.schedule.failures import is_failed
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
-from agentloop.trainer.workers.requests import make_orders, play_all
+from agentloop.trainer.workers.requests import make_requests, play_all
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -57,9 +57,9 @@ async def until(condition, playing=None):
 async def test_with_workers_killed_at_random_every_order_is_answered_once_as_if_nothing_had_happened(steady):
     config = steady("engine.options.seconds_per_turn=0.1", "engine.max_concurrency=8")
     config = config.model_copy(update={"workers": config.workers.model_copy(update={"count": 2})})
-    orders = make_orders("x", [place % 10 for place in range(24)], n=4, seed=0)
+    orders = make_requests("x", [place % 10 for place in range(24)], n=4, seed=0)
     model = Path(config.model)
-    alone = LocalWorkers(episodes := Episodes.load(config, model), make_engine_of(config))
+    alone = LocalWorkers(episodes := RolloutSetup.load(config, model), make_engine_of(config))
     await alone.start()
     expected = said(await play_all(alone, orders))
     await alone.close()
@@ -94,7 +94,7 @@ def make_engine_of(config):
 async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
     workers = await started(steady())
     (sums / "gate").touch()  # all calls of the tool wait
-    (order,) = make_orders("x", [3], n=4, seed=1)
+    (order,) = make_requests("x", [3], n=4, seed=1)
     playing = asyncio.create_task(workers.play(order))
     await until(lambda: workers_of(workers)[0].orders, playing)
     (opened,) = workers_of(workers)[0].orders
@@ -119,7 +119,7 @@ async def test_a_worker_whose_loop_stands_still_is_named_and_replaced(steady, su
     config = steady("workers.hang_seconds=10")
     workers = await started(config)
     (sums / "stuck").touch()
-    (order,) = make_orders("x", [3], n=4, seed=1)
+    (order,) = make_requests("x", [3], n=4, seed=1)
     with caplog.at_level(logging.WARNING):
         playing = asyncio.create_task(workers.play(order))
         await until(lambda: workers.failures["hung"], playing)
@@ -134,7 +134,7 @@ async def test_a_worker_whose_loop_stands_still_is_named_and_replaced(steady, su
 async def test_a_process_that_is_stopped_is_replaced_and_ended(steady):
     workers = await started(steady("workers.hang_seconds=10", "engine.options.seconds_per_turn=1"))
     stopped = workers_of(workers)[0].pid
-    orders = make_orders("x", range(3), n=4, seed=1)
+    orders = make_requests("x", range(3), n=4, seed=1)
     playing = asyncio.create_task(play_all(workers, orders))
     await until(lambda: workers_of(workers)[0].orders)
     os.kill(stopped, signal.SIGSTOP)
@@ -152,15 +152,15 @@ async def test_an_order_that_kills_its_workers_is_given_up_and_the_others_are_pl
     config = steady("workers.max_replays=1")
     workers = await started(config)
     (sums / "deadly").touch()
-    (bad,) = make_orders("bad", [0], n=2, seed=0)
-    orders = make_orders("good", range(2), n=2, seed=0)
+    (bad,) = make_requests("bad", [0], n=2, seed=0)
+    orders = make_requests("good", range(2), n=2, seed=0)
     played = await asyncio.gather(workers.play(bad), *(workers.play(order) for order in orders))
     assert all(is_failed(t) for t in played[0].trajectories)
     assert "2 workers ended while they played it" in played[0].trajectories[0].error
     assert played[0].trajectories[0].failures == {"engine": 1}
     assert len(played) == 3
     (sums / "deadly").unlink()
-    (after,) = await play_all(workers, make_orders("after", [1], n=2, seed=0))
+    (after,) = await play_all(workers, make_requests("after", [1], n=2, seed=0))
     assert not any(is_failed(t) for t in after.trajectories)
     await workers.close()
 
@@ -184,7 +184,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     model = AutoModelForCausalLM.from_pretrained(sums_model)
     model.lm_head.weight.data = model.lm_head.weight.data.flip(0).clone()
     weights = [(name, tensor) for name, tensor in model.named_parameters()]
-    orders = make_orders("x", range(4), n=4, seed=0, temperature=0.0)
+    orders = make_requests("x", range(4), n=4, seed=0, temperature=0.0)
 
     workers = await started(config)
     old = said(await play_all(workers, orders))
@@ -244,7 +244,7 @@ async def test_more_workers_than_cpus_are_refused(steady):
 async def test_aborted_orders_leave_their_room(steady, sums):
     workers = await started(steady("engine.max_concurrency=4"))
     (sums / "gate").touch()
-    playing = [asyncio.create_task(workers.play(order)) for order in make_orders("x", range(3), n=4, seed=1)]
+    playing = [asyncio.create_task(workers.play(order)) for order in make_requests("x", range(3), n=4, seed=1)]
     await until(lambda: workers_of(workers)[0].orders)
     assert workers.room() == 0
     for task in playing:
@@ -252,7 +252,7 @@ async def test_aborted_orders_leave_their_room(steady, sums):
     await asyncio.wait(playing)
     assert workers.room() == 4
     (sums / "gate").unlink()
-    assert len(await play_all(workers, make_orders("y", range(2), n=4, seed=1))) == 2
+    assert len(await play_all(workers, make_requests("y", range(2), n=4, seed=1))) == 2
     await workers.close()
 
 

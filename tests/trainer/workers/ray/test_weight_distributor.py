@@ -1,4 +1,4 @@
-"""`Courier` with workers that receive in threads of this process; test_ray.py has actors."""
+"""`WeightDistributor` with workers that receive in threads of this process; test_ray.py has actors."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentloop.config.workers import WorkersConfig
-from agentloop.trainer.workers.ray.weight_distributor import Courier
+from agentloop.trainer.workers.ray.weight_distributor import WeightDistributor
 from agentloop.trainer.workers.ray.worker import WorkerLost
 from agentloop.weights.broadcast import BroadcastFailed, Receiver
 from agentloop.weights.shelf import CannotMap, WeightShelf
@@ -78,7 +78,7 @@ def publish():
 
 
 def made(**options):
-    return Courier(WorkersConfig(kind="ray", hang_seconds=120, **options))
+    return WeightDistributor(WorkersConfig(kind="ray", hang_seconds=120, **options))
 
 
 async def test_workers_of_this_host_map_and_the_others_share_a_broadcast(publish):
