@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-import results_file
+from benchmarks import results_file
 
 
 def seconds(statement: str, repeats: int = 11) -> float:

@@ -46,10 +46,19 @@ def _commit() -> str | None:
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
+def _script() -> str:
+    """Return the command that runs the calling script from the root of the repository."""
+    path = Path(sys.argv[0]).absolute()
+    root = Path(__file__).absolute().parents[1]
+    if path.suffix != ".py" or not path.is_relative_to(root):
+        return str(sys.argv[0])
+    return "python -m " + ".".join(path.relative_to(root).with_suffix("").parts)
+
+
 def write(name: str, result: dict[str, Any], *, gpu: str | None = None) -> Path:
-    """Write results/NAME.json and return its path."""
+    """Write results/NAME.json with the machine it ran on, and return its path."""
     environment = {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join([_script(), *sys.argv[1:]]),
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),

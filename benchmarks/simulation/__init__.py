@@ -2,16 +2,13 @@
 
 from benchmarks.simulation.bound import least_seconds
 from benchmarks.simulation.run import Machine, Outcome, simulate, simulate_without_barrier
-from benchmarks.simulation.several import Rounds, simulate_rounds
 from benchmarks.simulation.workload import Workload
 
 __all__ = [
     "Machine",
     "Outcome",
-    "Rounds",
     "Workload",
     "least_seconds",
     "simulate",
-    "simulate_rounds",
     "simulate_without_barrier",
 ]

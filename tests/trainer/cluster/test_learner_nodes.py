@@ -1,5 +1,5 @@
 """`learner.nodes`: ranks on the nodes of a Ray cluster. Here both nodes are of this machine;
-benchmarks/two_nodes.sh has two with a network between them."""
+benchmarks/runs/two_nodes.sh has two with a network between them."""
 
 import os
 import signal

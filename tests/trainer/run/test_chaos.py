@@ -1,16 +1,13 @@
 """The run, the sandbox daemon, Ray's workers and its head are killed at random moments; the books still balance.
 
-What is done and what is checked is in benchmarks/chaos.py, which does it for longer.
+What is done and what is checked is in benchmarks/runs/chaos.py, which does it for longer.
 """
 
 import random
-from pathlib import Path
 
 import pytest
 
-from agentloop.registry.named_objects import load_object
-
-torment = load_object(f"{Path(__file__).parents[3]}/benchmarks/chaos.py:torment", "function")
+from benchmarks.runs.chaos import torment
 
 
 @pytest.mark.parametrize("mode", ["stream", "stale", "partial"])

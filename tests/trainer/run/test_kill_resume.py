@@ -3,15 +3,13 @@
 import multiprocessing
 import random
 import time
-from pathlib import Path
 
 import pytest
 
 from agentloop.cli import main
-from agentloop.registry.named_objects import load_object
 from agentloop.trainer.run.folder import RunFolder
+from benchmarks.runs.chaos import SLOW_IMPORTS
 
-SLOW_IMPORTS = load_object(f"{Path(__file__).parents[3]}/benchmarks/chaos.py:SLOW_IMPORTS", "list")
 NUM_KILLS = 10
 STEPS = 12
 SAMPLING = "algorithm.dynamic_sampling={oversampling: 1.25}"

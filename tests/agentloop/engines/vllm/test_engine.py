@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 CUDA = torch.cuda.is_available()
 DTYPE = torch.float32
 TOLERANCE = 2e-2 if CUDA else 2e-3
-"""Kernels on CUDA multiply float32 in TF32; benchmarks/engine_learner_parity.py has the difference in bfloat16."""
+"""Kernels on CUDA multiply float32 in TF32; benchmarks.learner.engine_learner_parity measures bfloat16."""
 VOCABULARY = 128
 LONGEST = 512
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)

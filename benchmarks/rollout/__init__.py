@@ -1,0 +1,1 @@
+"""Benchmarks of rollouts: engines, the agent loop, the gateway, workers and tools."""

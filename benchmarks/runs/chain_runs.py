@@ -1,0 +1,155 @@
+"""The chain recipe on a GPU, synchronous and asynchronous: what is learned, how fast, and when what was busy.
+
+    python -m agentloop.recipes.chain.warmup --device cuda
+    python -m benchmarks.runs.chain_runs plain               # tools as they are
+    python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as tool calls of agents take
+    python benchmarks/plot_chain_runs.py                # draws what the two wrote
+
+vLLM, the FSDP learner and the sandbox are real. Both modes start from the same model, with the same tasks and settings,
+one after the other on the same GPU. `asynchronous` is `staleness={mode: partial, max_staleness: 2}` with truncated
+importance sampling. Sleeps are lognormal with the median and the spread that TraceLab measured (0.3 s, sigma 2.98), cut
+at `--longest-sleep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from benchmarks import results_file
+import torch
+
+from agentloop.cli.recipe import load_run_config
+from agentloop.tools.base import ToolContext, ToolResult
+from agentloop.tools.code_interpreter import CodeInterpreter
+from agentloop.trainer.run.run import train
+from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.types.trajectory import Trajectory
+
+MEDIAN, SIGMA = 0.3, 2.98
+_THIS = Path(__file__).resolve()
+BIN = 0.25
+"""Seconds of the timeline."""
+_CURVES = ("reward/mean", "time/step", "time/rollout", "time/train", "time/publish", "staleness/mean", "staleness/max",
+           "learner/entropy", "learner/grad_norm", "learner/logprob_diff", "time/tools_mean")  # fmt: skip
+CASES = {
+    "synchronous": ["staleness={mode: on_policy}"],
+    "asynchronous": ["staleness={mode: partial, max_staleness: 2}", "learner.corrections=[truncate]"],
+}
+
+
+class SlowInterpreter(CodeInterpreter):
+    """The code interpreter behind a slow network."""
+
+    name = "code_interpreter"
+    description = CodeInterpreter.description
+
+    def __init__(self, *args: Any, longest_sleep: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._longest = longest_sleep
+
+    async def call(self, ctx: ToolContext, code: Annotated[str, "Python code to run"]) -> ToolResult:
+        """Sleeps, then runs the code."""
+        await asyncio.sleep(min(MEDIAN * ctx.rng.lognormvariate(0.0, SIGMA), self._longest))
+        return await super().call(ctx, code)
+
+
+class Recorder(Observer):
+    """Stages as [name, step, start, end], and how many episodes were in flight, in bins; seconds from the start."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int, float, float]] = []
+        self._episodes: list[tuple[float, float]] = []
+        self._began = time.perf_counter()
+        self._stage: tuple[str, int, float] | None = None
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
+
+    def on_stage(self, step: int, stage: Stage) -> None:
+        now = self._now()
+        if self._stage is not None:
+            self.stages.append((*self._stage, now))
+        self._stage = str(stage), step, now
+
+    def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
+        now = self._now()
+        self._episodes.append((now - trajectory.metrics.get("seconds", 0.0), now))
+
+    def in_flight(self) -> list[int]:
+        bins = [0] * (int(self._now() / BIN) + 1)
+        for start, end in self._episodes:
+            for place in range(max(int(start / BIN), 0), int(end / BIN) + 1):
+                bins[place] += 1
+        return bins
+
+
+def curves(lines: Sequence[dict[str, float]]) -> dict[str, list[float | None]]:
+    return {name: [line.get(name) for line in lines] for name in _CURVES if any(name in line for line in lines)}
+
+
+async def measure(case: list[str], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One run; its steps a second do not count what comes before the second step, and no evaluation."""
+    settings = [f"run.steps={args.steps}", f"run.save_every={args.steps}", f"eval.every={args.steps}"]
+    settings += ["run.loggers=[]", f"model={args.model}", *args.set]
+    tool = {"name": "agentloop.tools.code_interpreter:CodeInterpreter", "options": {"sandbox": args.sandbox}}
+    if args.tools == "slow":
+        tool["name"] = f"{_THIS}:SlowInterpreter"
+        tool["options"]["longest_sleep"] = args.longest_sleep
+    settings.append(f"env.tools=[{{name: '{tool['name']}', options: {tool['options']}}}]")
+    started = time.perf_counter()
+    recorder = Recorder()
+    config = load_run_config(args.recipe, [*settings, *case])
+    run = await train(config, folder, recorder)
+    first, *lines = run.read_metrics()
+    timed = lines[1:]
+    seconds = sum(line["time/step"] - line.get("time/eval", 0.0) for line in timed)
+    last = lines[-max(args.steps // 4, 1) :]
+    return {
+        "steps_per_second": len(timed) / seconds,
+        "seconds_in_all": time.perf_counter() - started,
+        "held_out_reward_before": first["eval/reward/mean"],
+        "held_out_reward_after": lines[-1]["eval/reward/mean"],
+        "reward_last_quarter": sum(line["reward/mean"] for line in last) / len(last),
+        "staleness_max": max(line.get("staleness/max", 0.0) for line in lines),
+        "episodes_per_step": config.trajectories_per_step,
+        "held_out_episodes": first.get("eval/episodes"),
+        "curves": curves(lines),
+        "last_step": lines[-1],
+        "timeline": {"bin_seconds": BIN, "stages": recorder.stages, "in_flight": recorder.in_flight()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tools", choices=("plain", "slow"))
+    parser.add_argument("--recipe", default="chain")
+    parser.add_argument("--model", default="./data/model")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--longest-sleep", type=float, default=4.0)
+    parser.add_argument("--sandbox", default="local")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the run, key=value")
+    args = parser.parse_args()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    results: dict[str, Any] = {"steps": args.steps, "settings": args.set, "sandbox": args.sandbox}
+    if args.tools == "slow":
+        results["sleep"] = {"median": MEDIAN, "sigma": SIGMA, "longest": args.longest_sleep}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.cases:
+            results[name] = asyncio.run(measure(CASES[name], Path(folder) / name, args))
+            shown = {key: value for key, value in results[name].items() if isinstance(value, float | int)}
+            print(name, shown, flush=True)
+            if len(args.cases) == 2 and name == args.cases[-1]:
+                rates = [results[case]["steps_per_second"] for case in ("asynchronous", "synchronous")]
+                results["asynchronous_over_synchronous"] = rates[0] / rates[1]
+            results_file.write(f"{args.recipe}_{args.tools}", results, gpu=gpu)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Do the small runs of the recipes learn? Held-out reward before and after, and time, for several seeds of each.
+
+    python -m benchmarks.runs.recipes_three_seeds [RECIPE ...] [--seeds 3] [--jobs 1] [--threads 1] [--set KEY=VALUE]
+
+Without names all recipes that have a tiny.yaml. A seed is the one of the run and of its training tasks; held-out tasks
+are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores look at
+processor seconds only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results_file
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
+
+
+def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]) -> dict[str, Any]:
+    """One training run in a process of its own."""
+    here = folder / f"{recipe}-{seed}"
+    here.mkdir(parents=True)
+    arguments = [
+        f"run.seed={seed}",
+        f"data.train_options.seed={seed}",
+        f"run.folder={here / 'run'}",
+        "run.save_trajectories=0",
+        *overrides,
+    ]
+    started = time.perf_counter()
+    with (here / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", AGENTLOOP, "train", str(RECIPES / recipe / "tiny.yaml"), *arguments],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "HOME": str(here)},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    result = {
+        "recipe": recipe,
+        "seed": seed,
+        "wall_s": round(time.perf_counter() - started, 1),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
+    }
+    if process.returncode != 0:
+        return {**result, "failed": (here / "log").read_text()[-2000:]}
+    return {**result, **rewards(here / "run" / "metrics.jsonl")}
+
+
+def rewards(metrics: Path) -> dict[str, Any]:
+    """Mean held-out reward of the first and the last evaluation, and the mean reward of every step between."""
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    held_out = [step["eval/reward/mean"] for step in steps if "eval/reward/mean" in step]
+    return {
+        "before": round(held_out[0], 3),
+        "after": round(held_out[-1], 3),
+        "steps": len(steps) - 1,
+        "training": [round(step["reward/mean"], 3) for step in steps if "reward/mean" in step],
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    if "failed" in result:
+        return f"{result['recipe']:<12} {result['seed']:>4}  failed: {result['failed']}"
+    numbers = f"{result['before']:>7.2f} {result['after']:>6.2f} {result['steps']:>6}"
+    return f"{result['recipe']:<12} {result['seed']:>4} {numbers} {result['wall_s']:>7.0f} {result['cpu_s']:>6.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    every = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
+    parser.add_argument("recipes", nargs="*", default=every)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
+    parser.add_argument("--set", action="append", default=[], help="for all runs, as key=value")
+    given = parser.parse_args()
+    print(f"{'recipe':<12} seed  before  after  steps  wall s  cpu s", flush=True)
+    results: dict[str, list[dict[str, Any]]] = {recipe: [] for recipe in given.recipes}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
+        waiting = [
+            pool.submit(run, recipe, seed, Path(folder), given.threads, given.set)
+            for recipe in given.recipes
+            for seed in range(given.seeds)
+        ]
+        for each in as_completed(waiting):
+            result = each.result()
+            print(report(result), flush=True)
+            runs = results[result["recipe"]]
+            runs.append(result)
+            runs.sort(key=lambda run: run["seed"])
+            how = {"jobs": given.jobs, "threads": given.threads}
+            results_file.write(f"recipes_three_seeds_{result['recipe']}", {**how, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks of new weights on their way to engines."""
