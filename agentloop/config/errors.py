@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentloop.config.old_keys import advice
 from agentloop.errors import UserError, nearest
 
 _SHOWN_ERRORS = 3
@@ -31,6 +32,8 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if dotted in _OF_VERL:
             return f"{dotted!r} is a key of verl: `agentloop from-verl FILE` makes a config of agentloop out of verl's."
+        if moved := advice(dotted):
+            return moved
         known = _known_keys(schema, location[:-1])
         hint = nearest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else "")
         return f"There is no key {dotted!r}.{hint}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.old_keys import updated
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
@@ -61,7 +62,7 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """'key: old -> new' of each setting that decides what is learned and differs."""
-    old, new = dict(flat(before)), dict(flat(after))
+    old, new = updated(dict(flat(before))), dict(flat(after))
     return [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
