@@ -85,7 +85,6 @@ _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
         "sequence_parallel",
         "refine_costs",
         "gather_once",
-        "early_gradients",
         "freeze_vision",
         "lora",
         "shard",
@@ -196,9 +195,6 @@ class LearnerConfig(Config):
     """Optimizer updates that one batch is split into."""
     token_budget: int = Field(default=16384, ge=1)
     """Most tokens of one micro-batch; bounds memory, not the result. No trajectory may be longer."""
-    early_gradients: bool = False
-    """Compute the gradients of groups that have ended while others of the same step play. A step then ends sooner after
-    its last episode; its batch is summed in another order, so that runs are the same to rounding only."""
     skip_zero_advantage: bool = True
     """Leave out the passes of trajectories whose advantage is 0 where that does not change the gradient; they still
     count in the averages of the loss, but not in the metrics of the policy."""

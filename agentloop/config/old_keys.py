@@ -8,7 +8,9 @@ from typing import Any
 RENAMED: Mapping[str, str] = {}
 """Old dotted key -> new dotted key."""
 
-REMOVED: Mapping[str, str] = {}
+REMOVED: Mapping[str, str] = {
+    "learner.early_gradients": "it made steps less than one percent faster. Delete the key.",
+}
 """Old dotted key -> why it is gone and what to do, such as "it made steps under 1 % faster: delete the line"."""
 
 

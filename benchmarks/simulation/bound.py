@@ -10,8 +10,7 @@ policy does:
     T(t)         >= T(u) + the work of the blocks u + s to t - s - 1, which begin and end between
     T(v + 1)     >= T(v) + a training step
 
-A training step counts with its fixed seconds only, as if all its tokens had been computed before
-(`learner.early_gradients`).
+A training step counts with its fixed seconds only, as if its tokens took no time.
 
 The work of episodes is the time in which the machine, full all the time, plays them: with n requests that are sampled
 and m episodes that wait for a tool n + m is at most its concurrency, and the tokens a second are concave in n, so they

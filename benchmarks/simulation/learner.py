@@ -23,21 +23,12 @@ class SimulatedLearner:
     def __init__(self, *, step_seconds: float, token_seconds: float) -> None:
         self._step_seconds = step_seconds
         self._token_seconds = token_seconds
-        self._early: list[TrainBatch] = []
-        """Parts of the next step's batch."""
         self.history: list[tuple[float, float, int]] = []
-        """(start, end, episodes) of each step, and of each part of one that was computed before, in seconds."""
-
-    def accumulate(self, batch: TrainBatch) -> None:
-        """See `Learner.accumulate`."""
-        self._compute(batch, 0.0)
-        self._early.append(batch)
+        """(start, end, episodes) of each step, in seconds."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`."""
         self._compute(batch, self._step_seconds)
-        whole, self._early = TrainBatch.joined([*self._early, batch]), []
-        return {"num_trajectories": float(len(whole)), "num_sampled": float(whole.num_sampled)}
+        return {"num_trajectories": float(len(batch)), "num_sampled": float(batch.num_sampled)}
 
     def _compute(self, batch: TrainBatch, seconds: float) -> None:
         loop = asyncio.get_running_loop()

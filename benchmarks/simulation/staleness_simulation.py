@@ -6,8 +6,7 @@ Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing 
 and engine, learner and tool take the time of a model (`benchmarks.simulation`). Turns and tool calls have the
 distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them with nobody to wait
 for but the machine: no policy can keep the engine busier. `least_seconds` is what no policy with that bound on
-staleness can be faster than, though it knew all lengths. `early` cases have `learner.early_gradients`; those in which
-tokens are learned in no time say how much they could bring. `speeds` has learners that are faster or slower, in half as
+staleness can be faster than, though it knew all lengths. `speeds` has learners that are faster or slower, in half as
 many steps.
 """
 
@@ -59,13 +58,12 @@ class Case:
     steps: int
     groups: int
     """Of a step."""
-    early: bool = False
     learner: float = 1.0
     """Seconds of a token, over those of the other cases."""
 
     @property
     def name(self) -> str:
-        return self.mode + ", early" * self.early + ", tokens learned in no time" * (self.learner == 0)
+        return self.mode + ", tokens learned in no time" * (self.learner == 0)
 
     @property
     def shape(self) -> dict[str, int]:
@@ -87,8 +85,7 @@ def run(case: Case) -> dict[str, Any]:
             outcome = simulate_without_barrier(Workload(), case.machine, **parts)
         else:
             staleness = {"allow_uncorrected": True, **MODES[case.mode]}
-            learner = {"early_gradients": case.early}
-            outcome = simulate(Workload(), case.machine, **parts, staleness=staleness, learner=learner)
+            outcome = simulate(Workload(), case.machine, **parts, staleness=staleness)
     return summary(outcome) | {"cpu_seconds_to_compute": round(time.process_time() - started, 1)}
 
 
@@ -104,7 +101,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "tokens_sampled": outcome.tokens,
         "engine_busy": round(outcome.busy, 4),
         "learner_busy": round(sum(end - start for start, end, _ in outcome.learner) / outcome.seconds, 4),
-        "learner_seconds_early": round(sum(line.get("time/early", 0.0) for line in lines)),
         "staleness_max": max((line.get("staleness/max", 0.0) for line in lines), default=0.0),
         "staleness_mean": round(sum(line.get("staleness/mean", 0.0) for line in lines) / max(len(lines), 1), 3),
         "tokens_trained": int(sum(line["learner/num_sampled"] for line in lines)),
@@ -112,15 +108,14 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def compare(cases: dict[str, dict[str, Any]]) -> None:
-    """Add what each is over the run without barriers, and over both kinds of `on_policy`."""
+    """Add what each is over the run without barriers, and over `on_policy`."""
     for case in cases.values():
         if BARE in cases:
             case["engine_busy_over_bound"] = round(case["engine_busy"] / cases[BARE]["engine_busy"], 4)
-        for base in ("on_policy", "on_policy, early"):
-            if base in cases and case["episodes_trained"]:
-                for what in ("episodes_trained", "tokens_trained"):
-                    rates = [each[what] / each["seconds"] for each in (case, cases[base])]
-                    case[f"{what}_a_second_over_{base}"] = round(rates[0] / rates[1], 3)
+        if "on_policy" in cases and case["episodes_trained"]:
+            for what in ("episodes_trained", "tokens_trained"):
+                rates = [each[what] / each["seconds"] for each in (case, cases["on_policy"])]
+                case[f"{what}_a_second_over_on_policy"] = round(rates[0] / rates[1], 3)
 
 
 def all_cases(steps: int, groups: int) -> list[Case]:
@@ -128,13 +123,12 @@ def all_cases(steps: int, groups: int) -> list[Case]:
     half = {"steps": steps // 2, "groups": groups}
     return [
         Case(mode=BARE, **shape),
-        *(Case(mode=mode, early=early, **shape) for mode in MODES for early in (False, True)),
+        *(Case(mode=mode, **shape) for mode in MODES),
         *(Case(mode=mode, learner=0.0, **shape) for mode in ("on_policy", "partial, staleness 2")),
         *(
-            Case(section=section, mode=mode, early=early, learner=factor, **half)
+            Case(section=section, mode=mode, learner=factor, **half)
             for section, factor in SPEEDS.items()
             for mode in MODES_OF_SPEEDS
-            for early in (False, True)
         ),
     ]
 

@@ -30,8 +30,8 @@ def samples() -> list[Sample]:
     return found
 
 
-CASES = list(product([False, True], [60, 130], ["forward", "shuffled", "in parts"]))
-"""Whether ranks meet once an update, token budgets, orders; in parts: two of which come before the step."""
+CASES = list(product([False, True], [60, 130], ["forward", "shuffled"]))
+"""Whether ranks meet once an update, token budgets, orders."""
 
 
 def run(model: Path, cases: list[tuple[bool, int, str]]) -> list[tuple[float, Gradients]]:
@@ -41,9 +41,7 @@ def run(model: Path, cases: list[tuple[bool, int, str]]) -> list[tuple[float, Gr
 
 
 def _learner(model: Path, *, gather_once: bool) -> FsdpLearner:
-    return FsdpLearner(
-        LearnerConfig(model=str(model), device="cpu", grad_clip=None, gather_once=gather_once, early_gradients=True)
-    )
+    return FsdpLearner(LearnerConfig(model=str(model), device="cpu", grad_clip=None, gather_once=gather_once))
 
 
 def _loss_and_gradients(learner: FsdpLearner, token_budget: int, order: str) -> tuple[float, Gradients]:
@@ -60,10 +58,6 @@ def _loss_and_gradients(learner: FsdpLearner, token_budget: int, order: str) -> 
     batch = samples()
     if order != "forward":
         batch = [batch[index] for index in np.random.default_rng(1).permutation(len(batch))]
-    if order == "in parts":
-        learner.accumulate(TrainBatch(batch[:5]))
-        learner.accumulate(TrainBatch(batch[5:6]))
-        batch = batch[6:]
     return learner.step(TrainBatch(batch))["loss"], found
 
 

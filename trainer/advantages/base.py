@@ -41,8 +41,6 @@ class Advantage:
     """`Outcome.baseline` must be there."""
     needs_process_rewards: bool
     """`Outcome.process_rewards` must be there."""
-    by_group: bool
-    """What the episodes of a group are worth depends on no other group of the step."""
     value_targets: TargetsFn | None
     """What the critic learns; where there is something to learn, `Outcome.values` must be there."""
 
@@ -57,14 +55,13 @@ def register_outcomes(
     compares: bool = True,
     needs_greedy: bool = False,
     needs_process_rewards: bool = False,
-    by_group: bool = False,
     value_targets: TargetsFn | None = None,
 ) -> Callable[[OutcomeFn], OutcomeFn]:
     """Decorator: make an advantage known under a name, with the type of its options. A name can be taken once."""
 
     def add(function: OutcomeFn) -> OutcomeFn:
         needs = compares, needs_greedy, needs_process_rewards
-        _ADVANTAGES.add(name, Advantage(name, function, options, *needs, by_group, value_targets))
+        _ADVANTAGES.add(name, Advantage(name, function, options, *needs, value_targets))
         return function
 
     return add
@@ -81,7 +78,7 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
         def of_groups(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
             return [list(relative(rewards_of(group), function)) for group in groups]
 
-        register_outcomes(name, by_group=True)(of_groups)
+        register_outcomes(name)(of_groups)
         return function
 
     return add

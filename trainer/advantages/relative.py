@@ -47,7 +47,7 @@ def gpg(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[Ad
     return [list(scale * relative(values, lambda each: each - each.mean())) for values in rewards]
 
 
-@register_outcomes("opo", by_group=True)
+@register_outcomes("opo")
 def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
     """r - mean of rewards weighted with the sampled tokens: close to the baseline of least variance, since a longer
     trajectory has a larger gradient. arXiv 2505.23585."""

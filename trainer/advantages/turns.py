@@ -26,7 +26,7 @@ class TurnGrpoOptions(Config):
     """Divide by the standard deviation."""
 
 
-@register_outcomes("turn_grpo", TurnGrpoOptions, by_group=True)
+@register_outcomes("turn_grpo", TurnGrpoOptions)
 def turn_grpo(groups: Sequence[Sequence[Outcome]], options: TurnGrpoOptions) -> list[list[AdvantageValue]]:
     """Rewards of turns are normalised over all turns of the group, and a turn has the discounted sum of those from it
     on; the rest of the reward is compared as in GRPO.
@@ -60,7 +60,7 @@ class GigpoOptions(Config):
     """Divide by the standard deviation."""
 
 
-@register_outcomes("gigpo", GigpoOptions, by_group=True)
+@register_outcomes("gigpo", GigpoOptions)
 def gigpo(groups: Sequence[Sequence[Outcome]], options: GigpoOptions) -> list[list[AdvantageValue]]:
     """GRPO over episodes, plus the same over turns that were taken in the same state: their discounted returns are
     compared across the episodes of a task. A state that was met once adds nothing. arXiv 2505.10978."""

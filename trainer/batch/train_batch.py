@@ -131,17 +131,6 @@ class TrainBatch:
     """The same samples for a model that is trained beside the policy: `advantage` has what it should learn, which is
     value targets for a critic (`old_logprobs` has its values before the step) and the outcome for a process reward."""
 
-    @classmethod
-    def joined(cls, parts: Sequence[TrainBatch]) -> TrainBatch:
-        """Several as one."""
-        return cls(
-            [sample for part in parts for sample in part.samples],
-            sum(part.num_groups for part in parts),
-            dict(sum((Counter(part.dropped) for part in parts), Counter())),
-            sum(part.num_too_old for part in parts),
-            [sample for part in parts for sample in part.companion_samples],
-        )
-
     def __len__(self) -> int:
         return len(self.samples)
 

@@ -40,10 +40,6 @@ class WithAuxiliaryModel:
         policy = self._policy.step(batch)
         return policy | {f"{self._name}/{key}": value for key, value in companion.items()}
 
-    def accumulate(self, batch: TrainBatch) -> None:
-        """See `Learner.accumulate`. `run_checks` refuses it: the credit of a part is not known before all is there."""
-        raise NotImplementedError
-
     def _train_companion(self, samples: Sequence[Sample]) -> dict[str, float]:
         """The metrics that say something of a companion."""
         metrics = self._companion.step(TrainBatch(samples))

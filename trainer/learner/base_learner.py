@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster.process_group import pick_device
 from agentloop.trainer.learner.metrics.recording import Recorder
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
-from agentloop.trainer.learner.mini_batch import MiniBatch
 from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.learner.protocol import Captured
@@ -36,16 +35,6 @@ IDLE = Sample(
     reference_logprobs=np.zeros(1, np.float32),
 )
 """What a rank without work in a micro-batch passes with weight 0: collectives need every rank."""
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A step of which parts are computed."""
-
-    metrics: StepMetrics
-    parts: list[TrainBatch] = field(default_factory=list)
-    mini_batch: MiniBatch = field(default_factory=MiniBatch)
-    """The first, with its gradient."""
 
 
 class BaseLearner(ABC):
@@ -73,7 +62,6 @@ class BaseLearner(ABC):
         self._progress = Progress()
         self._parked = HostOffload()
         self._recorder: Recorder | None = None
-        self._begun: _Begun | None = None
         self.largest_row = 0
         """Tokens of the largest micro-batch that this rank has had."""
 
@@ -83,12 +71,8 @@ class BaseLearner(ABC):
         return self._progress
 
     @abstractmethod
-    def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
-        """Add samples and their gradient to a mini-batch."""
-
-    @abstractmethod
-    def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        """One optimizer step with the gradient of a mini-batch."""
+    def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
+        """Make one optimizer update with the gradient of a mini-batch. `is_first`: of the batch's mini-batches."""
 
     @abstractmethod
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -107,41 +91,22 @@ class BaseLearner(ABC):
     def capture(self) -> Captured:
         """See `Learner.capture`."""
 
-    def accumulate(self, batch: TrainBatch) -> None:
-        """See `Learner.accumulate`."""
-        assert self.config.early_gradients, "else all is there at once"
-        assert not self._parked.num_bytes, "awake"
-        # Nothing is left of it where this fails.
-        begun, self._begun = self._begun or _Begun(StepMetrics(self._device)), None
-        samples = self._with_logprobs(batch.samples, begun.metrics)
-        if samples:
-            self._add(begun.mini_batch, samples, begun.metrics)
-        begun.parts.append(batch)
-        self._begun = begun
-
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. An empty batch changes nothing but the number of steps."""
         assert not self._parked.num_bytes, "awake"
-        begun, self._begun = self._begun or _Begun(StepMetrics(self._device)), None
-        metrics, mini_batch = begun.metrics, begun.mini_batch
+        metrics = StepMetrics(self._device)
         if self._recorder is None:
             self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
         with self._recorder.step(self._progress.steps + 1):
             samples = self._with_logprobs(batch.samples, metrics)
-            for indices in self._mini_batches(len(samples)) or [[]] * bool(mini_batch.samples):
-                mini_batch.is_whole = True
-                self._add(mini_batch, [samples[index] for index in indices], metrics)
-                self._finish(mini_batch, metrics)
-                mini_batch = MiniBatch(is_first=False)
+            for number, indices in enumerate(self._mini_batches(len(samples))):
+                self._update([samples[index] for index in indices], metrics, is_first=number == 0)
             self._progress.steps += 1
             result = metrics.result()
         self._recorder.write(metrics.spans)
-        whole = TrainBatch.joined([*begun.parts, batch])
-        result["num_tokens"] = float(whole.num_tokens)
-        result["num_sampled"] = float(whole.num_sampled)
-        result["num_trajectories"] = float(len(whole))
-        if self.config.early_gradients:
-            result["early_tokens"] = 1 - batch.num_tokens / max(whole.num_tokens, 1)
+        result["num_tokens"] = float(batch.num_tokens)
+        result["num_sampled"] = float(batch.num_sampled)
+        result["num_trajectories"] = float(len(batch))
         result["updates_skipped_total"] = float(self._progress.updates_skipped)
         return result
 
@@ -178,15 +143,14 @@ class BaseLearner(ABC):
                 work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
         return work
 
-    def _with_gradient(self, mini_batch: MiniBatch, samples: Sequence[Sample]) -> list[int]:
-        """Which of the samples to compute that were added last. Where none of the mini-batch has an advantage these
-        are, so that the policy's metrics stay known."""
+    def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
+        """Return the indices of the samples of a mini-batch that need a backward pass.
+
+        If none has an advantage, these are all of them, so that the policy's metrics stay known.
+        """
         found = list(range(len(samples)))
         if self.config.skip_zero_advantage and self._objective.is_zero_without_advantage:
-            chosen = [index for index in found if samples[index].has_advantage]
-            if chosen or mini_batch.num_computed or not mini_batch.is_whole:
-                found = chosen
-        mini_batch.num_computed += len(found)
+            return [index for index in found if samples[index].has_advantage] or found
         return found
 
     def _rows(

@@ -28,12 +28,6 @@ class Captured(Protocol):
 class Learner(Protocol):
     """Holds the weights that are trained."""
 
-    def accumulate(self, batch: TrainBatch) -> None:
-        """Compute the gradient of a part of the next batch: `step` then gets the rest of it, and trains on all as if it
-        had got them together. Blocks, and raises, as `step` does; only with `learner.early_gradients`.
-        """
-        ...
-
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train on a batch, each sample once, in `mini_batches` updates, and say how it went.
 

@@ -54,10 +54,6 @@ class RankedLearner:
         result: dict[str, float] = self._everywhere("step", batch)
         return result
 
-    def accumulate(self, batch: TrainBatch) -> None:
-        """See `Learner.accumulate`."""
-        self._everywhere("accumulate", batch)
-
     def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """See `Learner.logprobs`."""
         result: list[NDArray[np.float32]] = self._everywhere("logprobs", samples)

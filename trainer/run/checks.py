@@ -26,7 +26,6 @@ def check_trainable(config: RunConfig) -> None:
         *_learner_problems(config),
         *_staleness_problems(config),
         *_sleep_problems(config),
-        *_early_problems(config),
         *BatchSizes.of(config).problems(),
     ]:
         raise UserError(f"This run cannot work. {' '.join(problems)}")
@@ -106,30 +105,6 @@ def _sleep_problems(config: RunConfig) -> Iterator[str]:
         yield (
             "placement.sleep is true and placement.layout separate: engines on GPUs of their own have nobody to leave "
             "them to. Set placement.sleep=false, or layout=colocated or mixed."
-        )
-
-
-def _early_problems(config: RunConfig) -> Iterator[str]:
-    if not config.learner.early_gradients:
-        return
-    advantage = advantages.get(config.algorithm.advantage)
-    if not advantage.by_group:
-        known = ", ".join(name for name in advantages.names() if advantages.get(name).by_group)
-        yield (
-            f"learner.early_gradients is set, and with algorithm.advantage {advantage.name} what a group is worth is "
-            "not known before all groups of the step are there. Leave early_gradients out, or set advantage to one of "
-            f"{known} (one of your own: register_outcomes(..., by_group=True))."
-        )
-    if config.learner.mini_batches > 1:
-        yield (
-            f"learner.early_gradients is set, and learner.mini_batches is {config.learner.mini_batches}: the first "
-            "update would have the episodes that end first, which are the short ones. Set mini_batches=1, or leave "
-            "early_gradients out."
-        )
-    if config.placement.sleeps:
-        yield (
-            "learner.early_gradients is set, and placement.sleep is true: the learner sleeps while episodes run. Leave "
-            "one of them out."
         )
 
 

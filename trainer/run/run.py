@@ -35,13 +35,11 @@ from agentloop.trainer.run.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.run.model_folder import local_model
 from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.sampling_metrics import sampling_metrics
-from agentloop.trainer.schedule.eager_backward import EarlyGradients
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.trainer.schedule.producer import Producer, Selection
 from agentloop.trainer.schedule.staleness_metrics import queue_metrics, token_staleness
-from agentloop.trainer.sizing.batch_sizes import BatchSizes
 from agentloop.trainer.staleness.policy import QueuedGroup
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.requests import make_requests, play_all
@@ -126,7 +124,6 @@ class Run:
         self._step_seconds = 0.0
         """Of the last training step."""
         self._seconds: dict[str, float] = {}
-        self.early = EarlyGradients(learner, self._make_batch, _tokens_of_a_pass(self.config))
         self.turns = GpuTimeSharing(workers, learner, alternate=self.config.placement.sleeps, stage=self._stage)
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
@@ -203,8 +200,7 @@ class Run:
             if not waits and (selection := self.producer.select()) is not None:
                 self._check_failures(selection.departed)
                 return selection
-            if not (self.config.learner.early_gradients and await self.early.compute(self.queue.certain())):
-                await self.producer.changed()
+            await self.producer.changed()
 
     async def _let_engines_play(self) -> None:
         """Where something is to be played: the next step may have all its groups already."""
@@ -230,21 +226,17 @@ class Run:
         step = self.step + 1
         await self.turns.to_learner()
         with self._stage(Stage.TRAIN, step):
-            early, groups, early_metrics = self.early.take(played.trained)
-            rest = await asyncio.to_thread(self._make_batch, groups, played.baselines)
-            batch = TrainBatch.joined([early, rest])
+            batch = await asyncio.to_thread(self._make_batch, played.trained, played.baselines)
             stale = token_staleness(batch, version=self.policy_version)
             assert stale.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
             started = _now()
-            learned = await asyncio.to_thread(self.learner.step, rest)
+            learned = await asyncio.to_thread(self.learner.step, batch)
             self._step_seconds = _now() - started
         self.policy_version += 1
         self.step = step
         await self._publish()
         self._state = self._state_now()
         metrics = {"step": step, "policy_version": self.policy_version, "epoch": self.sampler.epoch} | played.metrics
-        if self.config.learner.early_gradients:
-            metrics |= early_metrics
         if self.policy.overlaps:
             if not self.turns.alternate:
                 self.producer.admit()
@@ -336,11 +328,6 @@ class Run:
 
     def _watch(self, step: int) -> Callable[[Trajectory], None]:
         return lambda trajectory: self.observer.on_trajectory(step, trajectory)
-
-
-def _tokens_of_a_pass(config: RunConfig) -> int:
-    """A micro-batch for each rank that has trajectories of its own."""
-    return BatchSizes.of(config).ranks * config.learner.token_budget
 
 
 def _groups(admitted: Sequence[QueuedGroup]) -> list[Group]:

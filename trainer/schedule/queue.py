@@ -129,10 +129,6 @@ class TrajectoryQueue:
             self._remove(admitted, "trained")
         return selected
 
-    def certain(self) -> list[QueuedGroup]:
-        """See `StalenessPolicy.certain`."""
-        return self.policy.certain(self.admitted)
-
     def late(self, learner: int) -> list[QueuedGroup]:
         """What may not be trained at this version any more."""
         return self.policy.late(self.admitted, learner=learner)

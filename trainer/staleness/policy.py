@@ -175,11 +175,6 @@ class StalenessPolicy:
                 return None
         return ready
 
-    def certain(self, admitted: Sequence[QueuedGroup]) -> list[QueuedGroup]:
-        """The finished groups that the next step has in any case, in the order of deadlines: fewer than
-        `groups_per_step` others could be taken before each, whatever ends meanwhile."""
-        return [each for each in admitted[: self.groups_per_step] if each.group is not None]
-
     def _in_time(self, left: Sequence[QueuedGroup], learner: int) -> bool:
         """After the step of this version; nothing is to be done for what is late already."""
         places = ((place // self.groups_per_step, each.version + self.max_staleness) for place, each in enumerate(left))

@@ -70,6 +70,7 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'", "'tensorboard'"]),
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
+        ("learner.early_gradients=true", ["'learner.early_gradients' was removed: ", "Delete the key."]),
     ],
 )
 def test_wrong_keys_and_values_name_the_whole_path(tmp_path, override, words):

@@ -72,25 +72,6 @@ def test_masked_stragglers_hold_nothing_up_and_no_episode_is_lost(model, outcome
     assert {line["staleness/masked"] for line in waiting.metrics} == {0.0}
 
 
-@pytest.mark.parametrize(("mode", "bound"), [("on_policy", None), ("partial", 2)])
-def test_gradients_of_what_has_ended_make_steps_shorter_and_change_nothing_else(model, outcomes, mode, bound):
-    settings = {"mode": mode, "max_staleness": bound, "allow_uncorrected": True}
-    learner = {"early_gradients": True, "token_budget": 1024}
-    early = simulate(Workload(), MACHINE, model=model, **SHAPE, staleness=settings, learner=learner)
-    assert early.seconds < outcomes[mode].seconds
-    assert early.tokens == outcomes[mode].tokens
-    busy, before = (sum(end - start for start, end, _ in each.learner) for each in (early, outcomes[mode]))
-    assert busy == pytest.approx(before)
-    assert sum(episodes for _, _, episodes in early.learner) == 6 * 8 * 4
-    hidden = [line["time/early"] for line in early.metrics]
-    assert 0 < sum(hidden) < busy
-    if mode == "on_policy":
-        assert min(hidden) > 0
-        assert [line["reward/mean"] for line in early.metrics] == [
-            line["reward/mean"] for line in outcomes[mode].metrics
-        ]
-
-
 def test_a_group_is_complete_without_its_slowest_episodes(model, outcomes):
     cut = _run(model, "on_policy", cut={"extra_episodes": 1, "deadline": 200.0, "min_episodes": 3})
     assert cut.seconds < outcomes["on_policy"].seconds

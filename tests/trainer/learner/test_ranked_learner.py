@@ -93,7 +93,7 @@ def test_a_rank_that_dies_before_all_have_met_is_named(monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def learner(sums_model: Path) -> Iterator[Learner]:
-    found = create(_config(sums_model, early_gradients=True))
+    found = create(_config(sums_model))
     yield found
     found.close()
 
@@ -102,18 +102,6 @@ def test_what_every_rank_refuses_is_raised_once_and_training_goes_on(learner: Le
     with pytest.raises(UserError, match=r"300 tokens, more than the token_budget of 256"):
         learner.step(_random_batch(2, lengths=(300, 301)))
     assert learner.step(_batch())["updates"] == 1
-
-
-def test_ranks_train_on_parts_of_a_batch_as_on_the_whole(learner: Learner, tmp_path: Path):
-    learner.save(tmp_path / "state")
-    batch = _batch(seed=1)
-    wanted = learner.step(batch)
-    learner.load(tmp_path / "state")
-    learner.accumulate(TrainBatch(batch.samples[:3]))
-    learner.accumulate(TrainBatch(batch.samples[3:4]))
-    found = learner.step(TrainBatch(batch.samples[4:]))
-    for name in ("loss", "grad_norm", "entropy", "num_tokens", "computed_tokens"):
-        assert found[name] == pytest.approx(wanted[name], rel=1e-5), name
 
 
 async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(learner: Learner, tmp_path: Path):

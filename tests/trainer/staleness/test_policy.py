@@ -46,7 +46,6 @@ class World:
 
     def step(self):
         """Until the next step was made."""
-        certain = set()
         while True:
             if self.engine < self.learner and self.policy.may_swap(self.queue.admitted):
                 self.engine = self.learner
@@ -54,7 +53,6 @@ class World:
             for _ in range(free):
                 self.queue.admit(_order(self.number), self.engine)
                 self.number += 1
-            certain |= {each.number for each in self.queue.certain()}
             idles = self.choices() % 2 == 0
             selected = self.queue.select(self.learner, more_to_come=True, engine_idles=idles)
             if selected is not None:
@@ -62,7 +60,6 @@ class World:
             running = [each for each in self.queue.admitted if each.group is None]
             assert running, "waits for something that never ends"
             self._finish(running[self.choices() % len(running)])
-        assert certain <= {each.number for each in selected}
         for late in self.queue.late(self.learner + 1):
             self.queue.drop(late, LATE)
         self.trained += [each.number for each in selected]

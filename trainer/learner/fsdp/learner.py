@@ -28,7 +28,6 @@ from agentloop.trainer.learner.measured_costs import MeasuredCosts
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
 from agentloop.trainer.learner.metrics.stopwatch import Stopwatch
 from agentloop.trainer.learner.micro_batch import MicroBatch
-from agentloop.trainer.learner.mini_batch import MiniBatch
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 from agentloop.trainer.model import lora
 from agentloop.trainer.model.attention.choice import choose
@@ -184,38 +183,36 @@ class FsdpLearner(BaseLearner):
             result["largest_row"] = float(self.largest_row)
         return result
 
-    def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
-        """See `BaseLearner._add`."""
-        num_before = len(mini_batch.samples)
-        if not num_before:
-            self._optimizer.zero_grad(set_to_none=True)  # of an update that failed, for want of memory perhaps
-        weights = mini_batch.add(samples, self._objective)
-        watch = Stopwatch(self._device)
-        with metrics.phase("forward_backward" if mini_batch.is_whole else "early"):
-            rows = self._rows(samples, self._with_gradient(mini_batch, samples), metrics)
+    def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
+        self._optimizer.zero_grad(set_to_none=True)  # of an update that failed, for want of memory perhaps
+        rows, losses = self._add_gradients(samples, metrics, is_first=is_first)
+        with metrics.phase("optimizer"):
+            norm = self._apply(sum(losses, torch.zeros((), device=self._device)), metrics)
+        if norm is not None:
+            found = torch.stack(losses).tolist() if losses else []
+            indices = [[index for unit in row for index in unit.indices] for row in rows]
+            _log.warning("%s", skipped.describe(samples, indices, found, norm))
+
+    def _add_gradients(
+        self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool
+    ) -> tuple[list[list[Unit]], list[Tensor]]:
+        """Run forward and backward of this rank's micro-batches; return them, and the loss of each."""
+        weights = self._objective.weights([sample.num_sampled for sample in samples])
+        watch, losses = Stopwatch(self._device), []
+        with metrics.phase("forward_backward"):
+            rows = self._rows(samples, self._with_gradient(samples), metrics)
             with self._placement.computing():
                 for number, row in enumerate(rows):
                     self._placement.before_backward(is_last=number == len(rows) - 1)
                     watch.lap()
                     micro = self._micro_batch(samples, row, weights)
-                    loss = self._backward(micro, metrics if row else None, is_first=mini_batch.is_first)
-                    mini_batch.losses.append(loss)
+                    losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
                     metrics.add_work(self._flops_of(samples, row) / self.config.sequence_parallel)
                 watch.lap()
-        mini_batch.rows += [[num_before + index for unit in row for index in unit.indices] for row in rows]
         if self._measured_costs is not None:
             found = self._on_all_ranks(_measured(self._measured_costs, samples, rows, watch.seconds()))
             self._cost = self._measured_costs.learn(found)
-
-    def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        """See `BaseLearner._finish`."""
-        losses = mini_batch.losses
-        with metrics.phase("optimizer"):
-            loss = sum(losses, torch.zeros((), device=self._device)) * mini_batch.scale
-            norm = self._apply(loss, mini_batch.scale, metrics)
-        if norm is not None:
-            found = torch.stack(losses).tolist() if losses else []
-            _log.warning("%s", skipped.describe(mini_batch.samples, mini_batch.rows, found, norm))
+        return rows, losses
 
     def _on_all_ranks(self, mine: list[tuple[Measured, float]]) -> list[tuple[Measured, float]]:
         if self._world == 1:
@@ -285,14 +282,10 @@ class FsdpLearner(BaseLearner):
                 metrics.add_difference((logprobs.detach() - tokens.rollout_logprobs).abs())
         return loss.detach()
 
-    def _apply(self, loss: Tensor, scale: float, metrics: StepMetrics) -> float | None:
-        """Clip and step with `scale` times what the backwards left, or drop an update whose loss or gradient is not
-        finite: then the norm of that gradient."""
+    def _apply(self, loss: Tensor, metrics: StepMetrics) -> float | None:
+        """Clip and step, or drop an update whose loss or gradient is not finite: then return that gradient's norm."""
         config, progress = self.config, self._progress
         parameters = [parameter for parameter in self._policy.parameters() if parameter.grad is not None]
-        if scale != 1.0:
-            for gradient in [parameter.grad for parameter in parameters if parameter.grad is not None]:
-                gradient.mul_(scale)
         limit = float("inf") if config.grad_clip is None else config.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
         if isinstance(norm, DTensor):

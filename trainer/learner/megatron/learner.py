@@ -32,7 +32,6 @@ from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.megatron.weights import Weights
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
-from agentloop.trainer.learner.mini_batch import MiniBatch
 from agentloop.trainer.model.attention.choice import choose
 from agentloop.trainer.model.row_layout import Unit
 from agentloop.trainer.planning import CostModel, ModelFlops
@@ -88,31 +87,23 @@ class MegatronLearner(BaseLearner):
         self._weights.mark(model)
         return model, self._weights.load(folder, model)
 
-    def _add(self, mini_batch: MiniBatch, samples: Sequence[Sample], metrics: StepMetrics) -> None:
-        """See `BaseLearner._add`."""
-        assert mini_batch.is_whole, "gradients are summed over ranks once"
-        weights, losses = mini_batch.add(samples, self._objective), mini_batch.losses
+    def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
+        weights = self._objective.weights([sample.num_sampled for sample in samples])
+        losses: list[Tensor] = []
         with on_device(self._device), metrics.phase("forward_backward"):
-            rows = self._rows(samples, self._with_gradient(mini_batch, samples), metrics)
+            rows = self._rows(samples, self._with_gradient(samples), metrics)
             head = Head(self._model, self._ranks, self.config.temperature)
-            visit = partial(self._loss_of, head, metrics, losses, mini_batch.is_first)
+            visit = partial(self._loss_of, head, metrics, losses, is_first)
             self._run(self._training.wrapped, samples, rows, weights, visit)
             if self._ranks.reports and self._ranks.context_rank == 0:
                 for row in rows:
                     metrics.add_work(self._flops_of(samples, row))
-        mini_batch.rows += [[index for unit in row for index in unit.indices] for row in rows]
-
-    def _finish(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        """See `BaseLearner._finish`."""
-        losses = mini_batch.losses
         with on_device(self._device), metrics.phase("optimizer"):
             loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self._device)
-            loss = loss if self._counts else torch.zeros_like(loss)
-            norm = self._apply(loss, metrics)
+            norm = self._apply(loss if self._counts else torch.zeros_like(loss), metrics)
         if norm is not None and losses:
-            _log.warning(
-                "%s", skipped.describe(mini_batch.samples, mini_batch.rows, torch.stack(losses).tolist(), norm)
-            )
+            indices = [[index for unit in row for index in unit.indices] for row in rows]
+            _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
 
     @property
     def _counts(self) -> bool:
