@@ -1,7 +1,8 @@
-"""Advantages: small functions from what the episodes of a step were worth to how much more likely each should become.
+"""Advantages: functions from the rewards of finished groups to the advantages of their sampled tokens.
 
-A reward that is None or not finite means that judging failed: such a trajectory is left out of all statistics and its
-advantage is NaN, for the caller to drop; it is never taken as a reward of 0.
+They come after the reward and before the batch. A reward of None, or one that is not finite, means that the judge
+failed. Such a trajectory counts in no statistics, and its advantage is NaN so that the caller drops it. It is never
+treated as a reward of 0.
 """
 
 from agentloop.trainer.advantages import gae, normalised, process, relative, turns

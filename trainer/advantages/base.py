@@ -1,9 +1,10 @@
-"""What an advantage is, and the registry of them."""
+"""The registry of advantages, and functions that several of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,16 @@ from agentloop.trainer.advantages.outcome import Outcome
 from agentloop.types.trajectory import Trajectory
 
 AdvantageValue = float | NDArray[np.float32]
-"""Of a whole trajectory, or of each of its sampled tokens, [num_sampled]."""
+"""One advantage for the trajectory, or one per sampled token, [num_sampled]."""
 
 RewardFn = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Rewards of one group, [n] with n >= 2 and not all equal, to advantages, [n]."""
+"""rewards of one group -> advantages, both [n]; n >= 2 and the rewards are not all equal."""
 
 OutcomeFn = Callable[[Sequence[Sequence[Outcome]], Any], list[list[AdvantageValue]]]
-"""(groups, options): all judged trajectories of a step in their groups, to the advantage of each."""
+"""(groups, options) -> the advantage of each outcome; the groups hold all judged trajectories of a step."""
 
 TargetsFn = Callable[[Outcome, Any], NDArray[np.float32]]
-"""(outcome, options) to what the critic should have said at each sampled token, [num_sampled]."""
+"""(outcome, options) -> the critic's target at each sampled token, [num_sampled]."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,13 +37,13 @@ class Advantage:
     function: OutcomeFn
     options: type[Config]
     compares: bool
-    """The episodes of a task with each other: a group needs two of them, and says nothing where all are equal."""
+    """Whether it compares the episodes of a task: a group then needs two, and gives no gradient if all are equal."""
     needs_greedy: bool
-    """`Outcome.baseline` must be there."""
+    """Whether it needs `Outcome.baseline`."""
     needs_process_rewards: bool
-    """`Outcome.process_rewards` must be there."""
+    """Whether it needs `Outcome.process_rewards`."""
     value_targets: TargetsFn | None
-    """What the critic learns; where there is something to learn, `Outcome.values` must be there."""
+    """Targets of the critic; if set, the advantage needs `Outcome.values`."""
 
 
 _ADVANTAGES: Registry[Advantage] = Registry("advantage", "algorithm.advantage")
@@ -57,7 +58,7 @@ def register_outcomes(
     needs_process_rewards: bool = False,
     value_targets: TargetsFn | None = None,
 ) -> Callable[[OutcomeFn], OutcomeFn]:
-    """Decorator: make an advantage known under a name, with the type of its options. A name can be taken once."""
+    """Register an advantage under a name that is not taken yet, with the type of its options (a decorator)."""
 
     def add(function: OutcomeFn) -> OutcomeFn:
         needs = compares, needs_greedy, needs_process_rewards
@@ -68,10 +69,10 @@ def register_outcomes(
 
 
 def register(name: str) -> Callable[[RewardFn], RewardFn]:
-    """Decorator: make a function of the rewards of one group known under a name.
+    """Register a function of the rewards of one group under a name (a decorator).
 
-    A group in which fewer than two rewards are left, or in which all are equal, says nothing about which trajectory was
-    better: its advantages are 0 and the function is not called.
+    A group with fewer than two rewards, or with equal rewards, does not tell which trajectory was better. Its
+    advantages are 0, and the function is not called.
     """
 
     def add(function: RewardFn) -> RewardFn:
@@ -85,22 +86,23 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
 
 
 def get(name: str) -> Advantage:
-    """The registered advantage. Raises `UserError` with the nearest name."""
+    """Return the registered advantage. Raises `UserError` with the nearest name if there is none."""
     return _ADVANTAGES.get(name)
 
 
 def names() -> list[str]:
+    """Return the names of all registered advantages."""
     return list(_ADVANTAGES)
 
 
 def parse_options(advantage: Advantage, options: Mapping[str, Any]) -> Config:
-    """The options of an advantage, checked. Raises `UserError`."""
+    """Validate the options of an advantage. Raises `UserError`."""
     of = f"advantage {advantage.name!r}"
     return registry.parse_options(advantage.options, options, of=of, key="algorithm.advantage_options")
 
 
 def group_advantages(rewards: Sequence[float | None], name: str = "grpo") -> NDArray[np.float64]:
-    """Advantages of one group by its rewards alone, [n]; NaN where there is no reward to judge by.
+    """Return the advantages of one group from its rewards alone, [n]; NaN if a reward is None or not finite.
 
     Raises `UserError` for an unknown name.
     """
@@ -114,14 +116,26 @@ def group_advantages(rewards: Sequence[float | None], name: str = "grpo") -> NDA
 
 
 def rewards_of(group: Sequence[Outcome]) -> NDArray[np.float64]:
+    """Return the rewards of a group, [n]."""
     return np.array([outcome.reward for outcome in group], dtype=np.float64)
 
 
 def relative(values: NDArray[np.float64], function: RewardFn) -> NDArray[np.float64]:
-    """`function`, where there is something to compare; else zeros.
+    """Return `function(values)`, or zeros if there are fewer than two values or all are equal.
 
-    Equal values are compared as such: their computed standard deviation may be 1e-17, and dividing by it is noise.
+    The values are compared directly because rounding can make the standard deviation of equal values 1e-17, and
+    dividing by that yields noise.
     """
     if len(values) < 2 or (values == values[0]).all():
         return np.zeros(len(values))
     return function(values)
+
+
+def discounted(values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
+    """Return the sum of gamma^d times the value d places later, from each place on, [n]."""
+    backwards = values[::-1]
+    if gamma == 1.0:
+        return np.cumsum(backwards)[::-1]
+    # A loop over a list: over millions of array elements it would take seconds.
+    sums = accumulate(backwards.tolist(), lambda later, value: value + gamma * later)
+    return np.fromiter(sums, np.float64, len(values))[::-1]

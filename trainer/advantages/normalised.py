@@ -1,4 +1,4 @@
-"""Advantages that are normalised over the sampled tokens of the whole step instead of within groups."""
+"""Advantages that are normalised over all sampled tokens of the step instead of within groups."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from pydantic import Field
 
 from agentloop.registry.options import Config
 from agentloop.registry.registry import NoOptions
-from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes, rewards_of
-from agentloop.trainer.advantages.discounting import discounted
+from agentloop.trainer.advantages.base import AdvantageValue, discounted, register_outcomes, rewards_of
 from agentloop.trainer.advantages.outcome import Outcome
 
 
 class ReinforcePpOptions(Config):
+    """Options of `reinforce_pp`."""
+
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount a sampled token; what was observed between them does not count."""
+    """Discount per sampled token; observation tokens do not count."""
 
 
 @register_outcomes("reinforce_pp", ReinforcePpOptions, compares=False)
 def reinforce_pp(groups: Sequence[Sequence[Outcome]], options: ReinforcePpOptions) -> list[list[AdvantageValue]]:
-    """The return of each token, its KL penalties included, normalised over all tokens of the step. arXiv 2501.03262."""
+    """Return the return of each token with KL penalties, normalised over the step (REINFORCE++, arXiv 2501.03262)."""
     return normalise([[_returns(outcome, options.gamma) for outcome in group] for group in groups])
 
 
 @register_outcomes("reinforce_pp_baseline", NoOptions)
 def reinforce_pp_baseline(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
-    """r - mean of the group, normalised over all tokens of the step. REINFORCE++-baseline, arXiv 2501.03262."""
+    """Return r - mean of the group, normalised over all tokens of the step (REINFORCE++-baseline, arXiv 2501.03262)."""
     centred = [rewards_of(group) - rewards_of(group).mean() if group else np.zeros(0) for group in groups]
     return normalise(
         [
@@ -39,7 +40,7 @@ def reinforce_pp_baseline(groups: Sequence[Sequence[Outcome]], options: NoOption
 
 
 def _returns(outcome: Outcome, gamma: float) -> NDArray[np.float64]:
-    """Discounted sum of what comes from each sampled token on, [num_sampled]; the final reward is at the last."""
+    """Return the discounted return from each sampled token on, [num_sampled]; the final reward is at the last one."""
     rewards = np.zeros(outcome.num_sampled) if outcome.penalties is None else -outcome.penalties
     if len(rewards):
         rewards[-1] += outcome.final_reward
@@ -47,15 +48,15 @@ def _returns(outcome: Outcome, gamma: float) -> NDArray[np.float64]:
 
 
 def normalise(groups: list[list[NDArray[np.float64]]]) -> list[list[AdvantageValue]]:
-    """(a - mean) / std over all tokens; zeros where all are equal."""
+    """Return (a - mean) / std over all tokens, or zeros if all are equal."""
     arrays = [array for group in groups for array in group if len(array)]
     tokens = np.concatenate(arrays) if arrays else np.zeros(1)
     mean, scale = tokens.mean(), 0.0 if (tokens == tokens[0]).all() else 1 / (tokens.std(ddof=1) + 1e-8)
-    return [[_smallest((array - mean) * scale) for array in group] for group in groups]
+    return [[_compact((array - mean) * scale) for array in group] for group in groups]
 
 
-def _smallest(values: NDArray[np.float64]) -> AdvantageValue:
-    """One number where one is enough."""
+def _compact(values: NDArray[np.float64]) -> AdvantageValue:
+    """Return one number if all values are equal, else the array."""
     if len(values) == 0 or (values == values[0]).all():
         return float(values[0]) if len(values) else 0.0
     return values.astype(np.float32)

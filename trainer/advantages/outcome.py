@@ -1,4 +1,4 @@
-"""`Outcome`: one judged trajectory as an advantage function sees it."""
+"""`Outcome`: one judged trajectory, the input of an advantage function."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from agentloop.types.trajectory import SegmentKind, Trajectory
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Outcome:
-    """Its reward is finite."""
+    """One judged trajectory, whose reward is finite."""
 
     trajectory: Trajectory
     shaping: float = 0.0
     """Added to the reward of the trajectory."""
     penalties: NDArray[np.float64] | None = None
-    """[num_sampled]; taken from the reward at each sampled token."""
+    """[num_sampled]; subtracted from the reward at each sampled token."""
     baseline: float | None = None
-    """The reward of the greedy episode of the same task, where there is one."""
+    """Reward of the greedy episode of the same task, if one was judged."""
 
     values: NDArray[np.float32] | None = None
-    """[num_sampled]; of a critic, of what each sampled token follows."""
+    """[num_sampled]; the critic's value of the state before each sampled token."""
     process_rewards: NDArray[np.float32] | None = None
-    """[num_sampled]; of a process reward model, for each sampled token."""
+    """[num_sampled]; the process reward model's reward of each sampled token."""
 
     @property
     def final_reward(self) -> float:
-        """All but the penalties of tokens."""
+        """The reward with shaping, without the penalties of tokens."""
         assert self.trajectory.reward is not None
         return self.trajectory.reward + self.shaping
 
     @property
     def reward(self) -> float:
-        """All of it."""
+        """The reward with shaping and penalties."""
         return self.final_reward - (0.0 if self.penalties is None else float(self.penalties.sum()))
 
     @property
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def turn_rewards(self) -> NDArray[np.float64]:
-        """Of the environment and its tools for each turn, [num_turns]; what lies behind the last one is part of it."""
+        """Rewards of the environment and its tools per turn, [num_turns]; the last turn includes all later ones."""
         rewards = np.zeros(self.trajectory.num_turns)
         given = np.array(self.trajectory.turn_rewards, dtype=np.float64)
         if len(rewards):
@@ -61,8 +61,10 @@ class Outcome:
 
     @property
     def states(self) -> list[bytes]:
-        """What the model was shown just before each turn, [num_turns]: the prompt, or the tokens since its last turn.
-        Equal for turns in the same situation, whatever led there."""
+        """Token bytes shown to the model just before each turn, [num_turns]: the prompt, or all since its last turn.
+
+        They are equal for turns in the same state, however the episode got there.
+        """
         found, shown = [], b""
         ids = self.trajectory.token_ids
         for segment in self.trajectory.segments:

@@ -1,4 +1,4 @@
-"""Rewards of every sampled token from a model that learned from outcomes alone."""
+"""Advantages from the rewards of sampled tokens by a process reward model that learns from outcomes alone."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from agentloop.registry.options import Config
-from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes, relative, rewards_of
-from agentloop.trainer.advantages.discounting import discounted
+from agentloop.trainer.advantages.base import AdvantageValue, discounted, register_outcomes, relative, rewards_of
 from agentloop.trainer.advantages.outcome import Outcome
 from agentloop.trainer.advantages.relative import rloo
 
 
 class PrimeOptions(Config):
+    """Options of `prime`."""
+
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount a sampled token."""
+    """Discount per sampled token."""
     process_weight: float = Field(default=1.0, ge=0)
-    """Of the rewards of tokens, against that of the outcome."""
+    """Weight of the token rewards; that of the outcome is 1."""
 
 
 @register_outcomes("prime", PrimeOptions, needs_process_rewards=True)
 def prime(groups: Sequence[Sequence[Outcome]], options: PrimeOptions) -> list[list[AdvantageValue]]:
-    """`rloo` of outcomes, plus the discounted sum of the implicit rewards from each token on, less the mean token
-    reward of the other episodes. PRIME, arXiv 2502.01456, equation 5."""
+    """Return `rloo` of the outcomes plus discounted returns of the token rewards (PRIME, arXiv 2502.01456, equation 5).
+
+    The mean token reward of the other episodes is subtracted from each token reward first.
+    """
     return [_prime(group, options) for group in groups]
 
 
@@ -45,6 +48,6 @@ def _prime(group: Sequence[Outcome], options: PrimeOptions) -> list[AdvantageVal
 
 
 def _process_rewards(outcome: Outcome) -> NDArray[np.float32] | None:
-    """None where nothing was sampled."""
+    """Return the token rewards, or None if nothing was sampled."""
     assert outcome.process_rewards is not None or outcome.num_sampled == 0, "prime needs a process reward model"
     return outcome.process_rewards if outcome.num_sampled else None

@@ -1,5 +1,4 @@
-"""One advantage a turn: credit for episodes in which the environment rewards turns, discounted over turns, never over
-tokens, since what a tool answers is not the model's doing."""
+"""One advantage per turn, for environments that reward turns; discounts count turns, not tokens."""
 
 from __future__ import annotations
 
@@ -11,28 +10,28 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from agentloop.registry.options import Config
-from agentloop.trainer.advantages.base import AdvantageValue, register_outcomes, relative, rewards_of
-from agentloop.trainer.advantages.discounting import discounted
+from agentloop.trainer.advantages.base import AdvantageValue, discounted, register_outcomes, relative, rewards_of
 from agentloop.trainer.advantages.outcome import Outcome
 from agentloop.trainer.advantages.relative import dr_grpo, grpo
 
 
 class TurnGrpoOptions(Config):
+    """Options of `turn_grpo`."""
+
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount a turn."""
+    """Discount per turn."""
     outcome_weight: float = Field(default=1.0, ge=0)
-    """Of the part that compares the rest of the reward, the same for all turns of an episode."""
+    """Weight of the rest of the reward, whose advantage is the same for all turns of an episode."""
     normalise: bool = True
-    """Divide by the standard deviation."""
+    """Whether to divide by the standard deviation."""
 
 
 @register_outcomes("turn_grpo", TurnGrpoOptions)
 def turn_grpo(groups: Sequence[Sequence[Outcome]], options: TurnGrpoOptions) -> list[list[AdvantageValue]]:
-    """Rewards of turns are normalised over all turns of the group, and a turn has the discounted sum of those from it
-    on; the rest of the reward is compared as in GRPO.
+    """Return discounted returns of normalised turn rewards, plus GRPO of the rest of the reward.
 
-    DeepSeekMath's GRPO with process supervision (arXiv 2402.03300, 4.1.3), turns as the steps; outcome and turn parts
-    as in MT-GRPO (arXiv 2505.11821).
+    Turn rewards are normalised over all turns of the group. This is DeepSeekMath's GRPO with process supervision
+    (arXiv 2402.03300, 4.1.3) with turns as its steps. Outcome and turn parts add up as in MT-GRPO (arXiv 2505.11821).
     """
     return [_turn_grpo(group, options) for group in groups]
 
@@ -52,18 +51,23 @@ def _turn_grpo(group: Sequence[Outcome], options: TurnGrpoOptions) -> list[Advan
 
 
 class GigpoOptions(Config):
+    """Options of `gigpo`."""
+
     gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount a turn."""
+    """Discount per turn."""
     step_weight: float = Field(default=1.0, ge=0)
-    """Of the part that compares turns."""
+    """Weight of the part that compares turns."""
     normalise: bool = True
-    """Divide by the standard deviation."""
+    """Whether to divide by the standard deviation."""
 
 
 @register_outcomes("gigpo", GigpoOptions)
 def gigpo(groups: Sequence[Sequence[Outcome]], options: GigpoOptions) -> list[list[AdvantageValue]]:
-    """GRPO over episodes, plus the same over turns that were taken in the same state: their discounted returns are
-    compared across the episodes of a task. A state that was met once adds nothing. arXiv 2505.10978."""
+    """Return GRPO over episodes plus GRPO over turns taken in the same state (arXiv 2505.10978).
+
+    The second part compares the discounted returns of these turns across the episodes of a task. A state that occurs
+    once adds nothing.
+    """
     return [_gigpo(group, options) for group in groups]
 
 
@@ -83,7 +87,7 @@ def _gigpo(group: Sequence[Outcome], options: GigpoOptions) -> list[AdvantageVal
 
 
 def _same_states(group: Sequence[Outcome]) -> Iterator[list[tuple[int, int]]]:
-    """The (episode, turn)s of each state."""
+    """Yield the (episode, turn) pairs of each state."""
     places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     for i, outcome in enumerate(group):
         for k, state in enumerate(outcome.states):
@@ -92,7 +96,7 @@ def _same_states(group: Sequence[Outcome]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _rewards_with_outcome(outcome: Outcome) -> NDArray[np.float64]:
-    """The reward of each turn, [num_turns]; what is not of a turn is of the last."""
+    """Return the reward of each turn, [num_turns]; the last turn has the rest of the reward."""
     rewards = outcome.turn_rewards
     if len(rewards):
         rewards[-1] += outcome.reward - rewards.sum()

@@ -1,1 +1,4 @@
-"""From finished groups to training data: samples with their advantages, and the trained tokens of a micro-batch."""
+"""From finished groups to training data: samples with advantages, and the trained tokens of each micro-batch.
+
+It comes after advantages; planning and the learner come after it.
+"""

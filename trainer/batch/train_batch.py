@@ -1,4 +1,4 @@
-"""What a learner trains on: trajectories with their advantages, as arrays."""
+"""`TrainBatch`: the trajectories of a learner step as arrays, with their advantages."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ TOO_OLD = "too_old"
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Sample:
-    """One trajectory as the learner sees it. The four arrays have one entry a token, [n]."""
+    """One trajectory as the learner sees it; the first four arrays have one entry per token, [n]."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
-    """True where the token was sampled: only these carry loss."""
+    """True for sampled tokens; only these carry loss."""
     logprobs: NDArray[np.float32]
-    """Under the policy that sampled, temperature included; 0 where not sampled."""
+    """Logprobs under the sampling policy at its temperature; 0 for tokens that were not sampled."""
     versions: NDArray[np.int32]
+    """Policy version that sampled each token; `NO_VERSION` for the others."""
     advantage: float | NDArray[np.float32] = 1.0
-    """One for the whole trajectory, or one a sampled token, [num_sampled]."""
+    """One advantage for the trajectory, or one per sampled token, [num_sampled]."""
     old_logprobs: NDArray[np.float32] | None = None
-    """[num_sampled]; under the weights before the first update on the batch."""
+    """[num_sampled]; logprobs under the weights before the first update on the batch."""
     reference_logprobs: NDArray[np.float32] | None = None
-    """[num_sampled]; under the reference model."""
+    """[num_sampled]; logprobs under the reference model."""
     policy_version: int = 0
-    """Of the weights before the first update on the batch."""
+    """Version of the weights before the first update on the batch."""
     reward: float = 0.0
     trajectory_id: str = ""
     group_id: str = ""
     images: tuple[PlacedImage, ...] = ()
-    """In the order of the tokens."""
+    """Images in the order of the tokens."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(sizes) != 1:
             raise ValueError(f"the arrays of sample {self.trajectory_id!r} differ in length: {sorted(sizes)}")
         if len(self.loss_mask) and self.loss_mask[0]:
-            raise ValueError(f"the first token of sample {self.trajectory_id!r} is sampled: nothing predicts it")
+            raise ValueError(f"the first token of sample {self.trajectory_id!r} is sampled, but no token predicts it")
         if any(image.end > len(self.token_ids) for image in self.images):
-            raise ValueError(f"sample {self.trajectory_id!r} has an image behind its {len(self.token_ids)} tokens")
+            raise ValueError(f"an image of sample {self.trajectory_id!r} ends after its {len(self.token_ids)} tokens")
         for values in (self.advantage, self.old_logprobs, self.reference_logprobs):
             if isinstance(values, np.ndarray) and values.shape != (self.num_sampled,):
                 raise ValueError(
@@ -69,15 +70,16 @@ class Sample:
 
     @property
     def num_sampled(self) -> int:
+        """Number of sampled tokens."""
         return int(self.loss_mask.sum())
 
     @property
     def has_advantage(self) -> bool:
-        """Of any token: the others have no policy gradient."""
+        """Whether any token has a nonzero advantage; otherwise there is no policy gradient."""
         return bool(np.any(self.advantage))
 
     def since(self, version: int) -> Sample:
-        """The same, where tokens of older weights carry no loss."""
+        """Return the sample without loss on tokens that were sampled before `version`."""
         young = self.versions[self.loss_mask] >= version
         if young.all():
             return self
@@ -101,7 +103,7 @@ class Sample:
     def from_trajectory(
         cls, trajectory: Trajectory, advantage: float | NDArray[np.float32] = 1.0, policy_version: int = 0
     ) -> Sample:
-        """Copies the arrays. Raises `ValueError` where the first token is a sampled one."""
+        """Return the sample of a trajectory, with copies of its arrays. Raises `ValueError` if token 0 is sampled."""
         return cls(
             token_ids=trajectory.token_ids,
             loss_mask=trajectory.loss_mask,
@@ -122,41 +124,46 @@ class TrainBatch:
 
     samples: Sequence[Sample]
     num_groups: int = 0
-    """Groups that were put in, with those of which nothing was left."""
+    """Groups given to the batch, including those without any sample left."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Trajectories that were put in and cannot be trained on: reason -> count."""
+    """Trajectories that cannot be trained on: reason -> count."""
     num_too_old: int = 0
-    """Sampled tokens that carry no loss, since their weights are too old."""
-    companion_samples: Sequence[Sample] = ()
-    """The same samples for a model that is trained beside the policy: `advantage` has what it should learn, which is
-    value targets for a critic (`old_logprobs` has its values before the step) and the outcome for a process reward."""
+    """Sampled tokens that carry no loss because their weights are too old."""
+    auxiliary_samples: Sequence[Sample] = ()
+    """The samples of the auxiliary model, whose `advantage` holds its targets.
+
+    For a critic these are value targets, and `old_logprobs` holds its values before the step. For a process reward
+    model it is the outcome.
+    """
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens of all samples."""
         return sum(len(sample) for sample in self.samples)
 
     @property
     def num_sampled(self) -> int:
+        """Number of sampled tokens of all samples."""
         return sum(sample.num_sampled for sample in self.samples)
 
 
 ScoreFn = Callable[[Sequence[Sample]], Sequence[NDArray[np.float32]]]
-"""Something of the sampled tokens of each sample that a model says, [num_sampled] each."""
+"""samples -> a model's values for the sampled tokens of each sample, [num_sampled] each."""
 
 
 @dataclass(slots=True, frozen=True)
 class TokenModels:
-    """The models that the credit of tokens is taken from, where the algorithm asks for them."""
+    """Models that score tokens, if the algorithm needs them."""
 
     reference: ScoreFn | None = None
-    """Log-probabilities, for `kl_in_reward`."""
+    """Log-probabilities of the reference model, for `kl_in_reward`."""
     critic: ScoreFn | None = None
-    """Values, for an advantage with `value_targets`."""
+    """Values of the critic, for an advantage with `value_targets`."""
     process: ScoreFn | None = None
-    """Rewards, for an advantage with `needs_process_rewards`."""
+    """Rewards of the process reward model, for an advantage with `needs_process_rewards`."""
 
 
 def make_batch(
@@ -168,25 +175,26 @@ def make_batch(
     baselines: Sequence[float | None] | None = None,
     models: TokenModels | None = None,
 ) -> TrainBatch:
-    """Judge the trajectories of each group and put all of them into one batch, in order.
+    """Compute the advantages of all groups and return their trajectories as one batch, in order.
 
-    `policy_version` is that of the weights to be trained; tokens of weights before `oldest_version` carry no loss.
-    `baselines` has the reward of each group's greedy episode.
-    The branches of a trajectory are trained too; each is judged as if its episode had been it alone, so that an episode
-    counts once in the statistics of its group, however many branches it has. A trajectory without a reward counts
-    neither in the statistics nor in the batch. One that has a reward but no sampled token is part of the statistics,
-    since it is an outcome of the policy, but has nothing to train on. Raises `UserError` for an unknown advantage.
+    `policy_version` is that of the weights to be trained. Tokens sampled before `oldest_version` carry no loss.
+    `baselines` has the reward of each group's greedy episode. Raises `UserError` for an unknown advantage.
+
+    Branches are trained too. Each branch is judged as if it were its whole episode, so an episode counts once in the
+    statistics of its group, however many branches it has. A trajectory without a reward counts neither in the
+    statistics nor in the batch. One with a reward but no sampled token counts in the statistics only: it is an outcome
+    of the policy, but there is nothing to train on.
     """
     algorithm = algorithm or AlgorithmConfig()
     advantage = advantages.get(algorithm.advantage)
     options = advantages.parse_options(advantage, algorithm.advantage_options)
-    assert baselines is not None or not advantage.needs_greedy, "play a greedy episode of each task"
+    assert baselines is not None or not advantage.needs_greedy, "each task needs a greedy episode"
     judged = [[trajectory for trajectory in group if _is_judged(trajectory)] for group in groups]
     streams = [[stream for trajectory in group for stream in _streams(trajectory)] for group in judged]
     outcomes = _outcomes(streams, algorithm, baselines or [None] * len(groups), models or TokenModels())
     values = _advantages(lambda shown: advantage.function(shown, options), judged, outcomes)
     samples: list[Sample] = []
-    companion_samples: list[Sample] = []
+    auxiliary_samples: list[Sample] = []
     dropped = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
     num_too_old = 0
     for outcome in (outcome for group in outcomes for outcome in group):
@@ -202,11 +210,11 @@ def make_batch(
         samples.append(sample)
         if advantage.value_targets:
             targets = advantage.value_targets(outcome, options)
-            companion = replace(whole, advantage=targets, old_logprobs=outcome.values)
-            companion_samples.append(companion.since(oldest_version))
+            auxiliary = replace(whole, advantage=targets, old_logprobs=outcome.values)
+            auxiliary_samples.append(auxiliary.since(oldest_version))
         elif advantage.needs_process_rewards:
-            companion_samples.append(replace(sample, advantage=sample.reward))
-    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, companion_samples)
+            auxiliary_samples.append(replace(sample, advantage=sample.reward))
+    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, auxiliary_samples)
 
 
 def _outcomes(
@@ -239,7 +247,7 @@ def _outcomes(
 
 
 def _streams(trajectory: Trajectory) -> list[Trajectory]:
-    """The judged token streams of an episode, its own first."""
+    """Return the judged token streams of an episode: the trajectory, then its branches."""
     return [trajectory, *filter(_is_judged, trajectory.branches)]
 
 
@@ -248,13 +256,16 @@ def _advantages(
     judged: Sequence[Sequence[Trajectory]],
     outcomes: Sequence[Sequence[Outcome]],
 ) -> dict[int, AdvantageValue]:
-    """`id()` of each stream -> its advantage. The streams of all episodes take their turns: first those without
-    branches, then the first branch in the place of each that has one, and so on."""
+    """Return `id()` of each stream -> its advantage.
+
+    Round 0 compares the trajectories. Round k compares branch k of each episode that has one with the trajectories of
+    the other episodes.
+    """
     outcome_of = {id(outcome.trajectory): outcome for group in outcomes for outcome in group}
     episodes = [[_streams(trajectory) for trajectory in group] for group in judged]
     values: dict[int, AdvantageValue] = {}
-    for turn in range(max((len(streams) for group in episodes for streams in group), default=1)):
-        shown = [[streams[turn] if turn < len(streams) else streams[0] for streams in group] for group in episodes]
+    for k in range(max((len(streams) for group in episodes for streams in group), default=1)):
+        shown = [[streams[k] if k < len(streams) else streams[0] for streams in group] for group in episodes]
         judgements = function([[outcome_of[id(stream)] for stream in group] for group in shown])
         for group, found in zip(shown, judgements, strict=True):
             for stream, value in zip(group, found, strict=True):
@@ -276,7 +287,7 @@ def _reason_to_drop(trajectory: Trajectory, algorithm: AlgorithmConfig) -> str |
 def _kl_penalties(
     samples: Sequence[Sample], coef: float, reference: ScoreFn | None
 ) -> list[NDArray[np.float64]] | None:
-    """coef * (log policy - log reference) of the sampled tokens of each sample, [num_sampled] each."""
+    """Return coef * (log policy - log reference) of the sampled tokens of each sample, [num_sampled] each."""
     if coef == 0:
         return None
     assert reference is not None, "kl_in_reward needs a reference model"
@@ -291,7 +302,7 @@ def _at(arrays: Sequence[NDArray[T]] | None, place: int | None) -> NDArray[T] | 
 
 
 def supervised_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:
-    """A batch for the `sft` loss: each sampled token has weight 1, rewards do not matter."""
+    """Return a batch for the `sft` loss: every sampled token has advantage 1, and rewards do not matter."""
     kept = [trajectory for trajectory in trajectories if trajectory.num_sampled > 0]
     dropped = {NO_SAMPLED_TOKENS: len(trajectories) - len(kept)} if len(kept) < len(trajectories) else {}
     return TrainBatch(samples=[Sample.from_trajectory(trajectory) for trajectory in kept], dropped=dropped)

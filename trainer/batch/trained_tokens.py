@@ -1,4 +1,4 @@
-"""`TrainedTokens`: what is known of the trained tokens of a micro-batch before the model runs."""
+"""`TrainedTokens`: the inputs of the loss for the trained tokens of a micro-batch, before the model runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _COUNTS = ("counts", "sizes")
-"""What has one entry a trajectory."""
+"""Fields with one entry per trajectory."""
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A tensor there; it shares the memory of a contiguous array where that is the host."""
+    """Return the array as a tensor on `device`; on the CPU it shares the memory of a contiguous array."""
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
@@ -29,27 +29,29 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class TrainedTokens:
-    """One entry a sampled token, [num_trained], those of a trajectory side by side: it is never split over
-    micro-batches, so that what a loss sums within one does not depend on the plan."""
+    """Tensors with one entry per sampled token, [num_trained]; the tokens of a trajectory are contiguous.
+
+    A trajectory is never split over micro-batches, so a sum over a trajectory does not depend on the plan.
+    """
 
     rollout_logprobs: Tensor
-    """float32; under the policy that sampled, as the engine computed them."""
+    """float32; logprobs under the sampling policy, from the engine."""
     ages: Tensor
-    """int32; how many versions older the policy that sampled is than the weights before the batch, 0 or more."""
+    """int32; versions between the sampling policy and the weights before the batch, 0 or more."""
     advantages: Tensor
     """float32."""
     weights: Tensor
     """float32; the loss of the mini-batch is the sum of loss * weight."""
     sequences: Tensor
-    """int64; which trajectory of the micro-batch a token is of, ascending from 0."""
+    """int64; index of the token's trajectory in the micro-batch, ascending from 0."""
     counts: Tensor
-    """[num_sequences] int64; the trained tokens of each trajectory."""
+    """[num_sequences] int64; number of trained tokens of each trajectory."""
     old_logprobs: Tensor | None = None
-    """float32; under the weights before the first update on the batch, where the learner computed them."""
+    """float32; logprobs under the weights before the first update on the batch, if the learner computed them."""
     reference_logprobs: Tensor | None = None
-    """float32; under the reference model, where there is one."""
+    """float32; logprobs under the reference model, if there is one."""
     sizes: NDArray[np.int64] | None = None
-    """`counts`, on the host."""
+    """`counts` on the host."""
 
     @classmethod
     def of(
@@ -58,7 +60,7 @@ class TrainedTokens:
         weights: Sequence[float] | np.ndarray,
         device: torch.device,
     ) -> TrainedTokens:
-        """`weights` has what each sampled token of a sample counts, [num_samples]."""
+        """Return the trained tokens of samples; `weights[i]` is the weight of each of sample i's, [num_samples]."""
         counts = np.array([sample.num_sampled for sample in samples], np.int64)
 
         def send(array: np.ndarray) -> Tensor:
@@ -66,7 +68,7 @@ class TrainedTokens:
 
         def optional(arrays: list[np.ndarray | None]) -> Tensor | None:
             known = [array for array in arrays if array is not None]
-            assert len(known) in (0, len(arrays)), "all samples of a batch have it, or none"
+            assert len(known) in (0, len(arrays)), "all samples of a batch have the field, or none has"
             return send(np.concatenate(known)) if known else None
 
         return cls(
@@ -85,15 +87,17 @@ class TrainedTokens:
         return len(self.weights)
 
     def rows(self, rows: slice | Tensor) -> TrainedTokens:
-        """Some of the tokens, a slice or int64 places, for what is computed token by token; `sequences` and `counts`
-        stay those of all."""
+        """Return some of the tokens, by a slice or int64 indices, for a tokenwise loss.
+
+        `sequences` and `counts` stay those of all tokens.
+        """
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return TrainedTokens(
             **{name: part if part is None or name in _COUNTS else part[rows] for name, part in parts.items()}
         )
 
     def trajectories(self, rows: slice) -> TrainedTokens:
-        """The tokens `rows`, which are all those of some trajectories."""
+        """Return the tokens `rows`, which must be all tokens of some trajectories."""
         assert self.sizes is not None
         first, last = np.searchsorted(np.cumsum(self.sizes), [rows.start, rows.stop - 1], side="right")
         of = slice(int(first), int(last) + 1)
@@ -101,17 +105,17 @@ class TrainedTokens:
         return replace(part, sequences=part.sequences - of.start, counts=self.counts[of], sizes=self.sizes[of])
 
     def sums(self, values: Tensor) -> Tensor:
-        """`values` [num_trained], summed within each trajectory: [num_sequences]. Differentiable."""
+        """Return `values` [num_trained] summed within each trajectory, [num_sequences]; differentiable."""
         import torch
 
         return torch.segment_reduce(values, "sum", lengths=self.counts)
 
     def means(self, values: Tensor) -> Tensor:
-        """`values` [num_trained], averaged within each trajectory: [num_sequences]. Differentiable."""
+        """Return `values` [num_trained] averaged within each trajectory, [num_sequences]; differentiable."""
         return self.sums(values) / self.counts
 
     def spread(self, values: Tensor) -> Tensor:
-        """`values` [num_sequences] at each token of the trajectory: [num_trained]. Differentiable."""
+        """Return `values` [num_sequences] repeated for each token of the trajectory, [num_trained]; differentiable."""
         return values[self.sequences]
 
 

@@ -36,7 +36,7 @@ class WithAuxiliaryModel:
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`; the companion's numbers are under its name."""
-        companion = self._train_companion(batch.companion_samples)
+        companion = self._train_companion(batch.auxiliary_samples)
         policy = self._policy.step(batch)
         return policy | {f"{self._name}/{key}": value for key, value in companion.items()}
 
@@ -92,7 +92,7 @@ class ActorCritic(WithAuxiliaryModel):
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """See `Learner.step`. While the critic warms up, the policy trains on nothing."""
         is_warm = all(sample.policy_version >= self._warmup_steps for sample in batch.samples)
-        return super().step(batch if is_warm else TrainBatch([], companion_samples=batch.companion_samples))
+        return super().step(batch if is_warm else TrainBatch([], auxiliary_samples=batch.auxiliary_samples))
 
     def values(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """Of what each sampled token follows, [num_sampled]."""

@@ -1,13 +1,14 @@
-"""Policy losses: small functions from log-probabilities to a loss a token, and how tokens are averaged.
+"""Losses: functions from the log-probabilities of trained tokens to a loss per token, and how tokens are averaged.
 
-A loss function knows nothing of mini-batches. What a token counts is its weight, which `token_weights` computes from
-the whole mini-batch before that is split into micro-batches and ranks: the sum of loss * weight, and so the gradient,
-does not depend on how the mini-batch was planned. Losses over whole trajectories keep that: one is never split.
+They come after batch and advantages; the objective combines them. A loss function does not know the mini-batch.
+`token_weights` computes the weight of each token from the whole mini-batch, before it is split into micro-batches and
+ranks. So the sum of loss * weight, and its gradient, does not depend on the plan. This also holds for losses over whole
+trajectories, because a trajectory is never split.
 """
 
 from agentloop.config.learner import Aggregation
 from agentloop.registry.registry import NoOptions
-from agentloop.trainer.losses import clipped, divergence, implicit_reward, sequence, soft, supervised, value
+from agentloop.trainer.losses import divergence, sequence_ratio, supervised, token_ratio
 from agentloop.trainer.losses.aggregation import token_weights
 from agentloop.trainer.losses.base import Loss, LossFn, get, names, parse_options, register
 
@@ -16,16 +17,13 @@ __all__ = [
     "Loss",
     "LossFn",
     "NoOptions",
-    "clipped",
     "divergence",
     "get",
-    "implicit_reward",
     "names",
     "parse_options",
     "register",
-    "sequence",
-    "soft",
+    "sequence_ratio",
     "supervised",
+    "token_ratio",
     "token_weights",
-    "value",
 ]

@@ -1,4 +1,4 @@
-"""How the losses of tokens become the loss of a mini-batch."""
+"""Average the losses of tokens into the loss of a mini-batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agentloop.config.learner import Aggregation
 
 
 def token_weights(num_sampled: Sequence[int], how: Aggregation, norm: float = 1.0) -> NDArray[np.float64]:
-    """What each sampled token of trajectory i counts, [num_trajectories].
+    """Return the weight of each sampled token of trajectory i, [num_trajectories].
 
-    `num_sampled` has the sampled tokens of every trajectory of the mini-batch; `norm` is the constant of
-    `SEQ_MEAN_TOKEN_SUM_NORM`. Raises `ValueError` where a trajectory has none.
+    `num_sampled[i]` is the number of sampled tokens of trajectory i, over the whole mini-batch. `norm` is the constant
+    of `SEQ_MEAN_TOKEN_SUM_NORM`. Raises `ValueError` if a trajectory has no sampled token.
     """
     counts = np.asarray(num_sampled, dtype=np.float64)
     if len(counts) and counts.min() < 1:

@@ -1,4 +1,4 @@
-"""What a loss is, and the registry of them."""
+"""The registry of losses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LossFn = Callable[["Tensor", "Tensor", TrainedTokens, Any], "tuple[Tensor, dict[str, Tensor]]"]
-"""(logprobs, old_logprobs, tokens, options) to the loss of each token and, detached, what else is worth a mean over
-tokens; tensors [num_trained]. `old_logprobs` are those that ratios are taken against."""
+"""(logprobs, old_logprobs, tokens, options) -> (loss, metrics), all tensors [num_trained]; metrics are detached.
+
+Ratios are exp(logprobs - old_logprobs). Metrics are averaged over tokens.
+"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,13 +30,13 @@ class Loss:
     function: LossFn
     options: type[Config]
     on_policy: bool
-    """Compares with the policy that sampled: needs rollout logprobs, and no advantage means no gradient."""
+    """Whether it compares with the sampling policy: it needs rollout logprobs, and has no gradient at advantage 0."""
     tokenwise: bool
-    """The loss of a token depends on no other token, so that it may be computed in any pieces."""
+    """Whether the loss of a token depends on no other token; it may then be computed in any pieces."""
     needs_reference: bool
-    """`TrainedTokens.reference_logprobs` must be there."""
+    """Whether it needs `TrainedTokens.reference_logprobs`."""
     aggregation: Aggregation
-    """The one of its paper."""
+    """Default aggregation: that of its paper."""
 
 
 _LOSSES: Registry[Loss] = Registry("loss", "loss")
@@ -49,7 +51,7 @@ def register(
     needs_reference: bool = False,
     aggregation: Aggregation = Aggregation.TOKEN_MEAN,
 ) -> Callable[[LossFn], LossFn]:
-    """Decorator: make a loss known under a name, with the type of its options. A name can be taken once."""
+    """Register a loss under a name that is not taken yet, with the type of its options (a decorator)."""
 
     def add(function: LossFn) -> LossFn:
         _LOSSES.add(name, Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation))
@@ -59,31 +61,34 @@ def register(
 
 
 def get(name: str) -> Loss:
-    """The registered loss. Raises `UserError` with the nearest name."""
+    """Return the registered loss. Raises `UserError` with the nearest name if there is none."""
     return _LOSSES.get(name)
 
 
 def names() -> list[str]:
+    """Return the names of all registered losses."""
     return list(_LOSSES)
 
 
 def parse_options(loss: Loss, options: Mapping[str, Any]) -> Config:
-    """The options of a loss, checked. Raises `UserError`."""
+    """Validate the options of a loss. Raises `UserError`."""
     return registry.parse_options(loss.options, options, of=f"loss {loss.name!r}", key="loss_options")
 
 
 MAX_LOG_RATIO = 20.0
-"""Of a token: beyond e^20 the exact value says nothing, and float32 ends at e^88."""
+"""Bound of a token's log ratio: above e^20 its exact value does not matter, and float32 overflows at e^88."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """log (new / old) of each token, within +-`MAX_LOG_RATIO`, [num_trained]."""
+    """Return log(new / old) of each token, clamped to +-`MAX_LOG_RATIO`, [num_trained]."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def ratio_metrics(log_ratio: Tensor) -> dict[str, Tensor]:
-    """How far the policy moved: `ratio`, and `approx_kl`, the k3 estimate of KL(old || new) from samples of old:
-    r - 1 - log r (joschu.net/blog/kl-approx)."""
+    """Return `ratio` and `approx_kl`, which measure how far the policy moved, [num_trained] each.
+
+    `approx_kl` is r - 1 - log r: the k3 estimate of KL(old || new) from samples of old (joschu.net/blog/kl-approx).
+    """
     found = log_ratio.detach()
     ratio = found.exp()
     return {"ratio": ratio, "approx_kl": ratio - 1 - found}

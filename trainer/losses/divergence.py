@@ -1,4 +1,4 @@
-"""Losses whose bounds are on how far a token's probability moved, not on its ratio."""
+"""Losses that bound how far the probability of a token moved, not its ratio."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
 
 
 class DppoOptions(Config):
+    """Options of `dppo_tv` and `dppo_kl`."""
+
     low: float = Field(default=0.2, ge=0)
-    """Divergence up to which a token with a negative advantage is pushed down."""
+    """Largest divergence at which a token with a negative advantage is still pushed down."""
     high: float = Field(default=0.2, ge=0)
-    """Up to which one with a positive advantage is pushed up."""
+    """Largest divergence at which a token with a positive advantage is still pushed up."""
     cap: float = Field(default=20.0, gt=0)
-    """Of the importance weight."""
+    """Upper bound of the importance weight."""
 
 
 @register("dppo_tv", DppoOptions)
 def dppo_tv(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: DppoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-sg(min(r, cap)) A log p of the tokens whose probability moved by no more than the bound in the direction of
-    their advantage; others have none (DPPO-Binary-TV, arXiv 2602.04879).
+    """Return -sg(min(r, cap)) A log p, masked by the change of probability (DPPO-Binary-TV, arXiv 2602.04879).
 
-    A rare token may double its probability freely, a likely one may not lose half of it: the ratio tells neither.
+    A token has a loss if its probability moved by at most the bound in the direction of its advantage. So a rare token
+    may double its probability, and a likely token may not lose half of it; a bound on the ratio treats both alike.
     """
     import torch
 
@@ -43,8 +45,11 @@ def dppo_tv(
 def dppo_kl(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: DppoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `dppo_tv`, with the KL of two outcomes, this token or another one, as the divergence (DPPO-Binary-KL, arXiv
-    2602.04879). A token that moved against its advantage is never left out."""
+    """Return the loss of `dppo_tv`, masked by a binary KL instead (DPPO-Binary-KL, arXiv 2602.04879).
+
+    The divergence is the KL of two outcomes: this token, or any other one. A token that moved against its advantage
+    always has a loss.
+    """
     import torch
 
     new = logprobs.detach()
@@ -57,7 +62,7 @@ def dppo_kl(
 
 
 _TINY = 1e-8
-"""Where a token is certain."""
+"""Added to 1 - p, which is 0 if a token is certain."""
 
 
 def _weighted(

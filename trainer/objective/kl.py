@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from the log-probabilities of sampled tokens (joschu.net/blog/kl-approx)."""
+"""Estimators of KL(policy || reference) from the log-probabilities of sampled tokens (joschu.net/blog/kl-approx)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
-    """Of each token, [num_tokens]. Differentiable."""
+    """Return the KL estimate of each token, [num_tokens]; it is differentiable."""
     difference = logprobs - reference_logprobs
     match estimator:
         case KlEstimator.K1:
@@ -19,5 +19,5 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
         case KlEstimator.K2:
             return difference.square() / 2
         case KlEstimator.K3:
-            # A token that the reference all but excludes must not overflow.
+            # The clamp prevents overflow; log(reference / policy) has no upper bound.
             return (-difference).clamp(max=20.0).exp() - 1 + difference

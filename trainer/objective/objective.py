@@ -1,4 +1,4 @@
-"""What the learner minimises: from what the model says of the trained tokens of a micro-batch to its loss."""
+"""`Objective`: from the log-probabilities and entropies of the trained tokens of a micro-batch to its loss."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """The loss of a `LearnerConfig`. A pure function: the same tokens, however packed, have the same loss."""
+    """The loss of a `LearnerConfig`, a pure function: it does not depend on how the tokens are packed.
+
+    Creating it raises `UserError` for unknown or contradictory names and options.
+    """
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Raises `UserError` for names and options that are not known, or contradict each other."""
         self.config = config
         self.loss = losses.get(config.loss)
         self._options = losses.parse_options(self.loss, config.loss_options)
@@ -33,46 +35,50 @@ class Objective:
             self._old = "learner" if self._corrections else "rollout"
         if self._corrections and self._old == "rollout":
             raise UserError(
-                "learner.corrections compare learner.old_logprobs with the policy that sampled, and with "
-                "old_logprobs=rollout these are the same. Leave old_logprobs out, or set it to learner or interpolated."
+                "learner.corrections compare learner.old_logprobs with the sampling policy, but with "
+                "old_logprobs=rollout the two are the same. Remove old_logprobs, or set it to learner or interpolated."
             )
         if self._corrections and not self.loss.on_policy:
             raise UserError(
-                f"learner.corrections weigh what a policy sampled; loss={self.loss.name} does not ask who wrote a "
-                "trajectory. Leave corrections out."
+                f"learner.corrections need a loss that compares with the sampling policy, and loss={self.loss.name} "
+                "does not. Remove learner.corrections."
             )
 
     @property
     def is_tokenwise(self) -> bool:
-        """The loss of a token depends on its own values only: it may be computed in any pieces (`TrainedTokens.rows`),
-        and is then their sum."""
+        """Whether the loss of a token depends on no other token.
+
+        The loss may then be computed in any pieces (`TrainedTokens.rows`) and is their sum.
+        """
         return self.loss.tokenwise and all(part.tokenwise(options) for part, options in self._corrections)
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """`Sample.old_logprobs` must be there: a pass before the first of several updates on a batch. Of a single
-        update they are what the model says then."""
+        """Whether `Sample.old_logprobs` must be computed by a pass before the first of several updates on a batch.
+
+        With one update per batch they equal the current log-probabilities.
+        """
         return self.loss.on_policy and self._old == "learner" and self.config.mini_batches > 1
 
     @property
     def needs_reference(self) -> bool:
-        """`Sample.reference_logprobs` must be there."""
+        """Whether `Sample.reference_logprobs` must be computed."""
         return self.config.kl_coef > 0 or self.loss.needs_reference
 
     @property
     def is_zero_without_advantage(self) -> bool:
-        """A trajectory without advantage has no gradient, so that its pass may be left out."""
+        """Whether a trajectory without advantage has no gradient, so that its pass can be skipped."""
         return self.loss.on_policy and self.config.entropy_bonus == 0 and self.config.kl_coef == 0
 
     def weights(self, num_sampled: Sequence[int]) -> NDArray[np.float64]:
-        """What each sampled token of trajectory i of a whole mini-batch counts, [num_trajectories]."""
+        """Return the weight of each sampled token of trajectory i, from the whole mini-batch, [num_trajectories]."""
         config = self.config
         return losses.token_weights(num_sampled, config.aggregation or self.loss.aggregation, config.aggregation_norm)
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics of the tokens whose log-probability and entropy the model gives, [num_trained] each.
+        """Return the loss and the metrics of tokens from their log-probabilities and entropies, [num_trained] each.
 
-        The loss is the sum of loss * weight, differentiable in both; the metrics are detached, [num_trained] each.
+        The loss is the sum of loss * weight, differentiable in both. The metrics are detached, [num_trained] each.
         """
         config = self.config
         old = self._old_logprobs(logprobs, tokens)
@@ -92,8 +98,10 @@ class Objective:
         return (token_loss * tokens.weights).sum(), metrics
 
     def of_rows(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
-        """The loss of some of the tokens, of which the values are: any where it is tokenwise, else whole
-        trajectories."""
+        """Return the loss of the tokens `rows`; `logprobs` and `entropy` are those of these tokens only.
+
+        The rows are any tokens if the objective is tokenwise, else all tokens of some trajectories.
+        """
         part = tokens.rows(rows) if self.is_tokenwise else tokens.trajectories(rows)
         return self(logprobs, entropy, part)[0]
 
@@ -105,7 +113,7 @@ class Objective:
         if tokens.old_logprobs is not None:
             return tokens.old_logprobs
         assert not self.needs_old_logprobs
-        return logprobs.detach()  # the only update of the batch: these are the weights before it
+        return logprobs.detach()  # in the only update of a batch the weights are those before it
 
     def _correction(self, log_ratio: Tensor, tokens: TrainedTokens) -> Tensor:
         weight = log_ratio.new_ones(len(log_ratio))

@@ -1,6 +1,7 @@
-"""Which trajectory goes to which data-parallel rank and micro-batch, and what that costs.
+"""Plans: which trajectory goes to which data-parallel rank and micro-batch, and at what cost.
 
-Pure functions over lengths: every rank computes the same plan from the same lengths, nothing is sent.
+They come after the batch and before the learner. Plans are pure functions of lengths: every rank computes the same
+plan from the same lengths, so nothing is sent.
 """
 
 from agentloop.trainer.planning.costs import CostModel

@@ -1,4 +1,4 @@
-"""What a sequence costs to train on, from a model's config, and put right by measured times."""
+"""`CostModel`: the cost of training on a sequence, from a model's config, corrected by measured times."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from agentloop.trainer.planning.flops import ModelFlops, window_pairs
 from agentloop.trainer.planning.vision import VisionFlops
 
 _MICRO_BATCH_TOKENS = 512
-"""What a micro-batch costs beyond its tokens, as so many of them: weights are read three times, kernels launched."""
+"""Fixed cost of a micro-batch in tokens: its weights are read three times, and its kernels are launched."""
 
 
 class Measured(NamedTuple):
-    """A micro-batch, as far as its time depends on it."""
+    """The properties of a micro-batch that its time depends on."""
 
     tokens: int
     pair_cost: float
-    """Of the pairs of its tokens, by the model that is fitted."""
+    """Cost of its token pairs according to the model that is fitted."""
 
 
 @dataclass(slots=True, frozen=True)
 class CostModel:
-    """Cost of one sequence, forward and backward: per_token * n + per_token_pair * n^2, and what windows add.
+    """Cost of one sequence, forward and backward: per_token * n + per_token_pair * n^2 + the pairs within windows.
 
-    FLOPs from a config, seconds after `refined`.
+    Costs are FLOPs after `from_config` and seconds after `refined`.
     """
 
     per_token: float
     per_token_pair: float
     per_window_pair: float = 0.0
-    """Times twice the pairs of a causal mask that are within the window."""
+    """Factor of twice the number of causal pairs within the window."""
     window: int = 0
     per_micro_batch: float = 0.0
-    """Of a micro-batch however short it is."""
+    """Cost of a micro-batch of any length, beyond its sequences."""
     vision: VisionFlops | None = None
-    """Of images, in FLOPs of a forward pass."""
+    """FLOPs of the vision tower's forward pass."""
     per_vision_flop: float = 3.0
 
     def __call__(self, length: int, image_patches: Sequence[int] = ()) -> float:
-        """Of one sequence; `image_patches` has the patches of each image in it."""
+        """Return the cost of one sequence; `image_patches` has the number of patches of each of its images."""
         cost = self.per_token * length + self.per_token_pair * length * length
         if self.window:
             cost += self.per_window_pair * 2 * window_pairs(length, self.window)
         return cost + self.images(image_patches)
 
     def images(self, image_patches: Sequence[int]) -> float:
-        """Of images alone."""
+        """Return the cost of images alone."""
         return 0.0 if self.vision is None else self.per_vision_flop * self.vision.forward(image_patches)
 
     def shared(self, prefix: int, lengths: Sequence[int]) -> float:
-        """Of sequences whose first `prefix` tokens are the same and computed once; `lengths` include them."""
+        """Return the cost of sequences whose shared first `prefix` tokens are computed once; `lengths` include them."""
         return sum(map(self, lengths)) - (len(lengths) - 1) * self(prefix)
 
     @classmethod
     def from_config(cls, hf_config: Any, *, head_fraction: float = 1.0) -> CostModel:
-        """FLOPs, from a transformers config; `head_fraction` is the share of tokens whose logits are computed.
+        """Return the cost in FLOPs from a transformers config, with the backward as two forwards.
 
-        The backward counts as two forwards. See `ModelFlops` for what is counted.
+        `head_fraction` is the share of tokens whose logits are computed. `ModelFlops` says which operations count.
         """
         flops = ModelFlops.from_config(hf_config)
         per_token = 3 * (flops.per_token + head_fraction * flops.per_head_token)
@@ -75,12 +75,11 @@ class CostModel:
         )
 
     def refined(self, lengths_of_rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> CostModel:
-        """The same model in seconds, its coefficients fitted to measured micro-batches without images.
+        """Return the model in seconds, with coefficients fitted to measured micro-batches without images.
 
-        `lengths_of_rows[i]` are the sequences of the micro-batch that took `seconds[i]`. Least squares of the relative
-        errors, with little weight for those far off (Huber, 1964): a first call that compiles, or a collection of
-        garbage, does not count. Measurements that cannot tell the terms apart leave their ratio as it was. Raises
-        `ValueError` where there is none.
+        `lengths_of_rows[i]` are the sequences of the micro-batch that took `seconds[i]`. The fit is least squares of
+        relative errors, with little weight for outliers (Huber, 1964) such as a first call that compiles. If the
+        measurements do not tell two terms apart, their ratio stays. Raises `ValueError` without any measurement.
         """
         rows = [
             Measured(sum(row), sum(map(self, row)) - sum(row) * self.per_token) for row in lengths_of_rows if len(row)
@@ -88,10 +87,10 @@ class CostModel:
         return self.fitted(rows, [time for row, time in zip(lengths_of_rows, seconds, strict=True) if len(row)])
 
     def fitted(self, rows: Sequence[Measured], seconds: Sequence[float]) -> CostModel:
-        """As `refined`, for micro-batches of which no more is known."""
+        """Return the model of `refined` from micro-batches given by their properties."""
         kept = [(row, time) for row, time in zip(rows, seconds, strict=True) if time > 0]
         if not kept:
-            raise ValueError("a cost model is refined by at least one micro-batch with sequences and a time above 0")
+            raise ValueError("refining a cost model needs at least one micro-batch with sequences and a time above 0")
         taken = np.array([time for _, time in kept])
         tokens = np.array([row.tokens for row, _ in kept], float) * self.per_token
         pairs = np.array([row.pair_cost for row, _ in kept])
@@ -111,13 +110,13 @@ class CostModel:
 
 
 _OUTLIER = 0.05
-"""Relative error above which a measurement counts less."""
+"""Relative error above which a measurement has less weight."""
 _PRIOR = 4e-4
-"""Weight of the old coefficients: errors of 2% in the measurements, of 100% in the coefficients."""
+"""Weight of the old coefficients, for errors of 2% in the measurements and of 100% in the coefficients."""
 
 
 def _robust_factors(terms: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factors f >= 0 that make each row of terms @ f about 1, near `expected` where the rows do not say."""
+    """Return factors f >= 0 with terms @ f close to 1, and close to `expected` if the terms do not determine them."""
     weights = np.ones(len(terms))
     factors = expected
     for _ in range(20):
@@ -130,7 +129,7 @@ def _robust_factors(terms: NDArray[np.float64], expected: NDArray[np.float64]) -
 def _factors(
     terms: NDArray[np.float64], weights: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Weighted ridge regression; terms that would be negative are left out, most negative first."""
+    """Solve the weighted ridge regression, setting negative factors to 0, the most negative first."""
     active = np.ones(len(expected), bool)
     while True:
         chosen = terms[:, active]

@@ -1,7 +1,8 @@
 """Floating-point operations of a decoder's forward pass, from its transformers config.
 
-Multiply-adds count as two, attention is causal (PaLM, arXiv:2204.02311, appendix B, but for the pairs that a causal
-mask leaves out). Norms, rotary, softmax, biases and embeddings are left out: they are a per cent or less.
+A multiply-add counts as two. The formulas are those of PaLM (arXiv:2204.02311, appendix B), but attention counts only
+the pairs that a causal mask keeps. Norms, rotary embeddings, softmax, biases and embeddings are left out; they are 1 %
+or less.
 """
 
 from __future__ import annotations
@@ -15,37 +16,38 @@ from agentloop.trainer.planning.vision import VisionFlops
 
 @dataclass(slots=True, frozen=True)
 class ModelFlops:
-    """Of one forward pass; a backward is two of them. Activations that are computed again do not count."""
+    """FLOPs of one forward pass; a backward takes twice as many. Recomputed activations do not count."""
 
     per_token: float
-    """Layers, without attention over pairs and without the LM head."""
+    """FLOPs of the layers for a token, without attention over pairs and without the LM head."""
     per_head_token: float
-    """The LM head, for a token whose logits are computed."""
+    """FLOPs of the LM head for a token whose logits are computed."""
     per_pair: float
-    """Scores and values of a query and a key in all layers of full attention."""
+    """FLOPs of scores and values for a query and a key, in all layers with full attention."""
     per_window_pair: float = 0.0
-    """The same in the layers that look at the last `window` tokens only."""
+    """FLOPs of scores and values for a query and a key, in all layers with a sliding window."""
     window: int = 0
+    """Tokens of the sliding window."""
     vision: VisionFlops | None = None
 
     def forward(self, length: int, num_head_tokens: int, image_patches: tuple[int, ...] = ()) -> float:
-        """Of one sequence; `image_patches` has the patches of each image or video frame in it."""
+        """Return the FLOPs of one sequence; `image_patches` has the patches of each of its images or video frames."""
         flops = self.per_token * length + self.per_head_token * num_head_tokens
         flops += self.per_pair * causal_pairs(length) + self.per_window_pair * window_pairs(length, self.window)
         return flops + (self.vision.forward(image_patches) if self.vision else 0.0)
 
     def forward_shared(self, prefix: int, lengths: Sequence[int], num_head_tokens: int) -> float:
-        """Of sequences whose first `prefix` tokens are the same and computed once; `lengths` include them."""
+        """Return the FLOPs of sequences whose shared first `prefix` tokens run once; `lengths` include them."""
         repeated = (len(lengths) - 1) * self.forward(prefix, 0)
         return sum(self.forward(length, 0) for length in lengths) - repeated + self.per_head_token * num_head_tokens
 
     def matrices(self, num_tokens: int, num_head_tokens: int) -> float:
-        """The part of weights in a forward pass, and as much in each half of a backward."""
+        """Return the FLOPs of weight matrices in a forward pass; each half of a backward has as many."""
         return self.per_token * num_tokens + self.per_head_token * num_head_tokens
 
     @classmethod
     def from_config(cls, hf_config: Any) -> ModelFlops:
-        """Of grouped-query attention, gated MLPs or experts, sliding windows, and a vision tower where there is one."""
+        """Count grouped-query attention, gated MLPs or experts, sliding windows and the vision tower, if any."""
         config = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
         hidden: int = config.hidden_size
         heads: int = config.num_attention_heads
@@ -67,18 +69,18 @@ class ModelFlops:
 
 
 def causal_pairs(length: int) -> float:
-    """Half of all: the mean over the rows of a block-wise kernel, and what is usual to count."""
+    """Return half of all pairs, the usual convention."""
     return length * length / 2
 
 
 def window_pairs(length: int, window: int) -> float:
-    """Those of them that are less than `window` apart."""
+    """Return the number of causal pairs that are less than `window` apart."""
     near = min(length, window)
     return near * (length - near / 2)
 
 
 def _mlp(config: Any, layer: int) -> int:
-    """Weights that a token meets in the MLP or the experts of a layer."""
+    """Return the number of weights that a token passes in the MLP or the experts of a layer."""
     hidden: int = config.hidden_size
     chosen: int = getattr(config, "num_experts_per_tok", None) or 0
     if not chosen or _is_dense(config, layer):
@@ -93,7 +95,7 @@ def _mlp(config: Any, layer: int) -> int:
 
 
 def _is_dense(config: Any, layer: int) -> bool:
-    """Mixture-of-experts models have plain MLPs in some layers."""
+    """Return whether a layer of a mixture-of-experts model has a plain MLP."""
     return (
         layer in (getattr(config, "mlp_only_layers", None) or ())
         or layer < (getattr(config, "first_k_dense_replace", None) or 0)
@@ -102,13 +104,13 @@ def _is_dense(config: Any, layer: int) -> bool:
 
 
 def _attention_layers(config: Any) -> tuple[int, int, int]:
-    """Number of layers with full attention and with a sliding window, and the window in tokens."""
+    """Return the numbers of layers with full attention and with a sliding window, and the window in tokens."""
     window: int = getattr(config, "sliding_window", None) or 0
     if not window or getattr(config, "use_sliding_window", None) is False:
         window = 0
     kinds: list[str] = getattr(config, "layer_types", None) or []
     if not kinds:
         kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    # Linear attention has no pairs: what it costs beyond its projections is of the size of what is left out.
+    # Linear attention has no pairs; beyond its projections it costs as little as the parts left out.
     sliding = kinds.count("sliding_attention") if window else 0
     return kinds.count("full_attention") + kinds.count("sliding_attention") - sliding, sliding, window

@@ -1,10 +1,10 @@
 """Plans in lockstep: all ranks compute a micro-batch at the same time and wait for the slowest of them.
 
-A row is one micro-batch of every rank; a plan takes the sum over its rows of the dearest. Attention grows with the
-square of the length, so the longest sequences cost several times what the same tokens cost in short ones, and a rank
-that must keep up with one soon has no room for more tokens. The fewer rows such a sequence is in, the better: the first
-rows are made of the longest sequences there are, each filled up with the longest that fit below its dearest. The rest
-is short and many, and spreads evenly.
+A row is one micro-batch of every rank. A plan takes the sum over its rows of the most expensive micro-batch. The cost
+of attention grows with the square of the length, so the longest sequences cost several times as much as the same tokens
+in short ones. A rank that must match such a cost runs out of token budget. So these sequences go into as few rows as
+possible: the first rows hold the longest sequences, filled up with the longest others that fit below the highest cost.
+The remaining sequences are short and many, and spread evenly.
 """
 
 from __future__ import annotations
@@ -18,40 +18,43 @@ Row = list[list[int]]
 """The micro-batches of all ranks that run at the same time."""
 
 _MOST_FILLED_ROWS = 3
-"""Rows made of the longest sequences that are tried. More cost a micro-batch each and gain nothing."""
+"""Most rows filled with the longest sequences; more rows only cost time."""
 _ROUNDING = 1 + 1e-9
-"""So that another sequence of the same cost fits."""
+"""Tolerance that lets another sequence of the same cost fit."""
 
 
 def in_lockstep(pool: Pool, costs: Sequence[float], ranks: int, budget: int, cost_of_row: float) -> list[Row]:
-    """Rows, dearest first. `cost_of_row` is what each costs beyond its sequences. Empties the pool."""
+    """Return rows, the most expensive first, and empty the pool.
+
+    `cost_of_row` is the cost of each row beyond its sequences.
+    """
     best: list[Row] = []
     lowest = math.inf
     filled: list[Row] = []
     for _ in range(_MOST_FILLED_ROWS + 1):
         rows = filled + _even_rows(pool, costs, ranks, budget)
-        makespan = sum(dearest(row, costs) + cost_of_row for row in rows)
+        makespan = sum(row_cost(row, costs) + cost_of_row for row in rows)
         if makespan < lowest:
             best, lowest = rows, makespan
         if not len(pool):
             break
         limit = pool.highest_cost * _ROUNDING
         filled.append([pool.take(budget, limit) for _ in range(ranks)])
-    return sorted(best, key=lambda row: -dearest(row, costs))
+    return sorted(best, key=lambda row: -row_cost(row, costs))
 
 
 def load_of(indices: Sequence[int], costs: Sequence[float]) -> float:
-    """Cost of a micro-batch."""
+    """Return the cost of a micro-batch."""
     return sum(costs[index] for index in indices)
 
 
-def dearest(row: Row, costs: Sequence[float]) -> float:
-    """Cost of a row: of the micro-batch that the others wait for."""
+def row_cost(row: Row, costs: Sequence[float]) -> float:
+    """Return the cost of the most expensive micro-batch of a row, which the other ranks wait for."""
     return max(load_of(bin_, costs) for bin_ in row)
 
 
 def _even_rows(pool: Pool, costs: Sequence[float], ranks: int, budget: int) -> list[Row]:
-    """Nearly as few rows as there can be; micro-batches of about the same cost run at the same time."""
+    """Return nearly as few rows as possible, each with micro-batches of about the same cost."""
     bins = spread_over_few(pool, budget, multiple=ranks)
     if bins is None:
         return _rows_one_by_one(pool.copy(), ranks, budget)
@@ -60,7 +63,7 @@ def _even_rows(pool: Pool, costs: Sequence[float], ranks: int, budget: int) -> l
 
 
 def _rows_one_by_one(pool: Pool, ranks: int, budget: int) -> list[Row]:
-    """Where sequences are too long for the budget to be spread freely: each row its share of what is left."""
+    """Fill row after row with its share of the remaining cost, for sequences too long to be spread freely."""
     rows = []
     while len(pool):
         share = pool.total_cost / fewest_bins(pool, budget, ranks)

@@ -1,4 +1,4 @@
-"""Sequences into bins: within a number of tokens, of about the same cost."""
+"""Packing: sequences into bins of about the same cost, within a token budget."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 _LOOKS = 1
-"""Bins without room that are looked at for a sequence, on average, before `spread` gives up."""
+"""Full bins per sequence that `spread` skips, on average, before it gives up."""
 
 _FULL = 0.97
-"""Share of the budget to which bins can be filled and still be made to cost the same, as a rule."""
+"""Share of the budget up to which bins can usually be filled and still cost the same."""
 
 
 class Pool:
-    """Sequences that have no place yet, by length. A longer one costs more."""
+    """Sequences without a bin, sorted by length; a longer one usually costs more."""
 
     def __init__(self, indices: Iterable[int], lengths: Sequence[int], costs: Sequence[float]) -> None:
         self.indices = sorted(indices, key=lambda index: (lengths[index], costs[index], index))
         self.lengths = [lengths[index] for index in self.indices]
         self.costs = [costs[index] for index in self.indices]
-        # What costs as much as a sequence or less is before this place, also where a cost does not follow the length.
+        # The running maximum allows a binary search by cost even if costs are not in the order of lengths.
         self._ceilings = _running_maximum(self.costs)
         self.num_tokens = sum(self.lengths)
         self.total_cost = sum(self.costs)
@@ -32,10 +32,11 @@ class Pool:
 
     @property
     def highest_cost(self) -> float:
+        """Cost of the most expensive sequence."""
         return self._ceilings[-1]
 
     def take(self, tokens: float, cost: float) -> list[int]:
-        """A bin of at most so many tokens and so much cost: the longest sequence that fits, as long as one does."""
+        """Remove and return a bin within `tokens` and `cost`, each time adding the longest sequence that fits."""
         taken: list[int] = []
         while True:
             place = min(bisect_right(self.lengths, tokens), bisect_right(self._ceilings, cost)) - 1
@@ -46,6 +47,7 @@ class Pool:
             taken.append(self._pop(place))
 
     def copy(self) -> Pool:
+        """Return an independent pool with the same sequences."""
         other = copy.copy(self)
         other.indices, other.lengths, other.costs = self.indices[:], self.lengths[:], self.costs[:]
         other._ceilings = self._ceilings[:]
@@ -64,13 +66,13 @@ def _running_maximum(values: Iterable[float]) -> list[float]:
 
 
 def pack(pool: Pool, budget: int) -> list[list[int]]:
-    """All sequences of the pool in bins within the budget, nearly as few as possible, of about the same cost."""
+    """Return bins of about the same cost within the budget, nearly as few as possible."""
     bins = spread_over_few(pool, budget)
     return bins if bins is not None else _best_fit(pool, budget)
 
 
 def spread_over_few(pool: Pool, budget: int, *, multiple: int = 1) -> list[list[int]] | None:
-    """`spread` over the fewest bins in a multiple of `multiple`, or a few more; None where that fails."""
+    """Spread the pool over the fewest bins in a multiple of `multiple`, or a few more; None if that fails."""
     fewest = fewest_bins(pool, budget, multiple)
     more = fewest_bins(pool, _FULL * budget, multiple)
     bins = spread(pool, fewest, budget)
@@ -78,15 +80,15 @@ def spread_over_few(pool: Pool, budget: int, *, multiple: int = 1) -> list[list[
 
 
 def fewest_bins(pool: Pool, budget: float, multiple: int) -> int:
-    """Bins of `budget` tokens that hold as many tokens as the pool has."""
+    """Return the number of bins of `budget` tokens that the pool's tokens fill, rounded up to a multiple."""
     return math.ceil(pool.num_tokens / (budget * multiple)) * multiple
 
 
 def spread(pool: Pool, count: int, budget: float = float("inf")) -> list[list[int]] | None:
-    """The pool in `count` bins within the budget: the longest first, each to the cheapest bin that has room.
+    """Return the pool in `count` bins within the budget: the longest first, each to the cheapest bin with room.
 
-    None where one has no room anywhere, or where room is so scarce that looking for it takes long. (Longest processing
-    time, Graham 1969.)
+    This is longest processing time first (Graham, 1969). Returns None if a sequence fits in no bin, or if finding room
+    takes too long.
     """
     bins: list[list[int]] = [[] for _ in range(count)]
     room = [budget] * count
@@ -111,9 +113,9 @@ def spread(pool: Pool, count: int, budget: float = float("inf")) -> list[list[in
 
 
 def _best_fit(pool: Pool, budget: int) -> list[list[int]]:
-    """Best-fit decreasing: at most 11/9 of the fewest bins, plus one (Johnson, 1974)."""
+    """Pack by best-fit decreasing: at most 11/9 of the fewest bins, plus one (Johnson, 1974)."""
     bins: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # of each bin, ascending
+    rooms: list[tuple[int, int]] = []  # (free tokens, bin), ascending
     for place in range(len(pool) - 1, -1, -1):
         length = pool.lengths[place]
         found = bisect_left(rooms, (length, 0))

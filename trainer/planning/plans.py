@@ -1,4 +1,4 @@
-"""`plan`: trajectories over ranks and micro-batches, within a budget of tokens."""
+"""`plan`: distribute trajectories over ranks and micro-batches within a token budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from agentloop.errors import UserError
 from agentloop.trainer.planning.costs import CostModel
-from agentloop.trainer.planning.lockstep import Row, dearest, in_lockstep, load_of
+from agentloop.trainer.planning.lockstep import Row, in_lockstep, load_of, row_cost
 from agentloop.trainer.planning.packing import Pool, pack, spread
 
 T = TypeVar("T")
@@ -20,11 +20,11 @@ class Plan:
 
     ranks: list[list[list[int]]]
     balance: float = 1.0
-    """Cost of all sequences over that of the time that all ranks take, in (0, 1]: 1 is without any waiting."""
+    """Cost of all sequences over the cost of the time that all ranks take, in (0, 1]; at 1 no rank waits."""
 
     @property
     def num_micro_batches(self) -> int:
-        """Of the rank that has most."""
+        """Number of micro-batches of the rank with the most."""
         return max((len(rows) for rows in self.ranks), default=0)
 
 
@@ -40,14 +40,16 @@ def plan(
 ) -> Plan:
     """Distribute sequences over ranks and micro-batches of at most `token_budget` tokens.
 
-    Every index is placed exactly once. With `lockstep` all ranks have the same number of micro-batches, and those that
-    run at the same time cost about the same (ranks wait for each other after each); some are empty where there are
-    fewer sequences than places. Without it only the sum of each rank matters. Micro-batches come dearest first, so that
-    one that needs too much memory fails at once; with `small_ends` the cheap ones are at both ends, which shortens the
-    ramps of a pipeline. `cost` is that of a length, or has one for each sequence; by default it is the length.
-    `per_micro_batch` is what each costs beyond its sequences; by default what a `CostModel` says of it, else nothing.
+    Every index is placed exactly once. With `lockstep`, ranks wait for each other after each micro-batch: all ranks
+    have the same number of micro-batches, and those that run at the same time cost about the same. Some are empty if
+    there are too few sequences. Without `lockstep` only the total cost of each rank matters.
 
-    Raises `UserError` where a sequence alone is above the budget, `ValueError` for a length below 1 or no ranks.
+    The most expensive micro-batches come first, so one that needs too much memory fails at once. With `small_ends` the
+    cheap ones are at both ends, which shortens the ramps of a pipeline. `cost` maps a length to its cost, or lists the
+    cost of each sequence; by default it is the length. `per_micro_batch` is the cost of a micro-batch beyond its
+    sequences; by default it is that of the `CostModel` given as `cost`, else 0.
+
+    Raises `UserError` if a single sequence is above the budget, and `ValueError` for a length below 1 or no ranks.
     """
     _check(lengths, ranks, token_budget)
     if not lengths:
@@ -59,10 +61,10 @@ def plan(
             per_micro_batch = cost.per_micro_batch if isinstance(cost, CostModel) else 0.0
         rows = in_lockstep(pool, costs, ranks, token_budget, per_micro_batch)
         per_rank = _ranks_of(rows, costs, ranks)
-        makespan = sum(dearest(row, costs) for row in rows)
+        makespan = sum(row_cost(row, costs) for row in rows)
     else:
         shares = spread(pool, ranks)
-        assert shares is not None, "without a budget everything fits"
+        assert shares is not None, "every sequence fits without a budget"
         per_rank = [
             sorted(pack(Pool(share, lengths, costs), token_budget), key=lambda bin_: -load_of(bin_, costs))
             for share in shares
@@ -75,10 +77,10 @@ def plan(
 
 def _check(lengths: Sequence[int], ranks: int, budget: int) -> None:
     if ranks < 1:
-        raise ValueError(f"a plan needs at least one rank, got {ranks}")
+        raise ValueError(f"ranks is {ranks}, but a plan needs at least one rank")
     for index, length in enumerate(lengths):
         if length < 1:
-            raise ValueError(f"sequence {index} has {length} tokens")
+            raise ValueError(f"sequence {index} has {length} tokens, but needs at least one")
         if length > budget:
             raise UserError(
                 f"Sequence {index} has {length} tokens, more than the token_budget of {budget} of a micro-batch. "
@@ -97,7 +99,7 @@ def _costs(lengths: Sequence[int], cost: Callable[[int], float] | Sequence[float
 
 
 def _ranks_of(rows: Sequence[Row], costs: Sequence[float], ranks: int) -> list[list[list[int]]]:
-    """Within a row the heaviest goes to the rank that has least so far."""
+    """Assign the micro-batches of each row to ranks: the most expensive to the rank with the least cost so far."""
     per_rank: list[list[list[int]]] = [[] for _ in range(ranks)]
     totals = [0.0] * ranks
     for row in rows:
@@ -108,5 +110,5 @@ def _ranks_of(rows: Sequence[Row], costs: Sequence[float], ranks: int) -> list[l
     return per_rank
 
 
-def _small_at_both_ends(dearest_first: list[T]) -> list[T]:
-    return dearest_first[::2][::-1] + dearest_first[1::2]
+def _small_at_both_ends(largest_first: list[T]) -> list[T]:
+    return largest_first[::2][::-1] + largest_first[1::2]

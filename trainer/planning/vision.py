@@ -9,17 +9,18 @@ from typing import Any
 
 @dataclass(slots=True, frozen=True)
 class VisionFlops:
-    """Of one forward pass over images that are cut into patches; every patch of an image looks at every other."""
+    """FLOPs of one forward pass over images, which are cut into patches that attend to each other."""
 
     per_patch: float
     per_pair: float
-    """In all layers that look at the whole image."""
+    """FLOPs of a pair of patches, in all layers with attention over the whole image."""
     per_window_pair: float = 0.0
-    """In all layers that look at windows of `window` patches."""
+    """FLOPs of a pair of patches, in all layers with attention within windows."""
     window: int = 0
+    """Patches of a window."""
 
     def forward(self, image_patches: Iterable[int]) -> float:
-        """`image_patches` has the patches of each image or video frame, before they are merged into tokens."""
+        """Return the FLOPs for images or video frames, given by their patches before merging into tokens."""
         return sum(
             self.per_patch * patches
             + self.per_pair * patches * patches
@@ -29,14 +30,14 @@ class VisionFlops:
 
     @classmethod
     def from_config(cls, config: Any | None) -> VisionFlops | None:
-        """From the `vision_config` of a transformers config; None for a model without a tower, or with another one."""
+        """Count from the `vision_config` of a transformers config; None without a tower, or for an unknown kind."""
         if config is None or not hasattr(config, "depth") or not hasattr(config, "spatial_merge_size"):
             return None
-        # Qwen2-VL calls the width of the tower embed_dim, and hidden_size that of the language model.
+        # In Qwen2-VL embed_dim is the width of the tower, and hidden_size that of the language model.
         hidden: int = getattr(config, "embed_dim", None) or config.hidden_size
         out: int = getattr(config, "out_hidden_size", None) or config.hidden_size
         mlp = getattr(config, "intermediate_size", None) or int(hidden * config.mlp_ratio)
-        # A gated MLP has three matrices; of these towers the one with silu is gated.
+        # A gated MLP has three matrices; among these towers only those with silu are gated.
         layer = 4 * hidden * hidden + (3 if config.hidden_act == "silu" else 2) * hidden * mlp
         embedding = config.in_channels * config.temporal_patch_size * config.patch_size**2 * hidden
         merged = config.spatial_merge_size**2

@@ -19,7 +19,7 @@ def _trajectory(reward: float | None, sampled: list[int], name: str = "") -> Tra
     return trajectory
 
 
-def test_a_sample_is_the_stream_token_for_token():
+def test_a_sample_equals_its_trajectory_token_for_token():
     batch = make_batch(
         [[_trajectory(1.0, [5, 6], "a"), _trajectory(0.0, [4], "b")]], AlgorithmConfig(advantage="dr_grpo")
     )
@@ -33,27 +33,27 @@ def test_a_sample_is_the_stream_token_for_token():
     assert (batch.num_groups, batch.num_tokens, batch.num_sampled, batch.dropped) == (1, 15, 5, {})
 
 
-def test_what_cannot_be_trained_on_is_dropped_and_counted():
+def test_trajectories_that_cannot_be_trained_on_are_dropped_and_counted():
     group = [_trajectory(1.0, [5]), _trajectory(None, [5]), _trajectory(0.0, []), _trajectory(float("nan"), [5])]
     batch = make_batch([group, [_trajectory(None, [])]], AlgorithmConfig(advantage="dr_grpo"))
-    # The one without sampled tokens is an outcome all the same: it is in the mean of its group.
+    # The trajectory without sampled tokens still counts in the mean of its group.
     assert [sample.advantage for sample in batch.samples] == [0.5]
     assert batch.dropped == {"no_reward": 3, "no_sampled_tokens": 1}
     assert batch.num_groups == 2
 
 
-def test_branches_are_trained_on_and_their_episode_counts_once_in_its_group():
+def test_branches_are_trained_and_their_episode_counts_once_in_its_group():
     group = [_trajectory(1.0, [5], "a"), _trajectory(0.0, [5], "b"), _trajectory(0.0, [5], "c")]
     group[0].branches = [_trajectory(1.0, [6], "a.1"), _trajectory(None, [6], "a.2"), _trajectory(1.0, [], "a.3")]
     group[1].branches = [_trajectory(0.6, [6], "b.1")]  # a reward of its own
     batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo"))
     found = {sample.trajectory_id: round(sample.advantage, 6) for sample in batch.samples}
-    # The mean of the group is 1/3, and (1 + 0.6 + 0) / 3 where b.1 stands for its episode.
+    # The mean of the group is 1/3, or (1 + 0.6 + 0) / 3 with b.1 in place of b.
     assert found == {"a": 0.666667, "a.1": 0.466667, "b": -0.333333, "b.1": 0.066667, "c": -0.333333}
     assert batch.dropped == {"no_sampled_tokens": 1}
 
 
-def test_tokens_of_too_old_weights_carry_no_loss_and_are_counted():
+def test_tokens_of_old_weights_carry_no_loss_and_are_counted():
     group = [_trajectory(1.0, [5, 6], "a"), _trajectory(0.0, [4], "b")]
     old = Trajectory("c", "g", reward=0.0)
     old.append(SegmentKind.PROMPT, [1])
@@ -72,7 +72,7 @@ def test_tokens_of_too_old_weights_carry_no_loss_and_are_counted():
     assert (whole.num_too_old, len(whole)) == (0, 3)
 
 
-def test_groups_are_scored_apart():
+def test_groups_are_judged_separately():
     batch = make_batch([[_trajectory(1.0, [5]), _trajectory(0.0, [5])], [_trajectory(9.0, [5]), _trajectory(9.0, [5])]])
     assert [round(sample.advantage, 3) for sample in batch.samples] == [0.707, -0.707, 0.0, 0.0]
 
@@ -83,29 +83,29 @@ def test_a_supervised_batch_needs_no_reward():
     assert batch.dropped == {"no_sampled_tokens": 1}
 
 
-def test_a_sample_that_contradicts_itself_is_refused():
+def test_inconsistent_samples_are_refused():
     ids = np.zeros(3, np.int32)
     with pytest.raises(ValueError, match="differ in length"):
         Sample(ids, np.zeros(2, bool), np.zeros(3, np.float32), ids)
     with pytest.raises(ValueError, match=r"values of shape \(2,\) for 1 sampled"):
         Sample(ids, np.array([False, True, False]), np.zeros(3, np.float32), ids, advantage=np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="nothing predicts it"):
+    with pytest.raises(ValueError, match="no token predicts it"):
         Sample(ids, np.array([True, False, False]), np.zeros(3, np.float32), ids)
 
 
-def test_advantages_of_turns_reach_the_tokens_of_their_turns():
+def test_every_token_has_the_advantage_of_its_turn():
     group = [_trajectory(2.0, [5, 6]), _trajectory(0.0, [5, 6])]
     group[0].turn_rewards, group[1].turn_rewards = [0.0, 2.0], [0.0, 0.0]
     batch = make_batch([group], AlgorithmConfig(advantage="turn_grpo", advantage_options={"normalise": False}))
-    # Rewards of turns 0, 2, 0, 0 around their mean of 0.5, summed from the end.
+    # Turn rewards 0, 2, 0, 0 minus their mean of 0.5, summed from the end.
     assert batch.samples[0].advantage.tolist() == [1.0, 1.0, 1.5]
     assert batch.samples[1].advantage.tolist() == [-1.0, -1.0, -0.5]
 
 
-def test_overlong_episodes_lose_reward_in_proportion_by_what_they_sampled():
+def test_overlong_episodes_lose_reward_by_their_sampled_tokens():
     overlong = OverlongConfig(max_sampled_tokens=10, buffer=4, penalty=2.0)
     assert [overlong.reward(n) for n in (0, 6, 7, 10, 50)] == [0, 0, -0.5, -2, -2]
-    # 3 and 6 sampled tokens (the last turn repeats one), beside 5 that were not sampled.
+    # The trajectories have 3 and 6 sampled tokens, and 5 others.
     group = [_trajectory(1.0, [5, 6]), _trajectory(1.0, [5] * 5)]
     batch = make_batch(
         [group], AlgorithmConfig(advantage="dr_grpo", overlong=OverlongConfig(max_sampled_tokens=7, buffer=2))
@@ -113,7 +113,7 @@ def test_overlong_episodes_lose_reward_in_proportion_by_what_they_sampled():
     assert [sample.advantage for sample in batch.samples] == [0.25, -0.25]
 
 
-def test_truncated_episodes_are_dropped_on_demand_and_stay_in_the_statistics():
+def test_truncated_episodes_can_be_dropped_and_stay_in_the_statistics():
     group = [_trajectory(1.0, [5]), _trajectory(0.0, [5])]
     group[1].stop_reason = StopReason.MAX_TOKENS
     batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo", drop_truncated=True))
@@ -126,7 +126,7 @@ def test_kl_in_the_reward():
     group = [_trajectory(1.0, [5, 6]), _trajectory(1.0, [5, 6]), _trajectory(None, [5])]
 
     def reference(samples):
-        # Sampled at -0.5, -0.5 and -0.25.
+        # The rollout logprobs are -0.5, -0.5 and -0.25.
         return [np.array([-0.5, -1.5, -0.25], np.float32), np.array([-0.5, -0.5, -0.25], np.float32)]
 
     batch = make_batch([group], AlgorithmConfig(advantage="dr_grpo", kl_in_reward=0.1), models=TokenModels(reference))

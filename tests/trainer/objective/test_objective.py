@@ -38,7 +38,7 @@ def test_kl_and_entropy_are_added_to_the_loss_of_each_token():
 
 
 def test_decoupled_ppo_by_hand():
-    """Clip against the weights before the batch; weigh with these over the policy that sampled (arXiv 2505.24298)."""
+    """Clip the ratio to the weights before the batch; weight by those over the sampling policy (arXiv 2505.24298)."""
     known = tokens([1], advantages=[1.0], rollout=[-2.0], old=[-1.0])
     correct = [{"name": "truncate", "options": {"cap": 5.0}}]
     objective = _objective(mini_batches=2, corrections=correct, loss_options={"clip_high": 0.2})
@@ -57,13 +57,13 @@ def test_interpolated_old_logprobs_need_no_pass():
     objective = _objective(mini_batches=2, old_logprobs="interpolated", corrections=["truncate"])
     assert not objective.needs_old_logprobs
     loss, _, _, metrics = _gradient(objective, [-1.8], [0.0], known)
-    # Old is halfway: -1.9.
+    # The old logprob is halfway, at -1.9.
     assert metrics["ratio"].item() == pytest.approx(math.exp(0.1))
     assert metrics["importance_weight"].item() == pytest.approx(math.exp(0.1))
     assert loss == pytest.approx(-math.exp(0.2))
 
 
-def test_weights_of_several_corrections_are_multiplied():
+def test_the_weights_of_several_corrections_are_multiplied():
     known = tokens([1, 1], advantages=[1.0, 1.0], rollout=[-1.0, -1.5])
     correct = ["truncate", {"name": "reject", "options": {"low": 0.9, "high": 1.1}}]
     _, _, _, metrics = _gradient(_objective(corrections=correct), [-1.05, -1.0], [0.0, 0.0], known)
@@ -131,7 +131,7 @@ def test_tokenwise_objectives_may_be_computed_in_pieces(settings):
     assert sum(pieces).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
-def test_which_objectives_look_at_whole_trajectories():
+def test_which_objectives_need_whole_trajectories():
     assert {name for name in losses.names() if not _objective(loss=name).is_tokenwise} == {
         "gspo",
         "gmpo",
@@ -141,7 +141,7 @@ def test_which_objectives_look_at_whole_trajectories():
     assert not _objective(corrections=["truncate", "reject"]).is_tokenwise
 
 
-def test_samples_become_tokens():
+def test_trained_tokens_of_samples():
     sample = Sample(
         token_ids=np.zeros(4, np.int32),
         loss_mask=np.array([False, True, False, True]),
@@ -160,16 +160,16 @@ def test_samples_become_tokens():
     assert known.old_logprobs is None
 
 
-def test_settings_that_contradict_each_other():
-    with pytest.raises(UserError, match="old_logprobs=rollout these are the same"):
+def test_contradictory_settings_are_refused():
+    with pytest.raises(UserError, match="old_logprobs=rollout the two are the same"):
         _objective(corrections=["truncate"], old_logprobs="rollout")
-    with pytest.raises(UserError, match="loss=sft does not ask"):
+    with pytest.raises(UserError, match="loss=sft does not"):
         _objective(corrections=["truncate"], loss="sft")
     with pytest.raises(UserError, match=r"no correction 'truncat'.*Did you mean 'truncate'"):
         _objective(corrections=["truncat"])
 
 
-def test_a_loss_has_the_average_of_its_paper_unless_told_otherwise():
+def test_the_default_aggregation_is_that_of_the_paper():
     assert _objective().weights([1, 3]).tolist() == [0.25, 0.25]
     assert _objective(loss="gspo").weights([1, 3]).tolist() == pytest.approx([1 / 2, 1 / 6])
     assert _objective(loss="gspo", aggregation="token_mean").weights([1, 3]).tolist() == [0.25, 0.25]

@@ -1,4 +1,4 @@
-"""Whatever the objective, two ranks have the loss and the gradients of one; nothing that is registered is left out."""
+"""Two ranks have the loss and gradients of one rank for every registered objective."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _SCRIPT = Path(__file__).parents[2] / "support" / "objectives_on_ranks.py"
 _TOLERANCE = 2e-5
 
 
-def test_two_ranks_have_the_gradients_of_one_for_every_objective(tiny_qwen3, tmp_path: Path, run_on_ranks):
+def test_two_ranks_have_the_gradients_of_one_rank_for_every_objective(tiny_qwen3, tmp_path: Path, run_on_ranks):
     model = tiny_qwen3()
     run, make_samples = load_object(f"{_SCRIPT}:run", "function"), load_object(f"{_SCRIPT}:samples", "function")
     samples = make_samples(model)
@@ -26,7 +26,7 @@ def test_two_ranks_have_the_gradients_of_one_for_every_objective(tiny_qwen3, tmp
             assert other.keys() == gradients.keys(), (way, case)
             for name, gradient in gradients.items():
                 assert (other[name] - gradient).norm() <= _TOLERANCE * gradient.norm(), (way, case, name)
-    for case, (_, gradients) in expected.items():  # and the cases are not all one
+    for case, (_, gradients) in expected.items():  # the cases differ from each other
         is_plain = gradients.keys() == plain.keys() and all(
             torch.equal(gradients[name], gradient) for name, gradient in plain.items()
         )

@@ -21,17 +21,17 @@ def test_cost_of_a_small_model_by_hand():
     config = Qwen3Config(**_SHAPE)
     cost = CostModel.from_config(config)
     assert cost.per_token == 6 * _WEIGHTS
-    assert cost.per_token_pair == 3 * 2 * (2 * 2 * 12) / 2  # scores and values over half of the pairs
+    assert cost.per_token_pair == 3 * 2 * (2 * 2 * 12) / 2  # scores and values of half the pairs
     assert cost(10) == 60 * _WEIGHTS + 100 * cost.per_token_pair
     assert CostModel.from_config(config, head_fraction=0.0).per_token == 6 * (_WEIGHTS - 80)
 
 
-def test_flops_count_the_head_where_it_is_computed():
+def test_flops_count_the_head_only_for_its_tokens():
     flops = ModelFlops.from_config(Qwen3Config(**_SHAPE))
     assert flops.forward(10, 3) == 2 * 10 * (_WEIGHTS - 80) + 2 * 3 * 80 + 50 * 2 * 4 * 12
 
 
-def test_flops_are_those_of_the_published_model():
+def test_flops_match_the_published_parameter_count():
     config = Qwen3Config(
         hidden_size=1024,
         intermediate_size=3072,
@@ -47,7 +47,7 @@ def test_flops_are_those_of_the_published_model():
     assert cost.per_token / cost.per_token_pair == pytest.approx(10_400, rel=0.01)
 
 
-def test_experts_count_those_that_a_token_meets():
+def test_only_the_experts_that_a_token_passes_count():
     experts = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 5}
     config = Qwen3MoeConfig(**_SHAPE, **experts, mlp_only_layers=[0])
     moe = 3 * 8 * 5 * 2 + 8 * 6  # two experts, and the router
@@ -60,11 +60,11 @@ def test_a_sliding_window_bounds_the_pairs():
     config = Gemma3TextConfig(**_SHAPE, sliding_window=4, layer_types=["sliding_attention", "full_attention"])
     flops = ModelFlops.from_config(config)
     linear = 10 * flops.per_token
-    # 10 tokens: half of 100 pairs, and in the window 4 of each but for the first ones: half of 16, and 6 times 4.
+    # Full attention has half of 100 pairs; the window has half of 16 for the first 4 tokens and 4 for each other one.
     assert flops.forward(10, 0) == linear + (50 + 8 + 24) * 4 * 12
     cost = CostModel.from_config(config, head_fraction=0.0)
     assert cost(10) == pytest.approx(3 * flops.forward(10, 0))
-    # Shorter than the window, both layers are the same.
+    # Below the window length both layers cost the same.
     assert cost(3) == pytest.approx(3 * (3 * flops.per_token + 2 * 4.5 * 4 * 12))
     unused = Qwen3Config(**_SHAPE, sliding_window=4, use_sliding_window=False)
     assert ModelFlops.from_config(unused).window == 0
@@ -86,14 +86,14 @@ def test_vision_tower_of_qwen3_vl_by_hand():
     flops = ModelFlops.from_config(Qwen3VLConfig(text_config=_SHAPE, vision_config=vision))
     assert flops.vision is not None
     layer = 4 * 64 + 2 * 8 * 12
-    mergers = 2 * (32 * 32 + 32 * 6) / 4  # of 4 patches each; the last one and that of the deep stack
+    mergers = 2 * (32 * 32 + 32 * 6) / 4  # the last merger and that of the deep stack, for 4 patches each
     assert flops.vision.per_patch == 2 * (3 * 2 * 2 * 2 * 8 + 3 * layer + mergers)
     assert flops.vision.forward([10, 20]) == 30 * flops.vision.per_patch + (100 + 400) * 4 * 3 * 8
     cost = CostModel.from_config(Qwen3VLConfig(text_config=_SHAPE, vision_config=vision))
     assert cost(50, [10, 20]) - cost(50) == pytest.approx(3 * flops.vision.forward([10, 20]))
 
 
-def test_vision_tower_of_qwen2_5_vl_looks_at_windows():
+def test_the_vision_tower_of_qwen2_5_vl_has_windows():
     vision = {
         "depth": 4,
         "hidden_size": 8,
@@ -113,7 +113,7 @@ def test_vision_tower_of_qwen2_5_vl_looks_at_windows():
 
 
 def _measured(rng: np.random.Generator, count: int) -> tuple[list[list[int]], np.ndarray]:
-    """Micro-batches, and their seconds by 2e-6 * n + 1e-10 * n^2 + 0.01 with 1% of noise."""
+    """Return micro-batches and their seconds, 2e-6 * n + 1e-10 * n^2 + 0.01 with 1% of noise."""
     rows = [rng.lognormal(8, 1, rng.integers(1, 12)).clip(16, 60_000).astype(int).tolist() for _ in range(count)]
     seconds = [2e-6 * sum(row) + 1e-10 * sum(n * n for n in row) + 0.01 for row in rows]
     return rows, np.array(seconds) * rng.normal(1, 0.01, count)
@@ -130,7 +130,7 @@ def test_measured_times_correct_the_coefficients():
     assert again.per_token == pytest.approx(cost.per_token, rel=0.01)
 
 
-def test_measurements_that_say_nothing_of_a_term_keep_the_ratio():
+def test_terms_that_measurements_do_not_tell_apart_keep_their_ratio():
     before = CostModel(1e9, 3e5)
     cost = before.refined([[1000]] * 5, [0.5] * 5)
     assert cost(1000) == pytest.approx(0.5, rel=0.01)
@@ -138,7 +138,7 @@ def test_measurements_that_say_nothing_of_a_term_keep_the_ratio():
 
 
 def test_no_coefficient_is_negative():
-    # Times that fall with the length cannot be: the pairs are left out.
+    # A plain fit to times that fall with the length has a negative coefficient.
     cost = CostModel(1.0, 1e-3, per_micro_batch=100.0).refined([[100], [200], [400], [800]], [1.0, 0.9, 0.8, 0.7])
     assert min(cost.per_token, cost.per_token_pair, cost.per_micro_batch) >= 0
     assert cost(100) >= 0

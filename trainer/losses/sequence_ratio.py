@@ -1,4 +1,4 @@
-"""Losses whose ratio is that of a whole trajectory: the geometric mean of the ratios of its sampled tokens."""
+"""Losses of the ratio of a whole trajectory: the geometric mean of the ratios of its sampled tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from agentloop.config.learner import Aggregation
 from agentloop.registry.options import Config
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.losses.base import log_ratio, ratio_metrics, register
-from agentloop.trainer.losses.clipped import clipped_surrogate
+from agentloop.trainer.losses.token_ratio import clipped_surrogate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class GspoOptions(Config):
+    """Options of `gspo`. The bounds are narrow because the mean over many tokens stays close to 1."""
+
     clip_low: float = Field(default=3e-4, ge=0, le=1)
-    """The ratio of a trajectory is clipped at 1 - clip_low: means over many tokens stay close to 1."""
+    """The ratio of a trajectory is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(default=4e-4, ge=0)
 
 
@@ -26,10 +28,10 @@ class GspoOptions(Config):
 def gspo(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: GspoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate of the trajectory's ratio (arXiv 2507.18071), in the form GSPO-token.
+    """Return the clipped surrogate of the trajectory's ratio (arXiv 2507.18071), in the form GSPO-token.
 
-    Each token has the value of the whole trajectory's ratio and the gradient of its own log-probability. With one
-    advantage for a trajectory that is GSPO exactly; with one for each turn every turn is pushed by its own.
+    Each token has the value of the trajectory's ratio and the gradient of its own log-probability. With one advantage
+    per trajectory this is exactly GSPO; with one per turn, each turn follows its own.
     """
     moved = log_ratio(logprobs, old_logprobs)
     of_sequence = tokens.spread(tokens.means(moved.detach()))
@@ -39,8 +41,10 @@ def gspo(
 
 
 class GmpoOptions(Config):
+    """Options of `gmpo`."""
+
     clip_low: float = Field(default=0.4, ge=0)
-    """The log of a token's ratio is clipped at -clip_low."""
+    """A token's log ratio is clipped to [-clip_low, clip_high]."""
     clip_high: float = Field(default=0.4, ge=0)
 
 
@@ -48,9 +52,9 @@ class GmpoOptions(Config):
 def gmpo(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: GmpoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A times the geometric mean of clipped ratios (arXiv 2507.20673): one token far off hardly moves it.
+    """Return -A times the geometric mean of clipped ratios (arXiv 2507.20673), robust to single outlier tokens.
 
-    A token's log ratio is clipped on the side on which its advantage would gain, as in PPO.
+    A token's log ratio is clipped on the side that its advantage favours, as in PPO.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Losses of importance ratios with hard bounds, and the one without ratios."""
+"""Losses of the importance ratio of each token, with hard or smooth bounds, and the plain policy gradient."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from agentloop.config.learner import Aggregation
 from agentloop.registry.options import Config
 from agentloop.registry.registry import NoOptions
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
@@ -16,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class PpoOptions(Config):
+    """Options of `ppo`: the ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+
     clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.28, ge=0)
-    """The ratio is clipped at 1 + clip_high; above clip_low it leaves rare tokens room to grow (DAPO's clip-higher)."""
+    """A value above clip_low gives rare tokens room to grow (DAPO's clip-higher)."""
     dual_clip: float | None = Field(default=3.0, gt=1)
-    """Bounds the loss of a token with a negative advantage at dual_clip * |advantage| (arXiv 1912.09729); None: no
-    bound."""
+    """Bound on the loss at negative advantages, in units of |advantage| (arXiv 1912.09729); None: no bound."""
 
 
 @register("ppo", PpoOptions)
 def ppo(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: PpoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate of PPO (arXiv 1707.06347), with clip-higher (arXiv 2503.14476) and dual clip."""
+    """Return PPO's clipped surrogate (arXiv 1707.06347) with clip-higher (arXiv 2503.14476) and dual clip."""
     import torch
 
     moved = log_ratio(logprobs, old_logprobs)
@@ -45,7 +46,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """max(-A r, -A clip(r)): no gain from leaving [1 - clip_low, 1 + clip_high], [num_trained]."""
+    """Return max(-A r, -A clip(r)) with r clipped to [1 - clip_low, 1 + clip_high], and metrics, [num_trained]."""
     import torch
 
     plain = -advantages * ratio
@@ -54,19 +55,20 @@ def clipped_surrogate(
 
 
 class CispoOptions(Config):
+    """Options of `cispo`: the weight is clipped to [1 - clip_low, 1 + clip_high]."""
+
     clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The weight is at least 1 - clip_low; at 1 there is no lower bound, as in the paper."""
+    """At 1 there is no lower bound, as in the paper."""
     clip_high: float = Field(default=4.0, ge=0)
-    """The weight is at most 1 + clip_high."""
 
 
 @register("cispo", CispoOptions)
 def cispo(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: CispoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """REINFORCE with a clipped importance weight (MiniMax-M1, arXiv 2506.13585): -sg(clip(r)) A log p.
+    """Return -sg(clip(r)) A log p: REINFORCE with a clipped importance weight (MiniMax-M1, arXiv 2506.13585).
 
-    Every token keeps a gradient; clipping bounds what it counts.
+    Every token keeps a gradient; clipping only bounds its weight.
     """
     moved = log_ratio(logprobs, old_logprobs).detach()
     ratio = moved.exp()
@@ -79,5 +81,28 @@ def cispo(
 def reinforce(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: NoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A log p (Williams, 1992): the policy gradient where one update follows each batch; it bounds nothing."""
+    """Return -A log p (Williams, 1992), without bounds: the policy gradient if each batch has a single update."""
     return -tokens.advantages * logprobs, ratio_metrics(log_ratio(logprobs, old_logprobs))
+
+
+class SapoOptions(Config):
+    """Options of `sapo`. The higher the temperature, the sooner the gradient fades away from ratio 1."""
+
+    temperature_positive: float = Field(default=1.0, gt=0)
+    """Temperature of tokens with a positive advantage."""
+    temperature_negative: float = Field(default=1.05, gt=0)
+    """Temperature of the others; higher, because their gradients spread over the vocabulary."""
+
+
+@register("sapo", SapoOptions, aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN)
+def sapo(
+    logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: SapoOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -A sigmoid(t (r - 1)) 4 / t, a soft gate (arXiv 2511.20347); its slope at r = 1 is -A."""
+    import torch
+
+    moved = log_ratio(logprobs, old_logprobs)
+    temperature = torch.full_like(tokens.advantages, options.temperature_negative)
+    temperature = temperature.masked_fill(tokens.advantages > 0, options.temperature_positive)
+    gate = torch.sigmoid(temperature * (moved.exp() - 1)) * 4 / temperature
+    return -tokens.advantages * gate, ratio_metrics(moved)
