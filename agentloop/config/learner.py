@@ -62,6 +62,10 @@ scaled_dot_product_attention over padded batches, any device and precision."""
 
 BackendName = Literal["fsdp", "megatron"]
 
+CheckName = Literal["packed_equals_alone"]
+"""packed_equals_alone: a few short sequences in one row, in training mode, have the log-probabilities that transformers
+computes of each alone (docs/models.md)."""
+
 
 CheckpointingName = Literal["off", "selective", "full", "sparse"]
 """selective: all but attention and the narrow matrix products; full: all but the input of each layer; sparse: all but
@@ -88,6 +92,7 @@ _SETTINGS_OF: dict[BackendName, tuple[str, ...]] = {
         "freeze_vision",
         "lora",
         "shard",
+        "skip_checks",
     ),
     "megatron": ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel"),
 }
@@ -198,6 +203,8 @@ class LearnerConfig(Config):
     skip_zero_advantage: bool = True
     """Leave out the passes of trajectories whose advantage is 0 where that does not change the gradient; they still
     count in the averages of the loss, but not in the metrics of the policy."""
+    skip_checks: tuple[CheckName, ...] = ()
+    """Checks of the model at load that are left out. A model that fails one is trained on wrong numbers."""
     seed: int = 0
     recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
     """Set by the run, from `profiler`."""

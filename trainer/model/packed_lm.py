@@ -128,6 +128,11 @@ def load_packed_lm(
             sequence.check(AutoConfig.from_pretrained(folder))
         model = load_language_model(folder, dtype=dtype, attention=name, tower_attention=tower_name)
     except (OSError, ValueError, KeyError) as error:
+        if error.args == (name,) or "support an attention implementation" in str(error):
+            raise UserError(
+                f"The model in {folder} cannot be trained: its attention cannot be replaced by the learner's, which "
+                "takes several sequences packed into one row. Train another model."
+            ) from error
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     for option, neutral in _UNSUPPORTED.items():
         value = getattr(model.config.get_text_config(), option, None)

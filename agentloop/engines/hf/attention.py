@@ -20,6 +20,7 @@ from agentloop.engines.hf.cache import SlotCache
 
 NAME = "agentloop_slots"
 _SUPPORTED_KWARGS = {"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache", "slot_step"}
+_SUPPORTED_KWARGS |= {"output_router_logits"}  # of models with experts: attention has nothing to do with it
 
 
 @dataclass

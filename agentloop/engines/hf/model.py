@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentloop.engines.hf.attention import NAME, PromptChunks, SlotStep, slot_attention
+from agentloop.engines.hf.attention import NAME, DecodeRows, PromptChunks, SlotStep, slot_attention
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.images import VisionStep
 from agentloop.errors import EngineError, UserError
 from agentloop.vision.loading import load_language_model, tower_of
 from agentloop.vision.tower import embedded
 
-_PROBE = 12
-"""Tokens of the forward pass that compares the two kinds of attention."""
+_PROBES = (8, 11)
+"""Tokens of the two sequences that compare the two kinds of attention."""
+_TOLERANCE = 1e-3
+"""Of the largest logit, in float32."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype:
             ) from error
     own.eval().requires_grad_(False)
     AttentionInterface.register(NAME, slot_attention)
-    _use_slots(own, device, dtype)
+    _use_slots(own, device)
     return own
 
 
@@ -98,38 +101,72 @@ def _forward_with_images(
     return logits
 
 
-def _use_slots(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+def _use_slots(model: Any, device: torch.device) -> None:
     """Switch to slot attention, and make sure that the model computes the same with it."""
     name = type(model).__name__
     hint = "Use the vllm engine for it."
     try:
         shape = shape_of(model)
-        ids = torch.arange(_PROBE, device=device) % shape.vocabulary
         cache = SlotCache(
             layers=shape.layers,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            slots=1,
-            max_len=_PROBE,
-            dtype=dtype,
+            slots=2,
+            max_len=max(_PROBES),
+            dtype=torch.float32,
             device=device,
         )
-        cache.reserve(0, _PROBE)
-        row = np.zeros(1, np.int64)
-        chunk = PromptChunks(cache, row, row, row + _PROBE, offset=0)
-        step = SlotStep(cache, np.zeros(_PROBE, np.int64), np.arange(_PROBE), None, [chunk])
-        with torch.inference_mode():
-            expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        ids = [torch.arange(count, device=device) % shape.vocabulary for count in _PROBES]
+        with torch.inference_mode(), _in_float32(model):
+            expected = torch.cat([model(input_ids=part[None], use_cache=False).logits[0] for part in ids])
             model.set_attn_implementation(NAME if tower_of(model) is None else {"text_config": NAME})
-            logits = forward(model, ids, step, torch.arange(_PROBE, device=device)).float()
-    except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, IndexError) as error:
+            logits = _probe(model, cache, ids)
+    except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError) as error:
         raise UserError(f"The hf engine cannot run {name}: {type(error).__name__}: {error}. {hint}") from error
     if not all(layer.any() for layer in cache.kv):
         raise UserError(f"The hf engine cannot run {name}: it does not take its attention from transformers. {hint}")
-    tolerance = 1e-3 if dtype == torch.float32 else 0.1
     scale = float(expected.abs().max()) + 1e-6
-    if not float((logits - expected).abs().max()) <= tolerance * scale:
-        raise UserError(f"The hf engine cannot run {name}: its attention is not the usual causal one. {hint}")
+    if not float((logits - expected).abs().max()) <= _TOLERANCE * scale:
+        raise UserError(
+            f"The hf engine cannot run {name}: two sequences that are computed together, and in two steps, have other "
+            f"logits than each alone and whole, as layers with a state of their own do. {hint}"
+        )
+
+
+def _probe(model: Any, cache: SlotCache, ids: list[torch.Tensor]) -> torch.Tensor:
+    """Logits of two sequences, one behind the other: their prompts as one row, then a token of one and the rest of the
+    other. What an engine keeps of a sequence from step to step is in the cache, and only attention knows that."""
+    (first, second), (whole, more) = ids, _PROBES
+    decoded, begun = whole - 1, more // 2
+    for slot, count in enumerate(_PROBES):
+        cache.reserve(slot, count)
+    both = np.arange(2)
+    chunk = PromptChunks(cache, both, np.zeros(2, np.int64), np.array([decoded, begun]), offset=0)
+    positions = np.concatenate([np.arange(decoded), np.arange(begun)])
+    step = SlotStep(cache, np.repeat(both, [decoded, begun]), positions, None, [chunk])
+    row = torch.cat([first[:decoded], second[:begun]])
+    prompts = forward(model, row, step, torch.arange(len(row), device=row.device))
+    rest = more - begun
+    chunk = PromptChunks(cache, both[1:], np.array([begun]), np.array([rest]), offset=1)
+    positions = np.concatenate([[decoded], np.arange(begun, more)])
+    step = SlotStep(cache, np.repeat(both, [1, rest]), positions, DecodeRows(cache, both[:1], positions[:1]), [chunk])
+    row = torch.cat([first[decoded:], second[begun:]])
+    later = forward(model, row, step, torch.arange(len(row), device=row.device))
+    return torch.cat([prompts[:decoded], later[:1], prompts[decoded:], later[1:]])
+
+
+@contextmanager
+def _in_float32(model: torch.nn.Module) -> Iterator[None]:
+    """Rounding to bfloat16 would hide what a probe looks for. The parameters are the same ones afterwards."""
+    tensors = [*model.parameters(), *model.buffers()]
+    kept = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
+    for tensor, data in kept:
+        tensor.data = data.float()
+    try:
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
 
 
 def copy_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

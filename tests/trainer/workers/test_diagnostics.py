@@ -18,7 +18,7 @@ async def test_tasks_are_counted_by_the_innermost_place_where_they_wait():
     tasks = [asyncio.create_task(an_episode(event)) for _ in range(3)]
     await asyncio.sleep(0)
     words = waiting_tasks(asyncio.get_running_loop())
-    assert "3 in a_tool_that_never_answers (workers/test_waiting.py:" in words
+    assert "3 in a_tool_that_never_answers (workers/test_diagnostics.py:" in words
     event.set()
     await asyncio.gather(*tasks)
 
@@ -37,6 +37,6 @@ def test_the_code_of_a_thread_is_named_from_outside():
     words = running_code(thread.ident)
     stop.set()
     thread.join()
-    assert "workers/test_waiting.py:" in words
+    assert "workers/test_diagnostics.py:" in words
     assert "counts_forever" in words
     assert running_code(thread.ident) == "a thread that has ended"

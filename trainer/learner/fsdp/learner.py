@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 from agentloop.trainer.model import lora
 from agentloop.trainer.model.attention.choice import choose
+from agentloop.trainer.model.checks import packing_check
 from agentloop.trainer.model.head.fused_head import ChunkLoss
 from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
 from agentloop.trainer.model.row_layout import Unit
@@ -64,7 +66,6 @@ class FsdpLearner(BaseLearner):
         kernel = choose(config.attention, self._device, self._compute_dtype)
         self._padded = kernel == "sdpa"
         policy = self._load(kernel)
-        self._share = self._shares_prefixes(policy, kernel)
         self._offload = config.offload if self._device.type == "cuda" else "off"
         self._once = self._gathers_once(policy)
         if config.checkpointing == "sparse" and not self._once:
@@ -79,6 +80,8 @@ class FsdpLearner(BaseLearner):
             folder = Path(config.reference or config.model).expanduser()
             reference = load_packed_lm(folder, self._compute_dtype, kernel=kernel, sequence=self._sequence)
             self._reference = reference.requires_grad_(False).to(self._device)
+            if folder != Path(config.model).expanduser():
+                self._check(self._reference)
             self._reference_placement = self._place(self._reference)
         adamw = OffloadedAdamW if self._offload == "optimizer" else torch.optim.AdamW
         self._optimizer = adamw(
@@ -89,7 +92,9 @@ class FsdpLearner(BaseLearner):
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._set_costs()
+        hf_config: Any = self._policy.model.config
+        with packing_check.refusing(hf_config.model_type):
+            self._set_costs()
         self._shelf = ShardedShelf()
 
     def _shares_prefixes(self, policy: PackedCausalLM, kernel: str) -> bool:
@@ -117,7 +122,14 @@ class FsdpLearner(BaseLearner):
         )
         if config.freeze_vision:
             policy.freeze_vision()
+        self._share = self._shares_prefixes(policy, kernel)
+        self._check(policy.to(self._device))
         return self._wrap(policy)
+
+    def _check(self, policy: PackedCausalLM) -> None:
+        """Before it is sharded: each rank then has all of it, and need not wait for others."""
+        if packing_check.NAME not in self.config.skip_checks:
+            packing_check.check(policy, shares_prefixes=self._share, sequence=self._sequence)
 
     def _adapt(self, policy: PackedCausalLM) -> None:
         config = self.config

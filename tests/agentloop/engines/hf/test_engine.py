@@ -1,6 +1,7 @@
 """`HfEngine` against transformers itself, on models of random weights."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.hf.engine import HfEngine
+from agentloop.engines.hf.model import load_model
 from agentloop.errors import EngineError, UserError
+from tests.support.small_models import save_small_model
 
 VOCABULARY = 97
 SIZES = {
@@ -404,3 +407,11 @@ async def test_a_model_with_other_attention_is_refused():
     )
     with pytest.raises(UserError, match="cannot run GPTNeoForCausalLM"):
         await HfEngine(GPTNeoForCausalLM(config), device="cpu").start()
+
+
+def test_a_state_beside_attention_is_refused_and_experts_are_not(tmp_path: Path):
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: two sequences"):
+            load_model(save_small_model("falcon_h1", tmp_path / "state"), torch.device("cpu"), dtype)
+        model = load_model(save_small_model("qwen3_moe", tmp_path / "experts"), torch.device("cpu"), dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}

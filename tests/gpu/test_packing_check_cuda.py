@@ -1,0 +1,33 @@
+"""On CUDA the check at load runs in float32 whatever the model has, and leaves no trace."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.errors import UserError
+from agentloop.trainer.model.checks import packing_check
+from agentloop.trainer.model.packed_lm import load_packed_lm
+from tests.support.small_models import save_small_model
+from tests.support.tiny import save_small_qwen3
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_passes_and_nothing_of_it_changes(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    policy = load_packed_lm(save_small_qwen3(tmp_path), dtype, kernel="fa2", compiled=True).to("cuda")
+    before, random = {n: p.clone() for n, p in policy.named_parameters()}, torch.cuda.get_rng_state()
+    packing_check.check(policy, shares_prefixes=True)
+    assert all(torch.equal(p, before[n]) and p.dtype == dtype for n, p in policy.named_parameters())
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "layer"), [("qwen3_next", "Qwen3NextGatedDeltaNet"), ("bamba", "BambaMixer")])
+def test_a_layer_with_a_state_is_named(tmp_path: Path, dtype: torch.dtype, family: str, layer: str):
+    policy = load_packed_lm(save_small_model(family, tmp_path), dtype, kernel="fa2", compiled=True).to("cuda")
+    with pytest.raises(UserError, match=layer):
+        packing_check.check(policy)

@@ -1,0 +1,59 @@
+"""What the learner does with a small model of a family: train it as plain transformers would, or refuse it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.run.learners import create
+from tests.support.small_models import save_small_model
+
+_WORDS = (3, 120)
+
+
+def _batch() -> TrainBatch:
+    rng = np.random.default_rng(5)
+    samples = []
+    for length in (14, 6, 21):
+        mask = rng.random(length) < 0.7
+        mask[0], mask[-1] = False, True
+        ids = rng.integers(*_WORDS, length).astype(np.int32)
+        samples.append(Sample(ids, mask, np.zeros(length, np.float32), np.zeros(length, np.int32), 1.0))
+    return TrainBatch(samples)
+
+
+def _plain(folder: Path, batch: TrainBatch) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]:
+    """Log-probabilities of each sequence alone, and the weights after one update on their mean."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    found = []
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.token_ids).long()
+        log_p = F.log_softmax(model(input_ids=ids[None], use_cache=False).logits[0], dim=-1)
+        found.append(log_p[:-1].gather(1, ids[1:, None])[:, 0][torch.from_numpy(sample.loss_mask[1:])])
+    (-torch.cat(found).mean()).backward()
+    gradients = {name: p if p.grad is None else p - p.grad / (p.grad.abs() + 1) for name, p in model.named_parameters()}
+    return [part.detach().numpy() for part in found], {name: value.detach() for name, value in gradients.items()}
+
+
+def outcome(family: str, folder: Path) -> str | None:
+    """Why the learner refuses a small model of a family; None where it trains it as plain transformers would."""
+    save_small_model(family, folder)
+    # The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients.
+    config = LearnerConfig(model=str(folder), device="cpu", loss="sft", lr=1.0, eps=1.0, grad_clip=None)
+    try:
+        learner = create(config)
+    except UserError as error:
+        return str(error)
+    batch = _batch()
+    logprobs, weights = _plain(folder, batch)
+    for got, want in zip(learner.logprobs(batch.samples), logprobs, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+    learner.step(batch)
+    for name, tensor in learner.weights():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+    return None

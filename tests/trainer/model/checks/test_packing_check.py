@@ -1,0 +1,125 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.trainer.model.attention import packed as attention
+from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
+from agentloop.trainer.model.checks import packing_check
+from agentloop.trainer.model.packed_lm import load_packed_lm
+from agentloop.trainer.run.learners import create, create_critic
+from tests.support.small_models import save_small_model
+
+_SUPPORT = Path(__file__).parents[3] / "support"
+
+
+@pytest.fixture(scope="module")
+def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_model("qwen3_next", tmp_path_factory.mktemp("qwen3_next"))
+
+
+def _config(folder: Path, **options: object) -> LearnerConfig:
+    return LearnerConfig(model=str(folder), device="cpu", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("family", "layer"),
+    [
+        ("qwen3_next", "Qwen3NextGatedDeltaNet"),
+        ("qwen3_5_text", "Qwen3_5GatedDeltaNet"),
+        ("lfm2", "Lfm2ShortConv"),
+        ("bamba", "BambaMixer"),
+        ("falcon_h1", "FalconH1Mixer"),
+    ],
+)
+def test_a_layer_with_a_state_is_named(family: str, layer: str, tmp_path: Path):
+    expected = (
+        f"The model {family} cannot be trained: its layer {layer} computes the sequences of a packed row otherwise"
+    )
+    with pytest.raises(UserError, match=f"{expected} than each alone.*skip_checks"):
+        create(_config(save_small_model(family, tmp_path)))
+
+
+def test_dropout_that_stays_on_in_training_is_named(tmp_path: Path):
+    save_small_model("seed_oss", tmp_path)
+    with pytest.raises(UserError, match=r"seed_oss .* SeedOss\w+ .* in training mode.* Set .*residual_dropout to 0"):
+        create(_config(tmp_path))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"residual_dropout": 0.0, "attention_dropout": 0.0}))
+    create(_config(tmp_path))
+
+
+def test_a_window_that_attention_is_not_told_of_is_found_though_it_is_longer_than_the_probe(tmp_path: Path):
+    save_small_model("phimoe", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"sliding_window": 1000, "router_jitter_noise": 0.0}))
+    with pytest.raises(UserError, match="PhimoeAttention"):
+        create(_config(tmp_path))
+
+
+@pytest.mark.parametrize("window", [8, 1000])
+def test_a_window_that_attention_is_told_of_is_fine(tiny_qwen3, window: int):
+    create(_config(tiny_qwen3(use_sliding_window=True, sliding_window=window, max_window_layers=1)))
+
+
+def test_a_check_is_left_out_by_its_name_only(qwen3_next: Path):
+    create(_config(qwen3_next, skip_checks=("packed_equals_alone",)))
+    with pytest.raises(ValidationError, match="packed_equals_alone"):
+        _config(qwen3_next, skip_checks=("all",))
+
+
+def test_critics_and_references_are_checked(tiny_qwen3, qwen3_next: Path):
+    with pytest.raises(UserError, match="Qwen3NextGatedDeltaNet"):
+        create_critic(_config(qwen3_next, loss="value"))
+    with pytest.raises(UserError, match="Qwen3NextGatedDeltaNet"):
+        create(_config(tiny_qwen3(), reference=str(qwen3_next)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_leaves_no_trace(tiny_qwen3, dtype: torch.dtype):
+    policy = load_packed_lm(tiny_qwen3(), dtype, checkpointing="full")
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    forwards, random = [layer.forward for layer in policy.layers()], torch.get_rng_state()
+    settings = policy.model.config.to_dict()
+    packing_check.check(policy, shares_prefixes=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+    assert all(parameter.dtype == dtype for parameter in policy.parameters())
+    assert [layer.forward for layer in policy.layers()] == forwards
+    assert policy.model.config.to_dict() == settings
+    assert policy.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in policy.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_state_is_found_in_bfloat16(qwen3_next: Path):
+    with pytest.raises(UserError, match="Qwen3NextGatedDeltaNet"):
+        create(_config(qwen3_next, param_dtype="bfloat16", compute_dtype="bfloat16"))
+
+
+def test_adapters_are_checked_with_their_model(tiny_qwen3, qwen3_next: Path):
+    create(_config(tiny_qwen3(), lora={"rank": 2}, compute_dtype="bfloat16"))
+    with pytest.raises(UserError, match="Qwen3NextGatedDeltaNet"):
+        create(_config(qwen3_next, lora={"rank": 2, "targets": ["q_proj"]}))
+
+
+def test_rows_with_shared_prefixes_are_checked(tiny_qwen3, monkeypatch: pytest.MonkeyPatch):
+    policy, of = load_packed_lm(tiny_qwen3(), torch.float32), SharedPrefixes.of
+
+    def forgetful(*args: object) -> SharedPrefixes:
+        found = of(*args)  # type: ignore[arg-type]
+        return replace(found, positions=[0] * len(found.positions))
+
+    packing_check.check(policy, shares_prefixes=True)
+    monkeypatch.setattr(attention.SharedPrefixes, "of", forgetful)
+    with pytest.raises(UserError, match=r"learner\.share_prefixes.* set it to false"):
+        packing_check.check(policy, shares_prefixes=True)
+
+
+@pytest.mark.parametrize("options", [[], ["gather_once"], ["sequence_parallel"]])
+def test_two_ranks_pass_and_refuse_together(tiny_qwen3, qwen3_next: Path, run_on_ranks, options: list[str]):
+    run_on_ranks(2, _SUPPORT / "packing_check_on_ranks.py", tiny_qwen3(), qwen3_next, *options)

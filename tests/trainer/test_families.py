@@ -1,0 +1,42 @@
+"""Every causal language model of transformers trains as plain transformers would, or is refused by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+
+from tests.support.family_outcomes import outcome
+from tests.support.small_models import FAMILIES, NOT_BUILT, save_small_model
+
+_DOCS = Path(__file__).parents[2] / "docs"
+
+_REFUSALS = "cannot be trained", "cannot be loaded", "the learner does not support"
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, set[str]]:
+    """The families that docs/models.md names, by how the line with them begins."""
+    text = (_DOCS / "models.md").read_text()
+    lines = re.findall(r"^- \*\*(\w+) [^:]*: (.*)$", text, re.MULTILINE)
+    return {begin: set(re.findall(r"`([^`]+)`", rest)) for begin, rest in lines}
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NOT_BUILT])
+def test_a_family_is_trained_exactly_or_refused(family: str, tmp_path: Path, documented: dict[str, set[str]]):
+    refusal = outcome(family, tmp_path)
+    assert refusal is None or any(text in refusal for text in _REFUSALS), refusal
+    assert family in documented["Exact" if refusal is None else "Refused"], "run scripts/model-families"
+
+
+@pytest.mark.parametrize("family", NOT_BUILT)
+def test_a_family_that_cannot_be_made_small_is_named(family: str, tmp_path: Path, documented: dict[str, set[str]]):
+    assert family in FAMILIES
+    assert family in documented["Untested"], "run scripts/model-families"
+    # Once it can be built, it belongs to the others. What it raises is transformers' own.
+    with pytest.raises((AttributeError, ImportError, RuntimeError, StrictDataclassError)):
+        save_small_model(family, tmp_path)
+
+
+def test_the_documentation_names_no_other_family(documented: dict[str, set[str]]):
+    assert documented["Exact"] | documented["Refused"] | documented["Untested"] == set(FAMILIES)
