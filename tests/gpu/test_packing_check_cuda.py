@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentloop.errors import UserError
-from agentloop.trainer.model.checks import packing_check
+from agentloop.trainer.learner.checks import packing_check
 from agentloop.trainer.model.packed_lm import load_packed_lm
 from tests.support.small_models import save_small_model
 from tests.support.tiny import save_small_qwen3

@@ -21,6 +21,7 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster.process_group import data_parallel_mesh, node_mesh, sequence_group
 from agentloop.trainer.learner import skipped
 from agentloop.trainer.learner.base_learner import IDLE, BaseLearner
+from agentloop.trainer.learner.checks import packing_check
 from agentloop.trainer.learner.fsdp import state as fsdp_state
 from agentloop.trainer.learner.fsdp.sharded import ShardedModel, fits_whole
 from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
@@ -32,7 +33,6 @@ from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 from agentloop.trainer.model import lora
 from agentloop.trainer.model.attention.choice import choose
-from agentloop.trainer.model.checks import packing_check
 from agentloop.trainer.model.head.fused_head import ChunkLoss
 from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
 from agentloop.trainer.model.row_layout import Unit

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from agentloop.errors import UserError, raised
 from agentloop.trainer.batch.train_batch import Sample
+from agentloop.trainer.learner.checks.first_difference import first_difference, record
+from agentloop.trainer.learner.checks.probe_conditions import attention_of, probing
 from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
-from agentloop.trainer.model.checks.first_difference import first_difference, record
-from agentloop.trainer.model.checks.probe_conditions import attention_of, probing
 from agentloop.trainer.model.packed_lm import PackedCausalLM
 from agentloop.trainer.model.row_layout import Unit
 
 NAME = "packed_equals_alone"
 TOLERANCE = 2e-3
-"""In nats, in float32. Rounding makes up to 3e-4 of models of any depth, and a leak of state at least 0.02."""
+"""In nats, in float32. Rounding made 4e-5 at 28 layers; the smallest leak that was found is 0.02."""
 
 _LENGTHS = (5, 23, 9)
 """Their sum is a prime, so that no other dimension of a tensor is taken for that of tokens."""
