@@ -13,7 +13,7 @@ from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
-    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, Run
+    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, PlannedRun
 
 
 def plan(
@@ -79,7 +79,7 @@ def _hf_config(model: str) -> Any:
         ) from error
 
 
-def _own(config: RunConfig, run: Run, cluster: Cluster) -> Estimate | str:
+def _own(config: RunConfig, run: PlannedRun, cluster: Cluster) -> Estimate | str:
     """The layout that the recipe asks for, or why it is impossible."""
     from agentloop.trainer.sizing.layouts import Layout, problems
     from agentloop.trainer.sizing.search import estimated
@@ -90,7 +90,7 @@ def _own(config: RunConfig, run: Run, cluster: Cluster) -> Estimate | str:
     return estimated(run, cluster, layout, int(config.engine.options.get("tensor_parallel_size", 1)))
 
 
-def _calibrated(run: Run, config: RunConfig, cluster: Cluster, path: Path, gpus: int) -> Run:
+def _calibrated(run: PlannedRun, config: RunConfig, cluster: Cluster, path: Path, gpus: int) -> PlannedRun:
     """With the speed of the steps that `path` has, whose learner had `gpus`."""
     from dataclasses import replace
 

@@ -12,14 +12,14 @@ from rich.table import Table
 from agentloop.trainer.sizing.sharing import ASLEEP
 
 if TYPE_CHECKING:
-    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, Run
+    from agentloop.trainer.sizing.search import Cluster, Estimate, Found, PlannedRun
 
 _GIB = 2**30
 _WIDTH = 96
 """Of the table: on a narrower terminal its lines wrap, which loses nothing; columns cut short would."""
 
 
-def print_found(found: Found, own: Estimate | str, run: Run, cluster: Cluster, top: int) -> None:
+def print_found(found: Found, own: Estimate | str, run: PlannedRun, cluster: Cluster, top: int) -> None:
     """The recipe's own layout, the best ones, and what keeps the others from fitting."""
     console = Console()
     console.width = max(console.width, _WIDTH)

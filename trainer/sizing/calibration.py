@@ -1,4 +1,4 @@
-"""Estimates put right by a run that was measured."""
+"""Calibrate time estimates with the metrics of a run."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from statistics import median
 
 from agentloop.errors import UserError
 from agentloop.trainer.sizing.layouts import Layout
-from agentloop.trainer.sizing.search import Cluster, Run
+from agentloop.trainer.sizing.search import Cluster, PlannedRun
 from agentloop.trainer.sizing.step_time import training_seconds
 
 _WARM_UP = 2
-"""Steps at the start that compile and fill caches."""
+"""Steps at the start that are skipped, because they compile and fill caches."""
 
 
-def scale_from_metrics(path: Path, run: Run, cluster: Cluster, layout: Layout) -> float:
-    """Measured over estimated seconds of training, the median of the steps after the first two.
+def scale_from_metrics(path: Path, run: PlannedRun, cluster: Cluster, layout: Layout) -> float:
+    """Return measured over estimated seconds of training, the median over the steps after the first two.
 
-    `path` is the metrics.jsonl of a run, whose steps say the tokens that were trained and how many were computed each
-    second. Raises `UserError` where it does not hold enough of them.
+    `path` is the metrics.jsonl of a run. Its steps have the number of trained tokens, and of computed tokens per
+    second. Raises `UserError` if there are too few steps.
     """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as metrics: {error}. Give the metrics.jsonl of a run.") from error
+        raise UserError(f"Cannot read {path} as metrics: {error}. Give the metrics.jsonl of a run.") from error
     steps = [line for line in lines if _get(line, "tokens_per_second") and _get(line, "computed_tokens")]
     if len(steps) <= _WARM_UP:
         raise UserError(
-            f"{path} has {len(steps)} steps of training; the speed is taken from those after the first {_WARM_UP}. "
-            "Run a few more."
+            f"{path} has {len(steps)} steps of training, but the speed is measured after the first {_WARM_UP}. "
+            "Run a few more steps."
         )
     return median(_ratio(step, run, cluster, layout) for step in steps[_WARM_UP:])
 
@@ -39,7 +39,7 @@ def _get(line: dict[str, float], name: str) -> float:
     return next((value for prefix in ("", "learner/", "time/") if (value := line.get(prefix + name))), 0.0)
 
 
-def _ratio(step: dict[str, float], run: Run, cluster: Cluster, layout: Layout) -> float:
+def _ratio(step: dict[str, float], run: PlannedRun, cluster: Cluster, layout: Layout) -> float:
     tokens = _get(step, "computed_tokens")
     trajectories = int(_get(step, "num_trajectories")) or run.work.trajectories
     sampled = _get(step, "num_sampled") / (_get(step, "num_tokens") or 1.0)

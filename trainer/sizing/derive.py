@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.sizing.gpus import Gpu
 from agentloop.trainer.sizing.layouts import Layout, problems
 from agentloop.trainer.sizing.placement import LayoutName, Placement
-from agentloop.trainer.sizing.search import Cluster, Run, estimated
+from agentloop.trainer.sizing.search import Cluster, PlannedRun, estimated
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,7 +31,7 @@ class Placed:
     handover_seconds: float = 0.0
 
 
-def derive(config: RunConfig, run: Run, gpu: Gpu) -> Placed:
+def derive(config: RunConfig, run: PlannedRun, gpu: Gpu) -> Placed:
     """The placement that `config.placement` asks for; of several, the one whose steps are estimated to be shortest.
 
     Raises `UserError` with the numbers where there is none.
@@ -62,7 +62,7 @@ def derive(config: RunConfig, run: Run, gpu: Gpu) -> Placed:
     return min(found, key=lambda placed: (placed.step_seconds, placed.placement.idle_gpus))
 
 
-def candidates(config: RunConfig, run: Run) -> Iterator[Placement]:
+def candidates(config: RunConfig, run: PlannedRun) -> Iterator[Placement]:
     """Those that the config leaves open."""
     wanted = config.placement
     assert wanted.n_gpus is not None
@@ -103,7 +103,7 @@ def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel
     return [*of_one, *of_several] or [model_parallel]
 
 
-def _learner_faults(config: RunConfig, placement: Placement, run: Run) -> list[str]:
+def _learner_faults(config: RunConfig, placement: Placement, run: PlannedRun) -> list[str]:
     if placement.learner_gpus % placement.model_parallel:
         return []  # said by the placement
     tensor = placement.engine_tensor
@@ -121,7 +121,7 @@ def _learner_layout(config: RunConfig, placement: Placement) -> Layout:
     return Layout.of(learner, placement.learner_gpus)
 
 
-def _estimate(config: RunConfig, run: Run, gpu: Gpu, placement: Placement) -> Placed:
+def _estimate(config: RunConfig, run: PlannedRun, gpu: Gpu, placement: Placement) -> Placed:
     is_separate = placement.layout == "separate"
     engine_gpus = placement.num_engines * placement.engine_size
     cluster = Cluster(

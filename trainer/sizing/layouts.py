@@ -1,4 +1,4 @@
-"""Layouts: how a model and a batch are spread over GPUs, which of them can be, and why the others cannot."""
+"""Layouts of a learner over GPUs: which are possible, and why the others are not."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _LARGEST_BUDGET = 131072
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Layout:
-    """Of a learner: `gpus` ranks in data * tensor * pipeline * context."""
+    """Layout of a learner: `gpus` ranks = data * tensor * pipeline * context."""
 
     backend: BackendName = "fsdp"
     gpus: int = 1
     tensor: int = 1
     pipeline: int = 1
     virtual: int = 1
-    """Pieces of the model that each pipeline rank has."""
+    """Pieces of the model on each pipeline rank."""
     context: int = 1
     """Ranks that share each sequence."""
     expert: int = 1
-    """Ranks of a stage that share its experts; an expert itself is never divided."""
+    """Ranks of a stage that share its experts; a single expert is never divided."""
     copies: int = 1
-    """Of what FSDP shards, each over its part of the GPUs (`learner.shard`)."""
+    """Copies of the parameters that FSDP shards, each over its part of the GPUs (`learner.shard`)."""
     checkpointing: CheckpointingName = "off"
     offload: OffloadName = "off"
     token_budget: int = 16384
-    """Tokens of a micro-batch, of all its context ranks together."""
+    """Tokens of a micro-batch over all its context ranks."""
 
     @classmethod
     def of(cls, config: LearnerConfig, gpus: int) -> Layout:
-        """The layout that a config asks for."""
+        """Return the layout of a configuration on `gpus` GPUs."""
         return cls(
             backend=config.backend,
             gpus=gpus,
@@ -53,12 +53,12 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Ranks that have sequences of their own; 0 where the product does not fit."""
+        """Data-parallel ranks; 0 if the other degrees need more GPUs."""
         return self.gpus // (self.tensor * self.pipeline * self.context)
 
     @property
     def shards(self) -> int:
-        """GPUs that FSDP divides parameters among."""
+        """GPUs over which FSDP shards one copy of the parameters."""
         return self.gpus // self.copies
 
     @property
@@ -68,12 +68,12 @@ class Layout:
 
     @property
     def num_settings(self) -> int:
-        """How far it is from the simplest one."""
+        """Number of settings that differ from the simplest layout."""
         degrees = (self.tensor, self.pipeline, self.virtual, self.context, self.expert)
         return sum(n > 1 for n in degrees) + (self.offload != "off") + (self.checkpointing != "off")
 
     def settings(self) -> dict[str, str | int]:
-        """The `learner.` settings that say this."""
+        """Return the `learner.` settings of this layout."""
         found: dict[str, str | int] = {"backend": self.backend}
         degrees = {
             "tensor_parallel": self.tensor,
@@ -89,7 +89,7 @@ class Layout:
 
 
 def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
-    """Sentences with the numbers: why the model cannot be spread so, whatever memory there is."""
+    """Yield a sentence for each reason, other than memory, why the model cannot have this layout."""
     for name, ranks, count, what in (
         ("tensor_parallel", layout.tensor, shape.heads, "attention heads"),
         ("tensor_parallel", layout.tensor, shape.kv_heads, "key and value heads"),
@@ -106,7 +106,7 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
     if layout.context > 1 and shape.kv_heads % layout.tensor == 0 and shape.kv_heads % shared:
         yield (
             f"tensor_parallel * context_parallel = {shared} does not divide the model's {shape.kv_heads} key and value "
-            "heads, which the ranks that share a sequence divide among them."
+            "heads, which are split over the ranks that share a sequence."
         )
     model_ranks = layout.tensor * layout.pipeline * layout.context
     if layout.gpus % model_ranks:
@@ -119,16 +119,16 @@ def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
     if shape.has_tower and (layout.backend == "megatron" or layout.context > 1):
         yield "A model with a vision tower needs backend=fsdp without sequence_parallel."
     if layout.checkpointing == "sparse" and shape.num_experts:
-        yield "checkpointing=sparse does not know layers with experts."
+        yield "checkpointing=sparse does not support layers with experts."
     if layout.checkpointing == "sparse" and layout.offload == "all":
-        yield "checkpointing=sparse needs parameters gathered once, which offload=all does not do."
+        yield "checkpointing=sparse needs parameters gathered once, but offload=all gathers them for each layer."
     if layout.backend == "fsdp" and (layout.tensor, layout.pipeline, layout.expert) != (1, 1, 1):
         yield "backend=fsdp shards parameters over all ranks: tensor, pipeline and expert parallelism need megatron."
 
 
 def _virtual_problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
     if layout.pipeline == 1:
-        yield f"virtual_pipeline={layout.virtual} needs pipeline_parallel above 1: one rank has nobody to wait for."
+        yield f"virtual_pipeline={layout.virtual} needs pipeline_parallel above 1: a single stage never waits."
     elif shape.layers % layout.pipeline == 0 and shape.layers % (layout.pipeline * layout.virtual):
         pieces = layout.pipeline * layout.virtual
         yield (
@@ -138,15 +138,17 @@ def _virtual_problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
 
 
 def check(layout: Layout, shape: ModelShape) -> None:
-    """Raises `UserError` with every problem there is."""
+    """Check that the model can have the layout. Raises `UserError` with all problems."""
     if found := list(problems(layout, shape)):
-        raise UserError(f"The learner's layout is impossible. {' '.join(found)} `agentloop plan` lists those that fit.")
+        raise UserError(
+            f"The learner's layout is impossible. {' '.join(found)} `agentloop plan` lists layouts that fit."
+        )
 
 
 def candidates(
     gpus: int, gpus_per_node: int, longest: int, backends: tuple[BackendName, ...], shape: ModelShape
 ) -> Iterator[Layout]:
-    """Layouts worth a look: powers of two, tensor parallelism within a node, budgets from the longest episode up."""
+    """Yield layouts of powers of two, with tensor parallelism within a node and budgets from `longest` tokens up."""
     powers = [2**n for n in range(10) if 2**n <= gpus]
     budgets = [longest * times for times in (1, 2, 4, 8) if times == 1 or longest * times <= _LARGEST_BUDGET]
     for backend in backends:
@@ -169,9 +171,9 @@ def candidates(
 
 
 def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has_experts: bool) -> tuple[list, ...]:
-    """Of checkpointing, offload, tensor, pipeline, context, expert: what the backend has."""
+    """Return the backend's choices of checkpointing, offload, tensor, pipeline, context and expert."""
     if backend == "megatron":
         tensors = [n for n in powers if n <= gpus_per_node]
         return ["off", "selective", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
-    kept = ["off", "selective", "full"] + (["sparse"] if len(powers) == 1 else [])  # several may not gather once
+    kept = ["off", "selective", "full"] + (["sparse"] if len(powers) == 1 else [])  # several GPUs may not gather once
     return kept, ["off", "optimizer", "all"], [1], [1], powers, [1]

@@ -1,9 +1,9 @@
-"""Memory of one GPU while it trains, in bytes, from the shape of the model and a layout.
+"""Memory of one GPU during training, in bytes, from the shape of the model and a layout.
 
-The parts are counted, not fitted: what the optimizer keeps for a parameter, which activations the backward of a layer
-reads (FlashAttention; fsdp compiled, megatron not), the logits of a chunk. `layout.token_budget` is the row that is
-counted: the plan's budget is a bound, and equal rows of a small batch stay below it. With the largest row that there
-was the sum is within 6 % of measured peaks (`tests/trainer/sizing/test_memory.py`).
+The parts are counted, not fitted: optimizer state per parameter, the activations that the backward of a layer reads
+(with FlashAttention; fsdp is compiled, megatron is not) and the logits of a chunk. The length of a row is
+`layout.token_budget`, which is an upper bound: rows of a small batch stay below it. With the actual length of the
+largest row, the sum is within 6 % of measured peaks (`tests/trainer/sizing/test_memory.py`).
 """
 
 from __future__ import annotations
@@ -15,51 +15,52 @@ from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.model_shape import ModelShape
 
 _LOGITS_CHUNK = 832 * 2**20
-"""As in `head_chunks`."""
+"""Bytes of the logits of a chunk, as in `model.head.head_chunks`."""
 _TILE = 16384
-"""As in `backends.recomputed`."""
+"""Tokens of a tile of the MLP, as in `model.activation_checkpointing`."""
 OUTSIDE = 1.5 * 2**30
-"""What a GPU holds beside tensors: CUDA's context, buffers of collectives, the allocator's gaps; assumed."""
+"""Assumed bytes of a GPU besides tensors: CUDA context, buffers of collectives, gaps of the allocator."""
 _HALF, _SINGLE = 2, 4
 _SIZES = {"float32": _SINGLE, "bfloat16": _HALF}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of tensors of one rank at its peak, which is when the last micro-batch turns from forward to backward."""
+    """Bytes of tensors on one rank at its peak: when the last micro-batch turns from forward to backward."""
 
     weights: float
-    """As the optimizer changes them."""
+    """Weights that the optimizer updates."""
     compute_weights: float
-    """The copy in compute_dtype that matrix products read."""
+    """Copy of the weights in compute_dtype for matrix products."""
     gradients: float
     optimizer: float
     activations: float
-    """Kept for the backward, of all micro-batches in flight."""
+    """Activations kept for the backward, of all micro-batches in flight."""
     head: float
-    """The gradient of the LM head, which waits for that of the embedding."""
+    """Gradient of the LM head, which is kept until that of the embedding is there."""
     working: float
-    """Logits of a chunk, or what the backward of one layer needs; one comes after the other."""
+    """Logits of a chunk, or temporaries of the backward of one layer; these two do not coexist."""
     reference: float = 0.0
     """Weights of a reference model."""
-    companion: float = 0.0
-    """Of a critic or a process reward model between its steps."""
+    auxiliary: float = 0.0
+    """A critic or process reward model between its steps."""
 
     @property
     def total(self) -> float:
+        """Sum of all parts."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Precision:
-    """Bytes of a number."""
+    """Bytes of one number."""
 
     parameter: int = _SINGLE
     compute: int = _HALF
 
     @classmethod
     def of(cls, config: LearnerConfig) -> Precision:
-        """That a config asks for."""
+        """Return the precision of a configuration."""
         return cls(parameter=_SIZES[config.param_dtype], compute=_SIZES[config.compute_dtype])
 
 
@@ -73,8 +74,11 @@ def training_memory(
     gather_once: bool = False,
     lora_rank: int = 0,
 ) -> TrainingMemory:
-    """`micro_batches` of a rank and update: while the first is computed there are no gradients yet. `gather_once` as of
-    `LearnerConfig`; with a `lora_rank` adapters are trained. Of several stages, that which needs most."""
+    """Return the memory of one rank; with several pipeline stages, of the stage that needs most.
+
+    `micro_batches` is their number per rank and update; there are no gradients yet during the first. `gather_once` is
+    that of `LearnerConfig`. A `lora_rank` above 0 trains adapters.
+    """
     if lora_rank:
         return _adapter_memory(shape, layout, precision, reference, gather_once, lora_rank)
     stages = {True, False} if layout.pipeline > 1 else {True}
@@ -95,8 +99,10 @@ def _stage_memory(
     *,
     is_first: bool,
 ) -> TrainingMemory:
-    """Of the first or the last stage; with one stage the first is both. The first has the embedding and most
-    micro-batches in flight, the last the LM head."""
+    """Return the memory of the first or the last stage; a single stage is both.
+
+    The first stage has the embedding and the most micro-batches in flight. The last stage has the LM head.
+    """
     is_last = layout.pipeline == 1 or not is_first
     parameters = _rank_parameters(shape, layout)
     is_fsdp = layout.backend == "fsdp"
@@ -104,7 +110,7 @@ def _stage_memory(
     if is_fsdp and gather_once and layout.gpus > 1 and layout.offload != "all":
         kept |= {"compute_weights": precision.compute * parameters, "gradients": _SINGLE * parameters}
     activations = _activations(shape, layout, precision, _in_flight(layout, micro_batches, is_first=is_first))
-    if is_fsdp and micro_batches == 1 and layout.gpus == 1:  # activations go while gradients come
+    if is_fsdp and micro_batches == 1 and layout.gpus == 1:  # gradients replace activations
         kept["gradients"] = max(kept["gradients"] - activations, 0.0)
     logits = min(_LOGITS_CHUNK, precision.compute * layout.rank_tokens * shape.vocab / layout.tensor)
     working = _working(shape, layout, precision)
@@ -120,16 +126,16 @@ def _stage_memory(
 def _adapter_memory(
     shape: ModelShape, layout: Layout, precision: Precision, reference: bool, gather_once: bool, rank: int
 ) -> TrainingMemory:
-    """Of fsdp: a frozen model in compute_dtype, and what trains its adapters."""
+    """Return the memory of fsdp with a frozen model in compute_dtype and trained adapters."""
     adapters = shape.adapter_parameters(rank)
     layer = shape.dense_layer_parameters + shape.expert_layer_parameters
-    whole = shape.parameters if gather_once else 2 * layer + shape.vocabulary_parameters
-    is_away = layout.offload == "all"
+    unsharded = shape.parameters if gather_once else 2 * layer + shape.vocabulary_parameters
+    is_offloaded = layout.offload == "all"
     working = _working(shape, layout, precision)
     kept = precision.compute * shape.parameters + precision.parameter * adapters
     return TrainingMemory(
-        weights=0.0 if is_away else kept / layout.shards,
-        compute_weights=precision.compute * whole if layout.gpus > 1 or is_away else precision.compute * adapters,
+        weights=0.0 if is_offloaded else kept / layout.shards,
+        compute_weights=precision.compute * (unsharded if layout.gpus > 1 or is_offloaded else adapters),
         gradients=_SINGLE * adapters / (1 if gather_once else layout.shards),
         optimizer=2 * precision.parameter * adapters / layout.shards if layout.offload == "off" else 0.0,
         activations=_activations(shape, layout, precision, 1),
@@ -140,16 +146,16 @@ def _adapter_memory(
 
 
 def _in_flight(layout: Layout, micro_batches: int, *, is_first: bool) -> float:
-    """Micro-batches whose activations a stage holds; interleaved, each in the pieces that have had it."""
+    """Return the number of micro-batches whose activations a stage holds, a fraction with interleaved stages."""
     if layout.virtual == 1:
         return min(layout.pipeline, micro_batches) if is_first else 1
-    behind = layout.pipeline - 1 if is_first else 0
-    pieces = 2 * behind + (layout.virtual - 1) * layout.pipeline + 1
+    later_stages = layout.pipeline - 1 if is_first else 0
+    pieces = 2 * later_stages + (layout.virtual - 1) * layout.pipeline + 1
     return min(pieces / layout.virtual, micro_batches)
 
 
 def _rank_parameters(shape: ModelShape, layout: Layout) -> float:
-    """Of one rank before any sharding over data-parallel ranks; of the first stage, which has the embedding."""
+    """Return the parameters of a rank of the first stage before sharding over data-parallel ranks."""
     layer = shape.dense_layer_parameters / layout.tensor
     layer += shape.expert_layer_parameters / layout.expert
     vocabulary = shape.vocabulary_parameters if layout.pipeline == 1 else shape.embedding_parameters
@@ -157,25 +163,26 @@ def _rank_parameters(shape: ModelShape, layout: Layout) -> float:
 
 
 def _fsdp(shape: ModelShape, layout: Layout, parameters: float, precision: Precision) -> dict[str, float]:
-    """Everything is sharded over the ranks of a copy; two layers at a time are whole."""
+    """Return the parts of fsdp, which shards everything over the ranks of a copy and gathers two layers at a time."""
     shard = parameters / layout.shards
     layer = shape.dense_layer_parameters + shape.expert_layer_parameters
-    whole = 2 * layer + shape.vocabulary_parameters
-    is_away = layout.offload == "all"
-    gathered = parameters if layout.gpus == 1 and not is_away else min(parameters, shard * (not is_away) + whole)
+    unsharded = 2 * layer + shape.vocabulary_parameters
+    is_offloaded = layout.offload == "all"
+    local = 0.0 if is_offloaded else shard
+    gathered = parameters if layout.gpus == 1 and not is_offloaded else min(parameters, local + unsharded)
     copies = precision.compute * gathered if layout.gpus > 1 or precision.compute != precision.parameter else 0.0
-    # While a layer's gradients are summed over ranks they are there whole, in float32.
+    # The gradients of a layer are unsharded and in float32 while they are summed over ranks.
     summed = _SINGLE * layer if layout.gpus > 1 else precision.compute * layer
     return {
-        "weights": 0.0 if is_away else precision.parameter * shard,
+        "weights": precision.parameter * local,
         "compute_weights": copies,
-        "gradients": summed + (0.0 if is_away else precision.parameter * shard),
+        "gradients": summed + precision.parameter * local,
         "optimizer": 2 * precision.parameter * shard if layout.offload == "off" else 0.0,
     }
 
 
 def _megatron(shape: ModelShape, layout: Layout, parameters: float, precision: Precision) -> dict[str, float]:
-    """Weights and float32 gradients are whole on every data-parallel rank, the optimizer is sharded over them."""
+    """Return the parts of megatron, which shards only the optimizer over data-parallel ranks; gradients are float32."""
     copies = layout.data * layout.context
     experts = shape.layers / layout.pipeline * shape.expert_layer_parameters / layout.expert
     expert_copies = max(layout.gpus // layout.pipeline // layout.expert, 1)
@@ -203,7 +210,7 @@ def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_fli
 
 
 def _kept_features(shape: ModelShape, layout: Layout) -> float:
-    """Of a token and layer: what the backward of the layer reads."""
+    """Return the features of a token that the backward of one layer reads."""
     stream: float = 4 * shape.hidden  # before and after the norms of attention and MLP
     attention = 2 * shape.query + 2 * shape.key  # queries, keys, values, output
     if shape.qk_norm:
@@ -211,9 +218,9 @@ def _kept_features(shape: ModelShape, layout: Layout) -> float:
     width, copies = (shape.expert_mlp, shape.experts_per_token) if shape.num_experts else (shape.mlp, 1)
     wide = copies * 3 * width  # both halves and their product
     if shape.num_experts:
-        wide += copies * shape.hidden  # a token for each of its experts
+        wide += copies * shape.hidden  # the token once per expert
     if layout.backend == "megatron":
-        # Layers are not compiled: the activated half is kept too, results of norms before rotation, masks of dropout.
+        # Without compilation the activated half, norms before the rotation and dropout masks are kept too.
         wide += copies * width
         attention += shape.query + shape.key
         stream += 2.5 * shape.hidden
@@ -223,17 +230,17 @@ def _kept_features(shape: ModelShape, layout: Layout) -> float:
 
 
 def _selected_features(shape: ModelShape, layout: Layout) -> float:
-    """Of a token and layer with selective checkpointing."""
-    if layout.backend == "megatron":  # the MLP is computed again
+    """Return the features of a token that one layer keeps with selective checkpointing."""
+    if layout.backend == "megatron":  # recomputes the MLP
         width, copies = (shape.expert_mlp, shape.experts_per_token) if shape.num_experts else (shape.mlp, 1)
         again = copies * (4 * width + (shape.hidden if shape.num_experts else 0))
         return _kept_features(shape, layout) - again
-    # Results of attention and of the narrow matrix products that the backward reads, and the layer's input.
+    # Kept are the results of attention and of the narrow matrix products, and the layer's input.
     return 2 * shape.hidden + 2 * shape.query + 2 * shape.key
 
 
 def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
-    """The gradient of the product inside the MLP; with checkpointing also what one layer keeps."""
+    """Return the bytes of the gradient inside the MLP, and of one recomputed layer with checkpointing."""
     if layout.backend == "fsdp" and layout.checkpointing in ("full", "sparse") and not shape.num_experts:
         return precision.compute * _working_in_halves(shape, layout.rank_tokens)
     width: float = shape.experts_per_token * shape.expert_mlp if shape.num_experts else shape.mlp
@@ -243,12 +250,12 @@ def _working(shape: ModelShape, layout: Layout, precision: Precision) -> float:
 
 
 def _working_in_halves(shape: ModelShape, tokens: int) -> float:
-    """Numbers of one layer that `backends.recomputed` differentiates: its attention, or its MLP for a tile."""
-    kept = 5 * shape.hidden  # the input before and after its norm, what is between the halves, gradients of both ends
+    """Return the numbers held while `activation_checkpointing` recomputes attention, or a tile of the MLP."""
+    kept = 5 * shape.hidden  # the input before and after its norm, the value between the halves, and both gradients
     kept += 2 * shape.query + 2 * shape.key
     if shape.qk_norm:
         kept += shape.query + shape.key
     attention = 2 * shape.query + 2 * shape.key  # gradients
-    attention += 2 * shape.query  # the kernel sums those of queries in float32
+    attention += 2 * shape.query  # the kernel sums gradients of queries in float32
     mlp = 2 * shape.hidden + 4 * shape.mlp
     return tokens * kept + max(tokens * attention, min(tokens, _TILE) * mlp)

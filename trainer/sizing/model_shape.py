@@ -1,4 +1,4 @@
-"""What memory and time estimates need to know of a decoder: widths and parameter counts, from its config."""
+"""`ModelShape`: widths and parameter counts of a decoder, from its config, for estimates of memory and time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ModelShape:
-    """Widths in features. A vision tower is not counted: it is small beside the decoder that it feeds."""
+    """Widths are in features. A vision tower is not counted, because it is small compared with the decoder."""
 
     layers: int
     hidden: int
@@ -16,20 +16,20 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     mlp: int
-    """Of the gated MLP of a dense layer."""
+    """Width of the gated MLP of a dense layer."""
     vocab: int
     tied: bool
-    """The LM head is the embedding."""
+    """Whether the LM head is the embedding."""
     qk_norm: bool
     num_experts: int = 0
     experts_per_token: int = 0
     expert_mlp: int = 0
     has_tower: bool = False
-    """It sees pictures."""
+    """Whether it has a vision tower."""
 
     @classmethod
     def from_config(cls, hf_config: Any) -> ModelShape:
-        """From a transformers config; experts are taken to be in every layer."""
+        """Read the shape from a transformers config; experts are assumed in every layer."""
         config = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
         heads: int = config.num_attention_heads
         experts = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(config, name, 0))), 0)
@@ -41,7 +41,7 @@ class ModelShape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             mlp=config.intermediate_size,
             vocab=config.vocab_size,
-            # Of models with vision the whole config says it, and that of the text may not.
+            # In a model with vision the outer config has this key, and that of the text may not.
             tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),
             qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
             num_experts=experts,
@@ -62,42 +62,43 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of one vocabulary matrix."""
+        """Parameters of one vocabulary matrix."""
         return self.vocab * self.hidden
 
     @property
     def vocabulary_parameters(self) -> int:
-        """Of embedding and LM head."""
+        """Parameters of embedding and LM head."""
         return self.embedding_parameters * (1 if self.tied else 2)
 
     @property
     def dense_layer_parameters(self) -> int:
-        """Of a layer without its experts."""
+        """Parameters of a layer without its experts."""
         attention = self.hidden * (2 * self.query + 2 * self.key) + 2 * self.hidden
         mlp = self.hidden * self.num_experts if self.num_experts else 3 * self.hidden * self.mlp
         return attention + mlp
 
     @property
     def expert_layer_parameters(self) -> int:
-        """Of all experts of a layer."""
+        """Parameters of all experts of a layer."""
         return 3 * self.hidden * self.expert_mlp * self.num_experts
 
     @property
     def parameters(self) -> int:
+        """Parameters of the model."""
         layer = self.dense_layer_parameters + self.expert_layer_parameters
         return self.vocabulary_parameters + self.layers * layer + self.hidden
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of adapters of that rank for all linear layers, those of experts left out."""
+        """Return the parameters of LoRA adapters of this rank for all linear layers except those of experts."""
         attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
         mlp = 0 if self.num_experts else 3 * (self.hidden + self.mlp)
         return self.layers * rank * (attention + mlp)
 
     def trained_parameters(self, lora_rank: int) -> int:
-        """Those of adapters of that rank; 0: all."""
+        """Return the number of trained parameters: those of adapters, or all if `lora_rank` is 0."""
         return self.adapter_parameters(lora_rank) if lora_rank else self.parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of the cache of an engine in half precision."""
+        """Bytes per token of an engine's KV cache in half precision."""
         return 2 * 2 * self.layers * self.key

@@ -11,7 +11,7 @@ from agentloop.trainer.sizing import gpus as known_gpus
 from agentloop.trainer.sizing.derive import Placed, derive
 from agentloop.trainer.sizing.gpus import Gpu
 from agentloop.trainer.sizing.memory import Precision
-from agentloop.trainer.sizing.search import Run
+from agentloop.trainer.sizing.search import PlannedRun
 from agentloop.trainer.sizing.step_time import Work
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ def check_devices(config: RunConfig) -> None:
         )
 
 
-def planned(config: RunConfig, hf_config: Any, *, mean_tokens: float | None = None, sampled: float = _SAMPLED) -> Run:
+def planned(
+    config: RunConfig, hf_config: Any, *, mean_tokens: float | None = None, sampled: float = _SAMPLED
+) -> PlannedRun:
     """What the estimates need to know of the run; episodes have `mean_tokens` (None: half of the longest), of which
-    this part is sampled. A companion is taken to be as large as the policy."""
+    this part is sampled. An auxiliary model is assumed to be as large as the policy."""
     learner, longest = config.learner, config.limits.max_tokens
     advantage = advantages.get(config.algorithm.advantage)
     work = Work(
@@ -71,14 +73,14 @@ def planned(config: RunConfig, hf_config: Any, *, mean_tokens: float | None = No
         trained=sampled,
         updates=learner.mini_batches,
     )
-    return Run.of(
+    return PlannedRun.of(
         hf_config,
         work,
         Precision.of(learner),
         concurrency=config.engine.max_concurrency,
         reference=learner.loads_reference,
-        companions=int(advantage.value_targets is not None or advantage.needs_process_rewards),
-        companion_references=int(
+        auxiliary_models=int(advantage.value_targets is not None or advantage.needs_process_rewards),
+        auxiliary_references=int(
             advantage.needs_process_rewards and config.process_reward.as_learner(learner).loads_reference
         ),
         needs_fsdp=advantage.value_targets is not None,
@@ -147,10 +149,10 @@ def _gpu(config: RunConfig) -> Gpu:
             "machines would be placed, name theirs: placement.gpu=H200, with --dry-run."
         )
     properties = torch.cuda.get_device_properties(0)
-    name = next((name for name in known_gpus.KNOWN if name.lower() in properties.name.lower()), None)
-    if name is None:
+    gpu = known_gpus.find_device(properties.name)
+    if gpu is None:
         raise UserError(
             f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its "
             "memory, such as placement.gpu=A100-80GB:48."
         )
-    return known_gpus.find(f"{name}:{properties.total_memory / 2**30:.0f}")
+    return known_gpus.find(f"{gpu.name}:{properties.total_memory / 2**30:.0f}")

@@ -1,4 +1,4 @@
-"""Which layouts of a run fit a number of GPUs, the fastest first, and why the others do not."""
+"""Search the layouts of a run that fit a number of GPUs, the fastest first, and explain why the others do not."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from agentloop.trainer.sizing.step_time import Work, rollout_seconds, training_s
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Cluster:
-    """Engines are on the learner's GPUs, or on `engine_gpus` of their own, which then work at the same time."""
+    """GPUs of a run: engines share those of the learner, or work at the same time on `engine_gpus` of their own."""
 
     gpu: Gpu
     gpus: int
     gpus_per_node: int = 8
     engine_gpus: int = 0
     sleep: bool | Literal["auto"] = "auto"
-    """Engines on the learner's GPUs sleep while it trains; auto: where only that fits, or is faster."""
+    """Whether engines on the learner's GPUs sleep while it trains; auto: if only this fits, or it is faster."""
 
     @property
     def learner_gpus(self) -> int:
+        """GPUs of the learner."""
         return self.gpus - self.engine_gpus
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Run:
-    """What is trained, on what."""
+class PlannedRun:
+    """The properties of a run that estimates need: its models and the work of a step."""
 
     shape: ModelShape
     flops: ModelFlops
@@ -44,34 +45,35 @@ class Run:
     concurrency: int
     """Most episodes in flight."""
     reference: bool = False
-    """One is loaded, as large as the model."""
-    companions: int = 0
-    """Models beside it that are trained as it is."""
-    companion_references: int = 0
-    """Of those, with a reference model that is loaded."""
+    """Whether a reference model is loaded; it is as large as the policy."""
+    auxiliary_models: int = 0
+    """Trained auxiliary models; each is as large as the policy."""
+    auxiliary_references: int = 0
+    """Loaded reference models of auxiliary models."""
     needs_fsdp: bool = False
-    """The other backend has no critic."""
+    """Whether only fsdp can train it, e.g. because of a critic."""
     lora_rank: int = 0
-    """Of adapters; 0: all weights are trained."""
+    """Rank of the adapters; 0: all weights are trained."""
     scale: float = 1.0
     """Measured over estimated seconds of training."""
 
     @classmethod
-    def of(cls, hf_config: Any, work: Work, precision: Precision, **options: Any) -> Run:
+    def of(cls, hf_config: Any, work: Work, precision: Precision, **options: Any) -> PlannedRun:
+        """Read shape and FLOPs of the model from a transformers config."""
         shape, flops = ModelShape.from_config(hf_config), ModelFlops.from_config(hf_config)
         return cls(shape=shape, flops=flops, work=work, precision=precision, **options)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Estimate:
-    """One layout. Bytes are of one GPU, seconds of one step."""
+    """Estimate of one layout: bytes of one GPU, and seconds of one step."""
 
     layout: Layout
     engine_tensor: int
     training: TrainingMemory
     engine_weights: float
     cache: float
-    """Left for keys and values; negative where not even the rest fits."""
+    """Bytes left for the KV cache; negative if the rest does not fit."""
     slots: float
     """Episodes of mean length that the caches of one engine hold."""
     training_seconds: float
@@ -79,30 +81,32 @@ class Estimate:
     step_seconds: float
     sharing: Sharing
     obstacle: str = ""
-    """Why it does not fit."""
+    """Reason why it does not fit; empty if it fits."""
 
     def settings(self) -> dict[str, str | int | bool]:
-        """Of a config, that say this."""
+        """Return the settings of a configuration with this layout."""
         learner = {f"learner.{name}": value for name, value in self.layout.settings().items()}
         return learner | ({"placement.sleep": True} if self.sharing.sleeps else {})
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """What a search came to."""
+    """Result of a search."""
 
     fitting: list[Estimate]
     obstacles: Counter[str] = field(default_factory=Counter)
-    """Reason -> layouts."""
+    """Reason -> number of layouts that do not fit for this reason."""
 
 
-def search(run: Run, cluster: Cluster, backends: tuple[BackendName, ...]) -> Found:
-    """Every candidate. Of those that fit and take the same time within 1 % the simplest is first, then the one that
-    leaves most memory."""
+def search(run: PlannedRun, cluster: Cluster, backends: tuple[BackendName, ...]) -> Found:
+    """Estimate all candidate layouts and sort those that fit.
+
+    Of layouts whose times are within 1 %, the simplest comes first, then the one that leaves the most memory.
+    """
     obstacles: Counter[str] = Counter()
     fitting: list[Estimate] = []
     longest = run.work.longest
-    backends = ("fsdp",) if run.needs_fsdp or run.lora_rank else backends  # the other one has no adapters
+    backends = ("fsdp",) if run.needs_fsdp or run.lora_rank else backends  # megatron has no adapters
     for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
         if reasons := list(problems(layout, run.shape)):
             obstacles.update(reasons[:1])
@@ -129,8 +133,8 @@ def _engine_tensors(shape: ModelShape, cluster: Cluster) -> list[int]:
     return [n for n in (1, 2, 4, 8) if n <= most and shape.heads % n == 0 and shape.kv_heads % n == 0]
 
 
-def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) -> Estimate:
-    """Memory and time of one layout."""
+def estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor: int) -> Estimate:
+    """Estimate memory and time of one layout."""
     ways: tuple[bool, ...] = (False, True) if cluster.sleep == "auto" else (cluster.sleep,)
     every = [_estimated(run, cluster, layout, engine_tensor, sleeps=way) for way in ways]
     if cluster.engine_gpus:
@@ -139,7 +143,7 @@ def estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int) ->
     return min(fitting, key=lambda estimate: estimate.step_seconds, default=every[-1])
 
 
-def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *, sleeps: bool) -> Estimate:
+def _estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor: int, *, sleeps: bool) -> Estimate:
     shape, work, gpu = run.shape, run.work, cluster.gpu
     micro_batches = work.micro_batches(layout)
     whole = shape.parameters * run.precision.compute + 4 * shape.trained_parameters(run.lora_rank)
@@ -149,11 +153,11 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
         precision=run.precision,
         micro_batches=micro_batches,
         reference=run.reference,
-        # As the learner decides where nothing is said.
+        # The default of the learner.
         gather_once=whole <= gpu.memory / 4,
         lora_rank=run.lora_rank,
     )
-    training = replace(training, companion=_beside(run, layout, training))
+    training = replace(training, auxiliary=_auxiliary_memory(run, layout, training))
     shares = not cluster.engine_gpus
     sharing = Sharing(
         gpu=gpu,
@@ -167,7 +171,7 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
     per_token = shape.kv_bytes_per_token / engine_tensor
     slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
     train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank)
-    train *= 1 + run.companions
+    train *= 1 + run.auxiliary_models
     rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu)
     return Estimate(
         layout=layout,
@@ -184,14 +188,14 @@ def _estimated(run: Run, cluster: Cluster, layout: Layout, engine_tensor: int, *
     )
 
 
-def _beside(run: Run, layout: Layout, training: TrainingMemory) -> float:
-    """Bytes of companions while the policy has its step."""
+def _auxiliary_memory(run: PlannedRun, layout: Layout, training: TrainingMemory) -> float:
+    """Return the bytes of auxiliary models during a step of the policy."""
     reference = run.precision.compute * run.shape.parameters / layout.shards
-    return run.companions * (training.weights + training.optimizer) + run.companion_references * reference
+    return run.auxiliary_models * (training.weights + training.optimizer) + run.auxiliary_references * reference
 
 
 def _shelf(shape: ModelShape, layout: Layout, cluster: Cluster, *, sleeps: bool) -> float:
-    """Bytes on a GPU of the learner: spread over its ranks of a node, or in the memory of the host."""
+    """Return the bytes of the weight shelf on a GPU: spread over the learner's ranks of a node, or 0 on the host."""
     if layout.offload == "all" or sleeps:
         return 0.0
     return 2 * shape.parameters / min(layout.gpus, cluster.gpus_per_node)

@@ -1,4 +1,4 @@
-"""Whether learner and engine fit a GPU: each on one of its own, beside each other, or in turns."""
+"""Memory of a GPU that has a learner rank and an engine, at the same time or in turns."""
 
 from __future__ import annotations
 
@@ -9,61 +9,63 @@ from agentloop.trainer.sizing.memory import OUTSIDE, TrainingMemory
 
 _GIB = 2**30
 ENGINE_OUTSIDE = 3 * _GIB
-"""Of an engine beside weights and cache: CUDA context, graphs, activations."""
+"""Bytes of an engine besides weights and cache: CUDA context, graphs, activations."""
 ASLEEP = 2 * _GIB
-"""Of it that stays on the GPU while it sleeps: the same without activations."""
+"""Bytes of a sleeping engine on the GPU: CUDA context and graphs."""
 _PINNED = 25e9
-"""Bytes a second of one GPU to and from the memory of the host; assumed."""
+"""Assumed bytes per second between one GPU and host memory."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Sharing:
-    """One GPU."""
+    """Memory of one GPU of the learner and of one GPU of an engine, which may be the same."""
 
     gpu: Gpu
     training: TrainingMemory
     engine_weights: float
     shelf: float
-    """Bytes of published weights on the learner's GPU; in turns they are on the host."""
+    """Bytes of published weights on the learner's GPU; 0 if learner and engine take turns."""
     is_shared: bool
+    """Whether learner and engine have the same GPU."""
     sleeps: bool
+    """Whether they take turns: one sleeps while the other works."""
 
     @property
     def learner_away(self) -> float:
-        """Bytes that the learner moves to the host, and back, for the engine's turn."""
+        """Bytes that the learner offloads to the host, and loads again, for the engine's turn."""
         training = self.training
-        kept = training.weights + training.optimizer + training.reference + training.companion
+        kept = training.weights + training.optimizer + training.reference + training.auxiliary
         return kept if self.sleeps else 0.0
 
     @property
     def beside_engine(self) -> float:
-        """Bytes that are not the engine's while it samples."""
+        """Bytes on the engine's GPU that belong to the learner while the engine samples."""
         if not self.is_shared:
             return 0.0
         return OUTSIDE + self.shelf + (0.0 if self.sleeps else self.training.total)
 
     @property
     def cache(self) -> float:
-        """Bytes for keys and values; negative where not even the rest fits."""
+        """Bytes left for the KV cache; negative if the rest does not fit."""
         return self.gpu.memory - self.engine_weights - ENGINE_OUTSIDE - self.beside_engine
 
     @property
     def handover_seconds(self) -> float:
-        """Of a step: the learner goes and comes, and weights go through the host instead of the GPU."""
+        """Seconds of a step to offload and reload the learner, and to pass weights through the host."""
         return (2 * self.learner_away + 2 * self.engine_weights) / _PINNED if self.sleeps else 0.0
 
     def obstacle(self, longest: float) -> str:
-        """Why it does not fit, where an episode of the longest kind needs `longest` bytes of cache; else empty."""
+        """Return why it does not fit if the longest episode needs `longest` bytes of cache; empty if it fits."""
         training, memory = self.training, self.gpu.memory
         beside = OUTSIDE + self.shelf + (ASLEEP if self.sleeps else 0.0)
         if training.total + beside > memory:
             kept = training.weights + training.compute_weights + training.gradients + training.optimizer
-            kept += training.reference + training.companion
-            what = "weights, gradients and optimizer alone" if kept > memory else "activations beside the weights"
-            return f"The learner needs more than a GPU has ({memory / _GIB:.0f} GiB): {what}."
+            kept += training.reference + training.auxiliary
+            part = "weights, gradients and optimizer alone" if kept > memory else "activations beside the weights"
+            return f"The learner needs more than a GPU has ({memory / _GIB:.0f} GiB): {part}."
         if self.sleeps and self.learner_away + self.engine_weights + beside > memory:
-            return "New weights come to the engine while the learner's are there, and both do not fit."
+            return "The engine receives new weights while those of the learner are on the GPU, and both do not fit."
         if self.cache < longest:
             where = " beside the learner" if self.is_shared and not self.sleeps else ""
-            return f"The engine{where} has no room for the cache of one episode of the longest kind."
+            return f"The engine{where} has no room for the KV cache of one episode of the longest kind."
         return ""

@@ -1,8 +1,8 @@
 """Seconds of a training step and of its rollouts, from FLOPs, bytes and rates.
 
-Rough on purpose: it ranks layouts. On one H200 with FlashAttention 4 it is within a fifth of what was measured
-(`benchmarks/results/train_step_*`); on two it has the order of the layouts right (`megatron_step_*`), their seconds are
-too low by a quarter to a half. `calibration` puts it right by a run.
+The estimates are rough; their purpose is to rank layouts. On one H200 with FlashAttention 4 they are within a fifth of
+the measurements (`benchmarks/results/train_step_*`). On two H200 the order of layouts is right (`megatron_step_*`), but
+seconds are too low by a quarter to a half. `calibration` corrects them with the metrics of a run.
 """
 
 from __future__ import annotations
@@ -16,43 +16,47 @@ from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.model_shape import ModelShape
 
 _MFU = ((512, 0.36), (1024, 0.45), (2048, 0.53), (4096, 0.55))
-"""Hidden size of a tensor-parallel rank, and which part of the peak a step reaches; the first by a model of 1024 over
-two ranks, the last by the rates of single matrix products."""
+"""(hidden size of a tensor-parallel rank, share of the peak FLOPs that a step reaches).
+
+The first entry comes from a model of width 1024 over two ranks, the last from single matrix products.
+"""
 _UNCOMPILED = 0.72
-"""Of that, where layers are not compiled (megatron): `megatron_step_0.6B_2`, beside fsdp in the same run."""
+"""Factor on this share if layers are not compiled (megatron), from `megatron_step_0.6B_2` against fsdp."""
 _OVERLAP = 0.7
-"""Part of FSDP's transfers that is hidden behind computing; assumed."""
+"""Assumed share of FSDP's transfers that overlap with computation."""
 _PCIE, _HOST_MEMORY = 25e9, 50e9
-"""Bytes a second of one GPU's share of what it goes through when it is offloaded; assumed."""
+"""Assumed bytes per second of one GPU's share of PCIe and of host memory, for offload."""
 _HALF, _SINGLE = 2, 4
 
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """Of one step."""
+    """The trajectories of one step."""
 
     trajectories: int
     mean_tokens: float
     longest: int
+    """Most tokens of a trajectory."""
     trained: float
-    """Part of the tokens that was sampled."""
+    """Share of the tokens that are sampled."""
     updates: int = 1
-    turns: float = 4.0
-    """Mean calls of the engine for a trajectory."""
 
     @property
     def tokens(self) -> float:
+        """Tokens of all trajectories."""
         return self.trajectories * self.mean_tokens
 
     def micro_batches(self, layout: Layout) -> int:
-        """Of a rank and update, as well packed as unequal lengths let them be."""
+        """Return the micro-batches per rank and update, filled to 90 % on average."""
         of_rank = self.tokens / max(layout.data, 1) / self.updates
         return max(1, -(-int(of_rank) // int(0.9 * layout.token_budget)))
 
 
 def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False) -> float:
-    """Forward and backward; the mean square of lengths is taken to be 1.5 times the square of the mean. Weights that
-    are frozen have no gradient."""
+    """Return the FLOPs of forward and backward; frozen weights have no gradient.
+
+    The mean square of lengths is assumed to be 1.5 times the square of the mean.
+    """
     pairs = 1.5 * causal_pairs(round(work.mean_tokens)) * (flops.per_pair + flops.per_window_pair)
     matrices = (flops.per_token + flops.per_head_token * work.trained) * work.mean_tokens
     return (3 * pairs + (2 if is_frozen else 3) * matrices) * work.trajectories
@@ -68,8 +72,10 @@ def training_seconds(
     scale: float = 1.0,
     lora_rank: int = 0,
 ) -> float:
-    """Of one step, all updates; `scale` is measured over estimated seconds of a run on this kind of GPU. With a
-    `lora_rank` adapters are trained."""
+    """Return the training seconds of one step with all its updates.
+
+    `scale` is measured over estimated seconds of a run on this kind of GPU. A `lora_rank` above 0 trains adapters.
+    """
     trained = shape.trained_parameters(lora_rank)
     needed = step_flops(flops, work, is_frozen=lora_rank > 0)
     recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
@@ -83,7 +89,7 @@ def training_seconds(
 
 
 def _efficiency(hidden: float) -> float:
-    """Linear between what is known."""
+    """Interpolate the share of the peak FLOPs linearly between the entries of `_MFU`."""
     (low, first), *rest = _MFU
     if hidden <= low:
         return first * max(hidden / low, 0.05)
@@ -97,7 +103,7 @@ def _efficiency(hidden: float) -> float:
 def _transfer_seconds(
     shape: ModelShape, trained: int, layout: Layout, micro_batches: int, gpu: Gpu, gpus_per_node: int
 ) -> float:
-    """Of one update; there are as many gradients as `trained` parameters."""
+    """Return the seconds of transfers of one update; there are `trained` gradients."""
 
     def rate(ranks: int) -> float:
         return gpu.link if ranks <= gpus_per_node else gpu.network
@@ -108,9 +114,9 @@ def _transfer_seconds(
     if layout.backend == "fsdp" and layout.gpus > 1:
         gathered = 2 * _HALF * parameters + gradients
         seconds += (1 - _OVERLAP) * micro_batches * gathered / rate(layout.shards)
-        if layout.copies > 1:  # gradients of the shards are summed over the nodes
+        if layout.copies > 1:  # gradients of shards are summed over nodes
             seconds += (1 - _OVERLAP) * micro_batches * gradients / layout.shards / gpu.network
-    if layout.offload == "all":  # weights come twice a micro-batch, gradients go
+    if layout.offload == "all":  # per micro-batch, weights are loaded twice and gradients stored once
         seconds += micro_batches * (2 * _SINGLE * parameters + gradients) / layout.shards / _PCIE
     if layout.backend == "megatron" and layout.gpus > 1:
         copies = layout.data * layout.context
@@ -127,17 +133,20 @@ def _transfer_seconds(
 
 
 def _optimizer_seconds(trained: int, layout: Layout, gpu: Gpu) -> float:
-    """Bytes of AdamW over the memory's rate; over PCIe where its state is on the host."""
+    """Return the seconds of AdamW: its bytes over the memory bandwidth, or over PCIe if its state is offloaded."""
     shard = trained / layout.shards
     if layout.offload == "optimizer":
-        return 8 * shard / _PCIE  # both ways at once
+        return 8 * shard / _PCIE  # both directions at once
     if layout.offload == "all":
         return 28 * shard / _HOST_MEMORY
     return 28 * shard / gpu.bandwidth
 
 
 def rollout_seconds(shape: ModelShape, work: Work, tensor: int, engines: int, slots: float, gpu: Gpu) -> float:
-    """Of one step: decoding reads weights and caches for every token of the episodes in flight, `slots` an engine."""
+    """Return the rollout seconds of one step, with `slots` episodes in flight per engine.
+
+    Each decoding step reads the weights and the caches of all episodes in flight.
+    """
     sampled = work.tokens * work.trained
     at_once = max(min(slots, work.trajectories / engines), 1.0)
     active = shape.parameters - shape.layers * shape.expert_layer_parameters
@@ -145,5 +154,5 @@ def rollout_seconds(shape: ModelShape, work: Work, tensor: int, engines: int, sl
         hit = min(1.0, at_once * shape.experts_per_token / shape.num_experts)
         active += int(shape.layers * shape.expert_layer_parameters * hit)
     bytes_read = _HALF * active + at_once * shape.kv_bytes_per_token * work.mean_tokens / 2
-    token_step = bytes_read / (0.7 * tensor * gpu.bandwidth) + 4e-3  # the engine's own work between two steps
+    token_step = bytes_read / (0.7 * tensor * gpu.bandwidth) + 4e-3  # plus the engine's work between two steps
     return sampled / (engines * at_once) * token_step

@@ -17,7 +17,7 @@ from agentloop.trainer.sizing.gpus import find
 from agentloop.trainer.sizing.layouts import Layout, candidates, check, problems
 from agentloop.trainer.sizing.memory import Precision
 from agentloop.trainer.sizing.model_shape import ModelShape
-from agentloop.trainer.sizing.search import Cluster, Estimate, Run, estimated, search
+from agentloop.trainer.sizing.search import Cluster, Estimate, PlannedRun, estimated, search
 from agentloop.trainer.sizing.step_time import Work, training_seconds
 
 SHAPE = ModelShape(
@@ -41,12 +41,12 @@ FLOPS = ModelFlops(per_token=1.5e10, per_head_token=1.2e9, per_pair=6e5)
 WORK = Work(trajectories=512, mean_tokens=4096, longest=16384, trained=0.5)
 
 
-def _run(shape: ModelShape = SHAPE, **options: object) -> Run:
-    return Run(shape=shape, flops=FLOPS, work=WORK, precision=Precision(), concurrency=256, **options)  # type: ignore[arg-type]
+def _run(shape: ModelShape = SHAPE, **options: object) -> PlannedRun:
+    return PlannedRun(shape=shape, flops=FLOPS, work=WORK, precision=Precision(), concurrency=256, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("degrees", "said"),
+    ("degrees", "message"),
     [
         ({"tensor": 16, "gpus": 16}, "tensor_parallel=16 does not divide the model's 8 key and value heads"),
         ({"pipeline": 8, "gpus": 8}, "pipeline_parallel=8 does not divide the model's 36 layers"),
@@ -60,18 +60,18 @@ def _run(shape: ModelShape = SHAPE, **options: object) -> Run:
         ),
     ],
 )
-def test_an_impossible_layout_is_an_error_with_the_numbers(degrees: dict[str, int], said: str):
-    with pytest.raises(UserError, match=said):
+def test_an_impossible_layout_is_an_error_with_the_numbers(degrees: dict[str, int], message: str):
+    with pytest.raises(UserError, match=message):
         check(Layout(backend="megatron", **degrees), SHAPE)
 
 
-def test_fsdp_has_no_tensor_parallelism():
+def test_tensor_parallelism_needs_megatron():
     with pytest.raises(UserError, match="need megatron"):
         check(Layout(tensor=2, gpus=2), SHAPE)
     check(Layout(gpus=6), SHAPE)
 
 
-def test_experts_are_shared_by_the_ranks_of_a_stage():
+def test_expert_parallelism_divides_the_ranks_of_a_stage():
     check(Layout(backend="megatron", gpus=8, tensor=2, pipeline=2, expert=4), EXPERTS)
     with pytest.raises(UserError, match="expert_parallel=8 does not divide the 4 ranks of a stage"):
         check(Layout(backend="megatron", gpus=8, tensor=2, pipeline=2, expert=8), EXPERTS)
@@ -87,13 +87,13 @@ def test_candidates_use_every_gpu_and_hold_the_longest_episode(gpus: int, shape:
         assert layout.tensor <= 8
 
 
-def test_settings_lead_back_to_the_layout():
+def test_the_settings_of_a_layout_give_the_layout_again():
     for layout in candidates(8, 8, 16384, ("fsdp", "megatron"), EXPERTS):
         config = LearnerConfig(model="m", **layout.settings())  # type: ignore[arg-type]
         assert Layout.of(config, 8) == layout
 
 
-def test_what_fits_is_ranked_and_what_does_not_is_explained():
+def test_fitting_layouts_are_ranked_and_the_others_explained():
     cluster = Cluster(gpu=find("H200"), gpus=8)
     found = search(_run(), cluster, ("fsdp", "megatron"))
     seconds = [estimate.step_seconds for estimate in found.fitting]
@@ -107,13 +107,13 @@ def test_what_fits_is_ranked_and_what_does_not_is_explained():
     assert any("does not divide" in reason for reason in found.obstacles)
 
 
-def test_a_small_gpu_fits_nothing_and_says_that_weights_are_too_much():
+def test_a_search_on_a_small_gpu_blames_the_weights():
     found = search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1, sleep=False), ("fsdp",))
     assert not found.fitting
     assert found.obstacles.most_common(1)[0][0].endswith("weights, gradients and optimizer alone.")
 
 
-def test_engines_sleep_where_both_do_not_fit_or_a_larger_cache_pays_for_it():
+def test_engines_sleep_if_both_do_not_fit_or_a_larger_cache_pays_for_it():
     def on(sleep: bool | Literal["auto"], budget: int, **run: object) -> Estimate:
         cluster = Cluster(gpu=find("H200"), gpus=8, sleep=sleep)
         return estimated(replace(_run(), **run), cluster, Layout(gpus=8, token_budget=budget), 1)  # type: ignore[arg-type]
@@ -124,22 +124,23 @@ def test_engines_sleep_where_both_do_not_fit_or_a_larger_cache_pays_for_it():
     assert not asleep.obstacle
     assert on("auto", 24000) == asleep
     assert asleep.settings()["placement.sleep"] is True
-    moved = (12 + 12) * SHAPE.parameters / 8 + 4 * SHAPE.parameters  # weights and moments, there and back; shelf
+    # Weights and moments go to the host and back, and new weights pass through it.
+    moved = (12 + 12) * SHAPE.parameters / 8 + 4 * SHAPE.parameters
     assert asleep.step_seconds == pytest.approx(asleep.training_seconds + asleep.rollout_seconds + moved / 25e9)
     assert asleep.cache == pytest.approx(find("H200").memory - 2 * SHAPE.parameters - 4.5 * 2**30)
-    # Both fit, but the cache that is left then holds a sixth of the episodes.
+    # Both fit, but the remaining cache holds only a sixth of the episodes.
     many = {"work": replace(WORK, trajectories=8192), "concurrency": 2048}
     assert not on(False, 16384, **many).obstacle
     assert on("auto", 16384, **many) == on(True, 16384, **many)
 
 
-def test_in_turns_weights_and_new_weights_must_fit_beside_the_learners_own():
+def test_sleeping_engines_need_room_for_new_weights_beside_those_of_the_learner():
     found = estimated(_run(), Cluster(gpu=find("RTX-4090"), gpus=8, sleep=True), Layout(gpus=8), 1)
     assert found.obstacle
     assert search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1), ("fsdp",)).fitting[0].layout.offload == "all"
 
 
-def test_engines_of_their_own_work_at_the_same_time():
+def test_engines_on_their_own_gpus_work_at_the_same_time():
     shared = Cluster(gpu=find("H200"), gpus=8)
     divided = Cluster(gpu=find("H200"), gpus=8, engine_gpus=4)
     one, other = (estimated(_run(), at, Layout(gpus=at.learner_gpus), 1) for at in (shared, divided))
@@ -149,7 +150,7 @@ def test_engines_of_their_own_work_at_the_same_time():
     assert other.cache > one.cache
 
 
-def test_a_measured_run_puts_the_seconds_right(tmp_path: Path):
+def test_a_measured_run_scales_the_seconds(tmp_path: Path):
     run, cluster, layout = _run(), Cluster(gpu=find("H200"), gpus=1), Layout()
     expected = training_seconds(SHAPE, FLOPS, layout, WORK, cluster.gpu, 8)
 
@@ -176,35 +177,29 @@ def test_a_measured_run_puts_the_seconds_right(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(gpus=8), Layout(offload="optimizer"), Layout(offload="all")])
-def test_adapters_save_the_gradients_of_weights_and_their_optimizer(layout: Layout):
+def test_adapters_save_the_time_of_weight_gradients_and_their_optimizer(layout: Layout):
     whole, adapters = (
         training_seconds(SHAPE, FLOPS, layout, WORK, find("H200"), 8, lora_rank=rank) for rank in (0, 32)
     )
     assert 0.5 < adapters / whole < 0.75
 
 
-def test_a_critic_is_planned_for_the_backend_that_has_one():
-    found = search(_run(companions=1, needs_fsdp=True), Cluster(gpu=find("H200"), gpus=8), ("fsdp", "megatron"))
+def test_a_critic_restricts_the_search_to_fsdp():
+    found = search(_run(auxiliary_models=1, needs_fsdp=True), Cluster(gpu=find("H200"), gpus=8), ("fsdp", "megatron"))
     assert {estimate.layout.backend for estimate in found.fitting} == {"fsdp"}
 
 
-def test_what_is_trained_beside_the_policy_takes_memory_and_time():
+def test_auxiliary_models_take_memory_and_time():
     cluster, layout = Cluster(gpu=find("H200"), gpus=8), Layout(gpus=8)
     alone, critic, judge = (
-        estimated(_run(companions=count, companion_references=judges), cluster, layout, 1)
+        estimated(_run(auxiliary_models=count, auxiliary_references=judges), cluster, layout, 1)
         for count, judges in ((0, 0), (1, 0), (1, 1))
     )
     state = alone.training.weights + alone.training.optimizer
-    assert critic.training.companion == pytest.approx(state)
-    assert judge.training.companion == pytest.approx(state + 2 * SHAPE.parameters / 8)
+    assert critic.training.auxiliary == pytest.approx(state)
+    assert judge.training.auxiliary == pytest.approx(state + 2 * SHAPE.parameters / 8)
     assert critic.training.total == pytest.approx(alone.training.total + state)
     assert critic.training_seconds == pytest.approx(2 * alone.training_seconds)
-    asleep = (estimated(_run(companions=count), replace(cluster, sleep=True), layout, 1) for count in (0, 1))
+    asleep = (estimated(_run(auxiliary_models=count), replace(cluster, sleep=True), layout, 1) for count in (0, 1))
     one, other = (estimate.sharing.learner_away for estimate in asleep)
     assert other == pytest.approx(one + state)
-
-
-def test_gpus_by_name_and_size():
-    assert find("h200:100").memory == 100 * 2**30
-    with pytest.raises(UserError, match="Did you mean 'H200'"):
-        find("H20O")

@@ -1,4 +1,4 @@
-"""Estimates of memory against the peaks that were measured and kept in benchmarks/results."""
+"""Estimates of memory and time against the measurements in benchmarks/results."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def _config(name: str) -> Qwen3Config:
 
 @dataclass(frozen=True)
 class Measured:
-    """A line of a result of train_step.py or train_scale.py."""
+    """One line of a result of the training benchmarks."""
 
     result: dict[str, Any]
     line: dict[str, Any]
@@ -106,7 +106,7 @@ _PEAKS = [case for case in _MEASURED if "memory_peak_gib" in case.values[0].line
 _ON_TWO = [case.values[0] for case in _MEASURED if case.id.startswith("train_step_0.6B_25_2gpus-")]
 
 
-def test_what_was_measured():
+def test_there_are_enough_measurements():
     layouts = {(case.values[0].line.get("layout", "fsdp"), case.values[0].gpus) for case in _PEAKS}
     assert len(layouts) >= 10
     assert len(_ON_TWO) >= 6
@@ -117,7 +117,7 @@ def test_memory_is_within_a_tenth_of_the_measured_peak(measured: Measured):
     assert measured.estimated_gib == pytest.approx(measured.line["memory_peak_gib"], rel=0.1)
 
 
-def test_memory_of_a_row_as_long_as_a_gpu_holds():
+def test_memory_of_the_longest_row_that_fits_a_gpu():
     result = json.loads((_RESULTS / "longest_row_4B_agentloop_full_sparse.json").read_text())["result"]
     rows = [row for row in result["rows"] if row.get("fits")]
     assert {row["mode"] for row in rows} == {"full", "sparse"}
@@ -135,9 +135,9 @@ def test_time_is_within_a_fifth_of_the_measured_step(measured: Measured):
     assert measured.estimated_seconds == pytest.approx(measured.line["step_seconds"], rel=0.2)
 
 
-def test_layouts_over_two_gpus_are_ranked_as_they_were_measured():
+def test_layouts_over_two_gpus_are_ranked_as_measured():
     for one, other in combinations([measured for measured in _ON_TWO if measured.gathers_once], 2):
-        # What is within a tenth of each other may change places.
+        # Layouts within a tenth of each other may change places.
         seconds = one.line["step_seconds"], other.line["step_seconds"]
         if abs(seconds[0] / seconds[1] - 1) > 0.1:
             is_faster = seconds[0] < seconds[1]
@@ -146,7 +146,7 @@ def test_layouts_over_two_gpus_are_ranked_as_they_were_measured():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_parameters_are_those_of_the_model(tied: bool):
+def test_parameter_counts_match_the_model(tied: bool):
     small = {
         "vocab_size": 96,
         "hidden_size": 32,
@@ -161,12 +161,12 @@ def test_parameters_are_those_of_the_model(tied: bool):
         Qwen3Config(**small),
         Qwen3MoeConfig(**small, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, decoder_sparse_step=1),
     )
-    norms = 3 * 2 * 8  # of queries and keys: not counted
+    norms = 3 * 2 * 8  # norms of queries and keys are not counted
     assert ModelShape.from_config(dense).parameters + norms == Qwen3ForCausalLM(dense).num_parameters()
     assert ModelShape.from_config(experts).parameters + norms == Qwen3MoeForCausalLM(experts).num_parameters()
 
 
-def test_what_the_whole_config_of_a_vision_model_says_of_its_text():
+def test_the_shape_of_a_vision_model():
     shape = ModelShape.from_config(Qwen2_5_VLConfig(tie_word_embeddings=False))
     assert (shape.tied, shape.has_tower) == (False, True)
     assert list(problems(Layout(gpus=2), shape)) == []
@@ -179,7 +179,7 @@ def test_what_the_whole_config_of_a_vision_model_says_of_its_text():
 SHAPE = ModelShape.from_config(_config("4B"))
 
 
-def test_each_saving_saves_where_it_says():
+def test_each_memory_setting_saves_its_part():
     plain = training_memory(SHAPE, Layout(gpus=8))
     selective = training_memory(SHAPE, Layout(gpus=8, checkpointing="selective"))
     full = training_memory(SHAPE, Layout(gpus=8, checkpointing="full"))
@@ -194,20 +194,20 @@ def test_each_saving_saves_where_it_says():
     assert training_memory(SHAPE, Layout(gpus=1)).optimizer == pytest.approx(8 * plain.optimizer)
 
 
-def test_megatron_divides_by_what_its_degrees_divide():
+def test_parallel_degrees_of_megatron_divide_their_parts():
     one = training_memory(SHAPE, Layout(backend="megatron", gpus=8), micro_batches=8)
     tensor = training_memory(SHAPE, Layout(backend="megatron", gpus=8, tensor=2), micro_batches=8)
     staged = training_memory(SHAPE, Layout(backend="megatron", gpus=8, pipeline=2), micro_batches=8)
     assert tensor.gradients == pytest.approx(one.gradients / 2)
     assert tensor.activations == pytest.approx(one.activations / 2, rel=0.01)
-    # The first stage has half the layers, and activations of two micro-batches in flight.
+    # The first stage has half the layers, with two micro-batches in flight.
     assert staged.activations == pytest.approx(one.activations)
     assert one.gradients / 2 < staged.gradients < 0.6 * one.gradients
-    # The optimizer is divided over all ranks in any case.
+    # The optimizer is sharded over all ranks in each case.
     assert tensor.optimizer == pytest.approx(one.optimizer)
 
 
-def test_a_model_in_float32_has_no_copy_and_twice_the_activations():
+def test_a_float32_model_has_no_weight_copy_and_twice_the_activations():
     half, single = training_memory(SHAPE, Layout()), training_memory(SHAPE, Layout(), precision=Precision(compute=4))
     assert single.compute_weights == 0
     assert single.activations > 1.9 * half.activations
@@ -216,10 +216,10 @@ def test_a_model_in_float32_has_no_copy_and_twice_the_activations():
     assert replace(half, reference=5.0).total == half.total + 5.0
 
 
-def test_interleaved_stages_hold_more_micro_batches_and_selective_checkpointing_less_of_each():
+def test_activations_with_interleaved_stages_and_with_checkpointing():
     layout = Layout(backend="megatron", gpus=4, pipeline=2)
     plain = training_memory(SHAPE, layout, micro_batches=8).activations
-    # The first stage starts 2 + 2 + 1 pieces before its first backward: 2.5 micro-batches, not 2.
+    # The first stage starts 2 + 2 + 1 pieces before its first backward, i.e. 2.5 micro-batches.
     interleaved = training_memory(SHAPE, replace(layout, virtual=2), micro_batches=8)
     assert interleaved.activations == pytest.approx(plain * 2.5 / 2)
     selective = training_memory(SHAPE, replace(layout, checkpointing="selective"), micro_batches=8)

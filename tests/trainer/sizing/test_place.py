@@ -52,7 +52,7 @@ def derived(config):
 )
 def test_every_model_that_will_be_loaded_is_counted(config, overrides, models):
     run = planned(config(*overrides), SHAPE)
-    assert (run.reference, run.companions, run.companion_references) == models
+    assert (run.reference, run.auxiliary_models, run.auxiliary_references) == models
     assert run.needs_fsdp == ("algorithm.advantage=gae" in overrides)
 
 

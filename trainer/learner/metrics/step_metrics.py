@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentloop.trainer.learner.metrics.gpu_peaks import peak_flops
 from agentloop.trainer.learner.metrics.recording import Span, named, now
+from agentloop.trainer.sizing.gpus import find_device
 
 
 class StepMetrics:
@@ -90,9 +90,9 @@ class StepMetrics:
             result["balance"] = sum(self._balances) / len(self._balances)
         result |= {f"seconds/{name}": value for name, value in self._seconds.items()}
         if self._device.type == "cuda":
-            peak = peak_flops(self._device)
-            if peak is not None:
-                result["mfu"] = result["flops_per_second"] / (peak * num_ranks())
+            gpu = find_device(torch.cuda.get_device_name(self._device))
+            if gpu is not None:
+                result["mfu"] = result["flops_per_second"] / (gpu.flops * num_ranks())
             result["memory_peak_gib"] = torch.cuda.max_memory_allocated(self._device) / 2**30
         return result
 
