@@ -50,4 +50,4 @@ def create(level: str = DEFAULT_LEVEL, **options: Any) -> Sandbox:
     if level not in LEVELS:
         names = ["auto", *LEVELS]
         raise UserError(f"There is no sandbox level {level!r}.{nearest(level, names)} Levels: {', '.join(names)}.")
-    return LEVELS[level].create(options)
+    return LEVELS.get(level).create(options)

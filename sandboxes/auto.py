@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentloop.errors import UserError
+from agentloop.registry.options import check_options
 from agentloop.sandboxes.base import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
-from agentloop.sandboxes.levels.registry import AUTOMATIC, Level, check_options
+from agentloop.sandboxes.levels.registry import AUTOMATIC, Level
 from agentloop.sandboxes.levels.slot_template import preload_packages
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,8 @@ class Auto:
     """
 
     def __init__(self, **options: Any) -> None:
-        check_options(options, [name for level in AUTOMATIC for name in level.options()], "No sandbox level")
+        known = sorted({name for level in AUTOMATIC for name in level.options()})
+        check_options(options, known, of="sandbox level 'auto'")
         self._options = options
         AUTOMATIC[0].create(self._options_of(AUTOMATIC[0]))  # a value that cannot be is an error now, no lack of slots
         self._chosen: Sandbox | None = None

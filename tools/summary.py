@@ -23,7 +23,7 @@ class Summary:
 
 def summary(name: str) -> Summary:
     """Of a registered tool. Raises `UserError` where it does not import, or cannot be shown to a model."""
-    found = registry.definition(name)
+    found = registry.TOOLS.get(name)
     if isinstance(found, type) and issubclass(found, Tool | registry.ToolSource):
         return Summary(_needs(found), _parameters_of_class(found), _description(found))
     made = registry.as_tool(name, found)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from agentloop.registry import registry
+from agentloop.registry import options as registry_options
 from agentloop.registry.options import Config
-from agentloop.registry.registry import Registry
+from agentloop.registry.registry import Registry, registering
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Correction:
     """Whether, with the given options, the weight of a token depends on no other token."""
 
 
-_CORRECTIONS: Registry[Correction] = Registry("correction", "corrections")
+_CORRECTIONS: Registry[Correction] = Registry("correction", "learner.corrections", own="registration")
 
 
 class Level(StrEnum):
@@ -65,12 +65,7 @@ def register(
     name: str, options: type[Config], *, tokenwise: Callable[[Any], bool] = lambda options: False
 ) -> Callable[[CorrectionFn], CorrectionFn]:
     """Register a correction under a name that is not taken yet, with the type of its options (a decorator)."""
-
-    def add(function: CorrectionFn) -> CorrectionFn:
-        _CORRECTIONS.add(name, Correction(name, function, options, tokenwise))
-        return function
-
-    return add
+    return registering(_CORRECTIONS, name, lambda function: Correction(name, function, options, tokenwise))
 
 
 def get(name: str) -> Correction:
@@ -80,14 +75,13 @@ def get(name: str) -> Correction:
 
 def names() -> list[str]:
     """Return the names of all registered corrections."""
-    return list(_CORRECTIONS)
+    return sorted(_CORRECTIONS)
 
 
 def parse_options(correction: Correction, options: Mapping[str, Any]) -> Config:
     """Validate the options of a correction. Raises `UserError`."""
-    return registry.parse_options(
-        correction.options, options, of=f"correction {correction.name!r}", key="corrections.options"
-    )
+    of = f"correction {correction.name!r}"
+    return registry_options.parse_options(correction.options, options, of=of, key="learner.corrections.options")
 
 
 _MAX_LOG = 20.0

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentloop.errors import UserError
+from agentloop.registry.registry import package_of
 from agentloop.tools import registry
 from agentloop.tools.base import ToolResult
 from agentloop.tools.serving.settings import Settings
@@ -39,7 +40,7 @@ app = typer.Typer(
 def list_tools() -> None:
     """The registered tools."""
     table = Table("name", "parameters", "package", "description")
-    for name, entry in registry.available().items():
+    for name, entry in registry.TOOLS.entry_points().items():
         try:
             about = summary(name)
             parameters, description = ", ".join(about.parameters), escape(about.description)
@@ -47,7 +48,7 @@ def list_tools() -> None:
                 description = f"[yellow]needs: {escape(about.needs)}[/yellow]\n{description}"
         except UserError as error:
             parameters, description = "", f"[red]{escape(str(error))}[/red]"
-        table.add_row(name, parameters, registry.package_of(entry), description)
+        table.add_row(name, parameters, package_of(entry), description)
     Console().print(table)
 
 

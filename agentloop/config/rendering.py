@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
 from agentloop.registry.options import Config, ConfigPath
-from agentloop.rendering.formats import call_format
+from agentloop.rendering.formats import FORMATS
 from agentloop.rendering.inline import InlineFormat
 
 
@@ -18,14 +18,10 @@ class InlineConfig(InlineFormat):
     """`InlineFormat`, strict about its keys."""
 
 
-def _known_format(name: str) -> str:
-    return call_format(name).name
-
-
 class RenderingConfig(Config):
     """How messages become tokens, where the model's own files do not say it."""
 
-    tool_format: Annotated[str, AfterValidator(_known_format)] | None = None
+    tool_format: Annotated[str, AfterValidator(FORMATS.check)] | None = None
     """How the model writes calls, a name of `agentloop.rendering.formats`; by default what its chat template shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Handed to the chat template, such as {enable_thinking: false}."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
-from agentloop.engines import known_engine
+from agentloop.engines import ENGINES
 from agentloop.registry.options import Config, ConfigOptions
 from agentloop.types.limits import Limits
 
@@ -28,7 +28,7 @@ class SamplingConfig(Config):
 
 
 class EngineConfig(Config):
-    name: Annotated[str, AfterValidator(known_engine)] = "hf"
+    name: Annotated[str, AfterValidator(ENGINES.check)] = "hf"
     """`hf`, `vllm`, `sglang` or `scripted`."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, beside the model."""

@@ -1,38 +1,59 @@
-"""Engines: token ids in, sampled token ids out. Each loads its own heavy imports when it is created."""
+"""Engines: token ids in, sampled token ids out. The rollout loop is above them; weights reach them from the learner."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UserError
+from agentloop.registry.named_objects import load_object
+from agentloop.registry.registry import Registry
 
-__all__ = ["Engine", "FinishReason", "Generation", "SamplingParams", "create", "known_engine"]
-
-_ENGINES = {
-    "hf": ("agentloop.engines.hf.engine", "HfEngine"),
-    "scripted": ("agentloop.engines.testing.scripted", "ScriptedEngine"),
-    "sglang": ("agentloop.engines.sglang.engine", "SglangEngine"),
-    "vllm": ("agentloop.engines.vllm.engine", "VllmEngine"),
-}
+__all__ = ["ENGINES", "Engine", "EngineKind", "FinishReason", "Generation", "SamplingParams", "create"]
 
 
-def known_engine(name: str) -> str:
-    """`name`, where there is such an engine. Raises `UserError`."""
-    if name not in _ENGINES:
-        raise UserError(f"There is no engine {name!r}.{nearest(name, _ENGINES)} Known: {', '.join(sorted(_ENGINES))}.")
-    return name
+@dataclass(slots=True, frozen=True, kw_only=True)
+class EngineKind:
+    """An engine and what a run must know about it before it is imported."""
+
+    target: str
+    """Its class as 'module:Class'."""
+    runs_on_gpus: bool = False
+    """It has processes of its own on GPUs: it is restarted when they die, and may sleep while the learner trains."""
+    takes_images: bool = True
+    bounds_pixels: bool = False
+    """It takes the option max_pixels."""
+    takes_learner_dtype: bool = False
+    """Its option dtype follows learner.compute_dtype; its own default depends on the device."""
+    may_share_gpu: bool = False
+    """It takes the option shares_gpu: several of them run on one GPU."""
+
+
+ENGINES: Registry[EngineKind] = Registry(
+    "engine",
+    "engine.name",
+    {
+        "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", takes_learner_dtype=True),
+        "scripted": EngineKind(target="agentloop.engines.testing.scripted:ScriptedEngine"),
+        "sglang": EngineKind(
+            target="agentloop.engines.sglang.engine:SglangEngine", runs_on_gpus=True, takes_images=False
+        ),
+        "vllm": EngineKind(
+            target="agentloop.engines.vllm.engine:VllmEngine", runs_on_gpus=True, bounds_pixels=True, may_share_gpu=True
+        ),
+    },
+    own="none",
+)
 
 
 def create(name: str, **options: Any) -> Engine:
-    """A new engine, not started. `options` are the keyword arguments of its class.
+    """Make an engine, without starting it; `options` are the keyword arguments of its class.
 
     Raises `UserError` for an unknown name or option.
     """
-    module, attribute = _ENGINES[known_engine(name)]
-    engine_class = getattr(import_module(module), attribute)
+    engine_class = load_object(ENGINES.get(name).target, "engine")
     try:
         return engine_class(**options)
     except TypeError as error:
-        raise UserError(f"The engine {name!r} cannot be made with these options: {error}.") from error
+        raise UserError(f"The engine {name!r} cannot be made with the options {sorted(options)}: {error}.") from error

@@ -1,1 +1,1 @@
-"""Named things and their options: strict options, registries, and objects that a config names."""
+"""Named things and their options: the registry, strict options, objects that a config names; below every other room."""

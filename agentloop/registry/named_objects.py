@@ -1,5 +1,4 @@
-"""Load the objects that configs name: `package.module:attribute`, `path/to/file.py:attribute`, or what a package
-registered under a name. A leaf."""
+"""Load objects that a config names: 'package.module:name', 'path/to/file.py:name', or an entry point of a package."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from agentloop.errors import UserError, blaming, nearest, raised
 
 
 def load_object(spec: str, what: str) -> Any:
-    """The object that `spec` names; `what` ("reward", "tool", ...) is for the error.
+    """Return the object that `spec` names; `what` ("reward", "tool", ...) is for errors.
 
-    Raises `UserError` where the module or file cannot be found or imported, or has no such attribute.
+    Raises `UserError` if the module or file cannot be found or imported, or has no such attribute.
     """
     source, separator, attribute = spec.rpartition(":")
     if not separator or not source or not attribute:
@@ -36,13 +35,13 @@ def load_object(spec: str, what: str) -> Any:
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """What installed packages registered in an entry point group, sorted by name; nothing of it is imported."""
+    """Return the entry points of a group, sorted by name, without importing any."""
     return _scan(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=16)
 def _scan(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Reads the metadata of every package on the path: some 20 ms, which a run of many tools would pay for each."""
+    """Read the metadata of every package on the path; that takes some 20 ms, so the result is kept."""
     return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
 
 
@@ -52,10 +51,12 @@ def _import(name: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(
-                f"There is no module {error.name!r} to take the {what} from. Install the package that has it, or give "
+                f"There is no module {error.name!r}, which the {what} {name!r} needs. Install its package, or give "
                 "the path of a file: 'path/to/file.py:name'."
             ) from error
-        raise UserError(f"The module {name!r} of the {what} needs {error.name!r}, which is not installed.") from error
+        raise UserError(
+            f"The module {name!r} of the {what} needs {error.name!r}, which is not installed: install it."
+        ) from error
     except Exception as error:
         raise UserError(f"The module {name!r}, which has the {what}, fails to import: {raised(error)}.") from error
 
@@ -63,8 +64,8 @@ def _import(name: str, what: str) -> ModuleType:
 def _load_file(path: Path, what: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise UserError(f"There is no file {path} to take the {what} from.")
-    # One module a path, so that two specs into the same file share its state and pickling finds it again.
+        raise UserError(f"There is no file {path} for the {what}: correct the path.")
+    # One module per path: two specs for the same file share its state, and pickling finds it again.
     name = f"agentloop_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,30 +1,100 @@
-"""Base of every part of the configuration. A leaf of the import tree."""
+"""`Config`, the strict base of every section of the configuration, and checks of options against what takes them."""
 
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentloop.errors import UserError, nearest
 
 
 class Config(BaseModel):
-    """Strict: an unknown key is an error. Attribute docstrings are the documentation of the keys."""
+    """Strict and frozen: an unknown key is an error. Attribute docstrings document the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, validated like the original.
+
+        Keys that were not set stay unset. Raises pydantic's `ValidationError`.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).model_validate(given | changes)
+
+
+class NoOptions(Config):
+    """The options of something that has none."""
+
 
 class _HasPaths:
-    """Marks a string, or what holds strings, that may be paths."""
+    """Marks a string, or a container of strings, that may be paths."""
 
 
 HAS_PATHS = _HasPaths()
 
 ConfigPath = Annotated[str, HAS_PATHS]
-"""A path, or a name that is none: what `config_loading.anchored` says. A spec 'file.py:name' has a path,
-'package.module:name' not."""
+"""A path or a plain name; `agentloop.config.loading.anchored` tells them apart. 'file.py:name' has a path in it,
+'package.module:name' has none."""
 
 ConfigOptions = Annotated[dict[str, Any], HAS_PATHS]
-"""Arguments of something that the config names, with paths among them."""
+"""Arguments of something that the config names, which may hold paths."""
+
+C = TypeVar("C", bound=Config)
 
 
 def named(value: Any) -> Any:
-    """Read a plain string as the name of something without options."""
+    """Return {"name": value} for a plain string, and other values unchanged."""
     return {"name": value} if isinstance(value, str) else value
+
+
+def parse_options(schema: type[C], options: Mapping[str, Any], *, of: str, key: str) -> C:
+    """Return `options` as an object of `schema`.
+
+    `of` ("loss 'ppo'") and the config's `key` are for the `UserError` that refuses an unknown name or a wrong value.
+    """
+    check_options(options, schema.model_fields, of=of, key=key)
+    try:
+        return schema(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([key, *map(str, first["loc"])])
+        raise UserError(f"{where} of the {of} is {first['input']!r}: {first['msg']}.") from error
+
+
+def check_options(options: Iterable[str], known: Iterable[str], *, of: str, key: str = "") -> None:
+    """Raise `UserError` for the first option that is not known."""
+    names = list(known)
+    for name in options:
+        if name not in names:
+            raise UserError(f"The {of} has no option {name!r}.{nearest(name, names)} {_listed(names, key)}")
+
+
+def check_call(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *given: Any,
+    of: str,
+    call: str,
+    key: str = "",
+    **fixed: Any,
+) -> None:
+    """Raise `UserError` unless `function(*given, **fixed, **options)` fits its signature.
+
+    `call` shows that call in the error: "factory(row, toolset=..., reward=..., **options)".
+    """
+    signature = inspect.signature(function)
+    parameters = [each for each in list(signature.parameters.values())[len(given) :] if each.name not in fixed]
+    names = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        check_options(options, names, of=of, key=key)
+    try:
+        signature.bind(*given, **fixed, **options)
+    except TypeError as error:
+        raise UserError(
+            f"The {of} cannot be called as {call} with the options {dict(options)}: {error}. {_listed(names, key)}"
+        ) from error
+
+
+def _listed(names: list[str], key: str) -> str:
+    return f"Options it takes{f' ({key})' if key else ''}: {', '.join(names) or 'none'}."

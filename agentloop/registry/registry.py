@@ -1,65 +1,109 @@
-"""Named functions with options: what advantages, losses and corrections have in common."""
+"""`Registry`: things that a config names, such as engines, rewards, tools, advantages and losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from pydantic import ValidationError
-
-from agentloop.errors import UserError, nearest
-from agentloop.registry.named_objects import load_object
-from agentloop.registry.options import Config
+from agentloop.errors import UserError, nearest, raised
+from agentloop.registry.named_objects import load_object, registered
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Config)
 
+Own = Literal["object", "registration", "none"]
+"""How users bring a thing of their own, written 'file.py:name' or 'package.module:name'.
 
-class NoOptions(Config):
-    """There are none."""
+object: the spec names the thing itself. registration: importing the file registers the thing under that name. none:
+users cannot bring their own.
+"""
 
 
 class Registry(Generic[T]):
-    """Entries by name. `what` they are, and the `key` of the config that names one, are for the errors."""
+    """Things by name, in the order in which they were added; entry points come last.
 
-    def __init__(self, what: str, key: str) -> None:
-        self._what = what
+    An entry is the thing itself or, as a string, 'module:attribute', which is imported on first use.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        key: str,
+        entries: Mapping[str, T | str] | None = None,
+        *,
+        own: Own = "object",
+        group: str | None = None,
+    ) -> None:
+        """`kind` ("reward") and the config's `key` are for errors; `group` is an entry-point group of packages."""
+        self._kind = kind
         self._key = key
-        self._entries: dict[str, T] = {}
+        self._entries: dict[str, T | str] = dict(entries or {})
+        self._own = own
+        self._group = group
 
-    def add(self, name: str, entry: T) -> None:
-        """Raises `ValueError` where the name is taken."""
+    def add(self, name: str, entry: T | str) -> None:
+        """Register an entry. Raises `ValueError` if the name is taken."""
         if name in self._entries:
-            raise ValueError(f"the {self._what} {name!r} is registered already")
+            raise ValueError(f"the {self._kind} {name!r} is already registered: choose another name")
         self._entries[name] = entry
 
     def get(self, name: str) -> T:
-        """Of a spec 'file.py:name' or 'package.module:name' the file is loaded first, and registers the name. Raises
-        `UserError` with the nearest name."""
+        """Return the thing of that name or spec. Raises `UserError` if it is unknown or fails to import."""
+        self.check(name)
         if ":" in name:
-            load_object(name, self._what)
+            found = load_object(name, self._kind)
+            if self._own == "object":
+                return cast(T, found)
             name = name.rpartition(":")[2]
+            self.check(name)
         if name not in self._entries:
+            return cast(T, _load_entry_point(self.entry_points()[name], self._kind))
+        entry = self._entries[name]
+        return cast(T, load_object(entry, self._kind) if isinstance(entry, str) else entry)
+
+    def check(self, name: str) -> str:
+        """Return `name` if it is known, without importing anything. Raises `UserError` with the nearest name."""
+        is_own = ":" in name and self._own != "none"
+        if not is_own and name not in self:
+            own = "" if self._own == "none" else ", or to one of your own: 'file.py:name' or 'package.module:name'"
             raise UserError(
-                f"There is no {self._what} {name!r}.{nearest(name, self)} Set {self._key} to one of: {', '.join(self)}."
+                f"There is no {self._kind} {name!r}.{nearest(name, self)} Set {self._key} to one of: "
+                f"{', '.join(sorted(self)) or 'none are registered'}{own}."
             )
-        return self._entries[name]
+        return name
+
+    def entry_points(self) -> dict[str, EntryPoint]:
+        """Return the entry points that installed packages registered, by name."""
+        return registered(self._group) if self._group is not None else {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self.entry_points()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._entries))
+        yield from self._entries
+        yield from (name for name in self.entry_points() if name not in self._entries)
 
 
-def parse_options(schema: type[C], options: Mapping[str, Any], *, of: str, key: str) -> C:
-    """`options` checked against their class; `of` ("loss 'ppo'") and the config's `key` are for the `UserError`."""
-    known = schema.model_fields
-    if unknown := [name for name in options if name not in known]:
-        raise UserError(
-            f"The {of} has no option {unknown[0]!r}.{nearest(unknown[0], known)} "
-            f"{key} may set: {', '.join(known) or 'nothing'}."
-        )
+def registering(registry: Registry[T], name: str, make: Callable[[Any], T]) -> Callable[[Any], Any]:
+    """Return a decorator that registers `make(function)` under `name` and leaves the function as it is."""
+
+    def add(function: Any) -> Any:
+        registry.add(name, make(function))
+        return function
+
+    return add
+
+
+def package_of(entry: EntryPoint) -> str:
+    """Return the distribution that registered an entry point."""
+    return entry.dist.name if entry.dist is not None else "unknown"
+
+
+def _load_entry_point(entry: EntryPoint, kind: str) -> Any:
     try:
-        return schema(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([key, *map(str, first["loc"])])
-        raise UserError(f"{where} of the {of} cannot be used: {first['msg']}.") from error
+        return entry.load()
+    except Exception as error:  # the package is not ours and may raise anything
+        raise UserError(
+            f"The {kind} {entry.name!r} of the package {package_of(entry)!r} fails to import: {raised(error)}. Update "
+            "or remove the package."
+        ) from error

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_BLIND_ENGINES = ("sglang",)
-"""Those that take no images."""
-
 
 @dataclass(slots=True, frozen=True)
 class RolloutSetup:
@@ -80,7 +77,7 @@ class RolloutSetup:
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
         episodes._check_images()
-        if config.engine.name in _BLIND_ENGINES:
+        if not engines.ENGINES.get(config.engine.name).takes_images:
             episodes.renderer.vision = None  # pictures out of tools are left out, and the model is told
         return episodes
 
@@ -90,7 +87,7 @@ class RolloutSetup:
         row = next(rows, None)
         if row is None:
             return
-        if self.config.engine.name in _BLIND_ENGINES:
+        if not engines.ENGINES.get(self.config.engine.name).takes_images:
             raise UserError(
                 f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none. Set engine.name "
                 "to vllm or hf."

@@ -9,46 +9,51 @@ from typing import Any
 from agentloop.envs.rewards.base import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.envs.rewards.weighted import LoadedTerm, RewardTerm, WeightedSum
-from agentloop.errors import UserError, blaming, nearest
-from agentloop.registry.named_objects import load_object
+from agentloop.errors import UserError, blaming
+from agentloop.registry.options import check_call
+from agentloop.registry.registry import Registry
 
 _HERE = "agentloop.envs.rewards"
 
-BUILT_IN: Mapping[str, str] = {
-    "code_tests": f"{_HERE}.code.reward:CodeTests",
-    "contains": f"{_HERE}.answers:contains",
-    "deepeyes": f"{_HERE}.deepeyes:DeepEyes",
-    "exact": f"{_HERE}.answers:exact",
-    "exact_match": f"{_HERE}.answers:exact_match",
-    "judge": f"{_HERE}.judge:Judge",
-    "last_number": f"{_HERE}.answers:last_number",
-    "math": f"{_HERE}.math.equivalence:MathEquivalence",
-    "retool": f"{_HERE}.retool:ReTool",
-    "search_r1": f"{_HERE}.answers:search_r1",
-    "skyrl_sql": f"{_HERE}.sql_execution:SkyRlSql",
-    "sql_execution": f"{_HERE}.sql_execution:SqlExecution",
-    "strict_box": f"{_HERE}.answers:strict_box",
-    "tags": f"{_HERE}.formats:tags",
-    "tool_bonus": f"{_HERE}.formats:tool_bonus",
-    "turn_cost": f"{_HERE}.formats:turn_cost",
-    "verl": f"{_HERE}.verl:VerlScore",
-}
-"""Name -> where it is; imported when it is asked for."""
+REWARDS: Registry[Any] = Registry(
+    "reward",
+    "env.reward",
+    {
+        "code_tests": f"{_HERE}.code.reward:CodeTests",
+        "contains": f"{_HERE}.answers:contains",
+        "deepeyes": f"{_HERE}.deepeyes:DeepEyes",
+        "exact": f"{_HERE}.answers:exact",
+        "exact_match": f"{_HERE}.answers:exact_match",
+        "judge": f"{_HERE}.judge:Judge",
+        "last_number": f"{_HERE}.answers:last_number",
+        "math": f"{_HERE}.math.equivalence:MathEquivalence",
+        "retool": f"{_HERE}.retool:ReTool",
+        "search_r1": f"{_HERE}.answers:search_r1",
+        "skyrl_sql": f"{_HERE}.sql_execution:SkyRlSql",
+        "sql_execution": f"{_HERE}.sql_execution:SqlExecution",
+        "strict_box": f"{_HERE}.answers:strict_box",
+        "tags": f"{_HERE}.formats:tags",
+        "tool_bonus": f"{_HERE}.formats:tool_bonus",
+        "turn_cost": f"{_HERE}.formats:turn_cost",
+        "verl": f"{_HERE}.verl:VerlScore",
+    },
+)
+"""Classes and functions, each imported on first use."""
 
 
 def load_reward(
     spec: str | Sequence[RewardTerm | Mapping[str, Any] | str], options: Mapping[str, Any] | None = None
 ) -> RewardFunction:
-    """The reward that a config names: one with `options`, or several, whose weighted sum it is.
+    """Return the reward that a config names: one with `options`, or the weighted sum of several.
 
-    Raises `UserError` where there is none, or where it cannot be called as (trajectory, task, **options).
+    Raises `UserError` if there is none, or if it cannot be called as (trajectory, task, **options).
     """
     if isinstance(spec, str):
         return _load_one(spec, options or {})
     if options:
-        raise UserError("A reward of several terms has no options of its own: give each term its own.")
+        raise UserError("env.reward_options is set, but env.reward has several terms: give each term its own options.")
     if not spec:
-        raise UserError("The reward has no terms.")
+        raise UserError("env.reward is an empty list: name at least one reward.")
     terms = [_term(each) for each in spec]
     loaded = [LoadedTerm(_load_one(term.name, term.options), term) for term in terms]
     return RewardFunction(WeightedSum(loaded), name=" + ".join(term.shown for term in terms))
@@ -61,18 +66,16 @@ def _term(given: RewardTerm | Mapping[str, Any] | str) -> RewardTerm:
 
 
 def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
-    if ":" not in spec and spec not in BUILT_IN:
-        raise UserError(
-            f"There is no reward {spec!r}.{nearest(spec, BUILT_IN)} Built in: {', '.join(BUILT_IN)}; "
-            "one of your own is named 'file.py:function' or 'package.module:function'."
-        )
-    found = load_object(BUILT_IN.get(spec, spec), "reward")
+    found = REWARDS.get(spec)
     if isinstance(found, type) and issubclass(found, Reward):
         _check(found, (), spec, options)
         with blaming(f"The reward {spec!r} cannot be made"):
             return RewardFunction(found(**options), name=spec)
     if not callable(found):
-        raise UserError(f"The reward {spec!r} must be a function (trajectory, task), got {type(found).__name__}.")
+        raise UserError(
+            f"The reward {spec!r} is of type {type(found).__name__}: name a function (trajectory, task) or a class "
+            "derived from agentloop.envs.rewards.Reward."
+        )
     if isinstance(found, type):
         raise UserError(f"The reward {spec!r} is a class, which must derive from agentloop.envs.rewards.Reward.")
     _check(found, (None, None), spec, options)
@@ -80,15 +83,11 @@ def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
 
 
 def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, options: Mapping[str, Any]) -> None:
+    call = "reward(trajectory, task, **options)" if given else "Reward(**options)"
     try:
-        inspect.signature(found).bind(*given, **options)
-    except TypeError as error:
-        called = f"called as reward(trajectory, task{''.join(f', {key}=...' for key in options)})"
-        known = ", ".join(list(inspect.signature(found).parameters)[len(given) :]) or "none"
-        advice = ""
-        if "data_source" in inspect.signature(found).parameters:
-            advice = f" It is written for verl: set reward to verl, and its option function to {spec!r}."
-        raise UserError(
-            f"The reward {spec!r} cannot be {called if given else 'made with these options'}: {error}. "
-            f"Options it takes: {known}.{advice}"
-        ) from error
+        check_call(found, options, *given, of=f"reward {spec!r}", call=call)
+    except UserError as error:
+        if "data_source" not in inspect.signature(found).parameters:
+            raise
+        advice = f"It is written for verl: set env.reward to verl, and its option function to {spec!r}."
+        raise UserError(f"{error} {advice}") from error

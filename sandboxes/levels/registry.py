@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from agentloop.errors import UserError, nearest
+from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_options
+from agentloop.registry.registry import Registry
 from agentloop.sandboxes.base import Sandbox
 
 
 @dataclass(slots=True, frozen=True)
 class Level:
+    """An isolation level, described without importing it."""
+
     name: str
     protects: str
-    """What the code cannot do, in a line."""
+    """One line on what the code cannot do."""
     needs: str
-    """What the machine must have, in a line."""
-    module: str
-    kind: str
+    """One line on what the machine must have."""
+    target: str
+    """The class of the level as 'module:Class'; the module is in this folder."""
 
     def options(self) -> tuple[str, ...]:
-        """The names of what it can be made with."""
+        """Return the names of the options that its class takes."""
         return tuple(inspect.signature(self._class()).parameters)
 
     def create(self, options: Mapping[str, Any]) -> Sandbox:
-        """Raises `UserError` for an option that is unknown or cannot be used."""
-        check_options(options, self.options(), f"The sandbox level {self.name!r}")
+        """Make a sandbox. Raises `UserError` for an option that is unknown or has an impossible value."""
+        check_options(options, sorted(self.options()), of=f"sandbox level {self.name!r}")
         sandbox: Sandbox = self._class()(**options)
         return sandbox
 
     def _class(self) -> Any:
-        return getattr(import_module(f"agentloop.sandboxes.levels.{self.module}"), self.kind)
+        return load_object(f"agentloop.sandboxes.levels.{self.target}", "sandbox level")
 
 
 _HIDDEN = "files, processes, network and environment of the machine are out of sight"
@@ -42,47 +45,34 @@ _ALL = (
         "slots",
         f"{_HIDDEN}; memory, processes and disk are limited together; the kernel is shared, behind a filter of calls",
         "Linux 5.14; root or user namespaces (memory is limited together where it may make cgroups)",
-        "slots",
-        "Slots",
+        "slots:Slots",
     ),
     Level(
         "bubblewrap",
         f"{_HIDDEN}; memory is limited for each process; the kernel is shared, behind a filter of calls",
         "the program bwrap 0.8; user namespaces",
-        "bubblewrap",
-        "Bubblewrap",
+        "bubblewrap:Bubblewrap",
     ),
     Level(
         "docker",
         f"{_HIDDEN}; memory, processes, processor and disk are limited together; with gVisor (runsc) its own kernel",
         "a docker engine on this machine that this user may use; an image with python3",
-        "docker",
-        "Docker",
+        "docker:Docker",
     ),
     Level(
         "landlock",
         "files, sockets and processes of the machine cannot be used, but be seen to exist; disk is not limited",
         "Linux 6.12 with Landlock; no privilege",
-        "landlock",
-        "Landlock",
+        "landlock:Landlock",
     ),
     Level(
         "none",
         "nothing: the code can do what this user can; for development on code that is trusted",
         "nothing; it has to be asked for by name",
-        "none",
-        "NoIsolation",
+        "none:NoIsolation",
     ),
 )
-"""The strongest that is fast first."""
-LEVELS = {level.name: level for level in _ALL}
+"""The strongest of the fast ones first."""
+LEVELS: Registry[Level] = Registry("sandbox level", "the level", {level.name: level for level in _ALL}, own="none")
 AUTOMATIC = tuple(level for level in _ALL if level.name != "none")
-"""What `auto` tries, in this order."""
-
-
-def check_options(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raises `UserError` for an option that is not known."""
-    names = sorted(set(known))
-    for name in options:
-        if name not in names:
-            raise UserError(f"{what} has no option {name!r}.{nearest(name, names)} It has: {', '.join(names)}.")
+"""Levels that `auto` tries, in this order."""

@@ -17,8 +17,8 @@ from agentloop.config.loading import validated
 from agentloop.config.rendering import RenderingConfig
 from agentloop.config.run import RunSettings
 from agentloop.envs.registry import load_factory
-from agentloop.envs.rewards import BUILT_IN, load_reward
-from agentloop.registry.named_objects import load_object
+from agentloop.envs.rewards import REWARDS, load_reward
+from agentloop.registry.registry import package_of
 from agentloop.tools import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,16 +89,16 @@ def options_of(found: object, *, skip: int = 0) -> set[str]:
 
 def test_every_option_of_every_tool_is_in_its_table():
     sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "tools.md").read_text(), re.DOTALL | re.M))
-    own = {name for name, entry in registry.available().items() if registry.package_of(entry) == "agentloop"}
+    own = {name for name, entry in registry.TOOLS.entry_points().items() if package_of(entry) == "agentloop"}
     assert set(sections) == own
     for name, text in sections.items():
-        assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == options_of(registry.definition(name)), name
+        assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == options_of(registry.TOOLS.get(name)), name
 
 
 def test_every_built_in_reward_is_in_the_table_with_its_options():
     rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|([^|]*)\|$", (DOCS / "rewards.md").read_text(), re.MULTILINE))
-    assert set(rows) == set(BUILT_IN)
+    assert set(rows) == set(REWARDS)
     for name, options in rows.items():
-        found = load_object(BUILT_IN[name], "reward")
+        found = REWARDS.get(name)
         known = options_of(found, skip=0 if inspect.isclass(found) else 2)
         assert known <= set(re.findall(r"`(\w+)`", options)), name

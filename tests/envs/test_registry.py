@@ -28,7 +28,7 @@ def test_the_built_in_environments():
 def test_what_is_none():
     with pytest.raises(UserError, match=r"no environment 'gymnasum'.*Did you mean 'gymnasium'\?"):
         registry.load_factory("gymnasum")
-    with pytest.raises(UserError, match="got int"):
+    with pytest.raises(UserError, match="of type int"):
         registry.load_factory("agentloop.envs.gymnasium.observations:_MAX_TEXT")
 
 

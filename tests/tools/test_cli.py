@@ -1,5 +1,4 @@
 import json
-from importlib.metadata import EntryPoint
 
 import pytest
 from PIL import Image
@@ -7,7 +6,7 @@ from typer.testing import CliRunner
 
 from agentloop.cli.tools import app
 from agentloop.errors import UserError
-from agentloop.tools import registry
+from tests.support.installed import install
 
 TOOLS = '''
 from agentloop import tool
@@ -91,10 +90,9 @@ def test_the_schema_is_printed_as_models_see_it(spec):
     assert shown["function"]["parameters"]["required"] == ["words"]
 
 
-def test_list_says_what_is_no_tool_and_goes_on(monkeypatch):
-    entry = EntryPoint("seven", "agentloop.tools.sessions:logging", registry.GROUP)
-    entries = {**registry.available(), "seven": entry}
-    monkeypatch.setattr(registry, "available", lambda: entries)
+def test_list_says_what_is_no_tool_and_goes_on(tmp_path, monkeypatch):
+    install(tmp_path, "agentloop.tools", seven="agentloop.tools.sessions:logging")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     result = run("list")
     assert result.exit_code == 0

@@ -80,5 +80,5 @@ def test_names_and_options_that_are_not_known():
         _weights("truncate", levl="token")
     with pytest.raises(UserError, match=r"corrections\.options\.level"):
         _weights("truncate", level="turn")
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         corrections.register("veto", corrections.VetoOptions)(lambda log_ratio, tokens, options: torch.zeros(0))

@@ -9,7 +9,7 @@ from agentloop.tools.serving.daemon import Daemon
 def banner(daemon: Daemon, address: str) -> str:
     """A few plain lines; the first has the address."""
     settings, level, load = daemon.settings, daemon.sandbox.level, daemon.sandbox.load()
-    meaning = f": {LEVELS[level].protects}" if level in LEVELS else ""
+    meaning = f": {LEVELS.get(level).protects}" if level in LEVELS else ""
     lines = [
         f"agentloop tools: {address}",
         f"  isolation  {level}{meaning}",

@@ -70,8 +70,8 @@ class Daemon:
 def make_sandbox(settings: Settings) -> Sandbox:
     """The sandbox that the settings ask for, not started. Raises `UserError`."""
     options = _options(settings)
-    level = LEVELS.get(settings.isolation)
-    if level is not None and "max_sessions" not in level.options():
+    named = settings.isolation in LEVELS  # not "auto"
+    if named and "max_sessions" not in LEVELS.get(settings.isolation).options():
         del options["max_sessions"]
     return sandboxes.create(settings.isolation, **options)
 

@@ -83,7 +83,7 @@ def _named(spec: str) -> list[Tool]:
 def _registered(taken: Collection[str]) -> list[Tool]:
     """Those that need no options and can be shown to a model, under names that are not taken."""
     tools: dict[str, Tool] = {}
-    for name in registry.available():
+    for name in registry.TOOLS:
         try:
             loaded = Toolset(registry.load_all(name)).tools
         except UserError as error:

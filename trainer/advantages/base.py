@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.registry import registry
-from agentloop.registry.options import Config
-from agentloop.registry.registry import NoOptions, Registry
+from agentloop.registry import options as registry_options
+from agentloop.registry.options import Config, NoOptions
+from agentloop.registry.registry import Registry, registering
 from agentloop.trainer.advantages.outcome import Outcome
 from agentloop.types.trajectory import Trajectory
 
@@ -46,7 +46,7 @@ class Advantage:
     """Targets of the critic; if set, the advantage needs `Outcome.values`."""
 
 
-_ADVANTAGES: Registry[Advantage] = Registry("advantage", "algorithm.advantage")
+_ADVANTAGES: Registry[Advantage] = Registry("advantage", "algorithm.advantage", own="registration")
 
 
 def register_outcomes(
@@ -59,13 +59,8 @@ def register_outcomes(
     value_targets: TargetsFn | None = None,
 ) -> Callable[[OutcomeFn], OutcomeFn]:
     """Register an advantage under a name that is not taken yet, with the type of its options (a decorator)."""
-
-    def add(function: OutcomeFn) -> OutcomeFn:
-        needs = compares, needs_greedy, needs_process_rewards
-        _ADVANTAGES.add(name, Advantage(name, function, options, *needs, value_targets))
-        return function
-
-    return add
+    needs = compares, needs_greedy, needs_process_rewards
+    return registering(_ADVANTAGES, name, lambda function: Advantage(name, function, options, *needs, value_targets))
 
 
 def register(name: str) -> Callable[[RewardFn], RewardFn]:
@@ -92,13 +87,13 @@ def get(name: str) -> Advantage:
 
 def names() -> list[str]:
     """Return the names of all registered advantages."""
-    return list(_ADVANTAGES)
+    return sorted(_ADVANTAGES)
 
 
 def parse_options(advantage: Advantage, options: Mapping[str, Any]) -> Config:
     """Validate the options of an advantage. Raises `UserError`."""
     of = f"advantage {advantage.name!r}"
-    return registry.parse_options(advantage.options, options, of=of, key="algorithm.advantage_options")
+    return registry_options.parse_options(advantage.options, options, of=of, key="algorithm.advantage_options")
 
 
 def group_advantages(rewards: Sequence[float | None], name: str = "grpo") -> NDArray[np.float64]:

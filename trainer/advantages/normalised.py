@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from agentloop.registry.options import Config
-from agentloop.registry.registry import NoOptions
+from agentloop.registry.options import Config, NoOptions
 from agentloop.trainer.advantages.base import AdvantageValue, discounted, register_outcomes, rewards_of
 from agentloop.trainer.advantages.outcome import Outcome
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.registry.registry import NoOptions
+from agentloop.registry.options import NoOptions
 from agentloop.trainer.advantages.base import (
     AdvantageValue,
     register,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.config.loggers import BUILT_IN as LOGGERS
+from agentloop.config.loggers import LOGGERS
 from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
 
@@ -17,7 +17,7 @@ _PROJECTS = {"wandb": "project", "mlflow": "experiment"}
 def run(verl: VerlConfig) -> Settings:
     loggers = verl.get("trainer.logger", default=[])
     loggers = [loggers] if isinstance(loggers, str) else loggers
-    if others := [name for name in loggers if name not in LOGGERS.keys() | _SHOWN]:
+    if others := [name for name in loggers if name not in {*LOGGERS, *_SHOWN}]:
         verl.note(
             f"trainer.logger: {', '.join(others)} is not known here; known are {', '.join(sorted(LOGGERS))}, and a "
             "class of one's own is a logger, too (docs/view.md)."

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.learner import Aggregation
-from agentloop.registry import registry
-from agentloop.registry.options import Config
-from agentloop.registry.registry import NoOptions, Registry
+from agentloop.registry import options as registry_options
+from agentloop.registry.options import Config, NoOptions
+from agentloop.registry.registry import Registry, registering
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Loss:
     """Default aggregation: that of its paper."""
 
 
-_LOSSES: Registry[Loss] = Registry("loss", "loss")
+_LOSSES: Registry[Loss] = Registry("loss", "learner.loss", own="registration")
 
 
 def register(
@@ -53,11 +53,10 @@ def register(
 ) -> Callable[[LossFn], LossFn]:
     """Register a loss under a name that is not taken yet, with the type of its options (a decorator)."""
 
-    def add(function: LossFn) -> LossFn:
-        _LOSSES.add(name, Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation))
-        return function
+    def make(function: LossFn) -> Loss:
+        return Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation)
 
-    return add
+    return registering(_LOSSES, name, make)
 
 
 def get(name: str) -> Loss:
@@ -67,12 +66,13 @@ def get(name: str) -> Loss:
 
 def names() -> list[str]:
     """Return the names of all registered losses."""
-    return list(_LOSSES)
+    return sorted(_LOSSES)
 
 
 def parse_options(loss: Loss, options: Mapping[str, Any]) -> Config:
     """Validate the options of a loss. Raises `UserError`."""
-    return registry.parse_options(loss.options, options, of=f"loss {loss.name!r}", key="loss_options")
+    of = f"loss {loss.name!r}"
+    return registry_options.parse_options(loss.options, options, of=of, key="learner.loss_options")
 
 
 MAX_LOG_RATIO = 20.0

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from agentloop.config.learner import Aggregation
-from agentloop.registry.options import Config
-from agentloop.registry.registry import NoOptions
+from agentloop.registry.options import Config, NoOptions
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.losses.base import log_ratio, ratio_metrics, register
 

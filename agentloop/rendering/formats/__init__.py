@@ -1,8 +1,8 @@
-"""How model families write calls, and which of them a chat template shows."""
+"""Formats in which model families write tool calls; a renderer picks one by name or from the chat template."""
 
 from __future__ import annotations
 
-from agentloop.errors import UserError, nearest
+from agentloop.registry.registry import Registry
 from agentloop.rendering.formats.deepseek import DEEPSEEK_R1, DEEPSEEK_V3_1
 from agentloop.rendering.formats.gemma import GEMMA4
 from agentloop.rendering.formats.harmony import HARMONY
@@ -14,7 +14,7 @@ from agentloop.rendering.formats.pythonic import LFM2
 from agentloop.rendering.formats.tagged import DEEPSEEK_V3_2, GLM, MINIMAX, QWEN3_CODER, SEED
 from agentloop.rendering.parsing import CallFormat
 
-_FORMATS = (
+_ALL = (
     HARMONY,
     GEMMA4,
     KIMI,
@@ -32,18 +32,18 @@ _FORMATS = (
     HERMES,
     LLAMA3,
 )
-"""In the order in which a template is tried: the signs of some are part of those of others."""
-NAMES = tuple(sorted(item.name for item in _FORMATS))
+FORMATS: Registry[CallFormat] = Registry(
+    "tool-call format", "rendering.tool_format", {each.name: each for each in _ALL}, own="none"
+)
+"""Templates are tried in this order, because the signs of one format may be part of another's."""
+NAMES = tuple(sorted(FORMATS))
 
 
 def call_format(name: str) -> CallFormat:
-    """The call format of that name. Raises `UserError`."""
-    for item in _FORMATS:
-        if item.name == name:
-            return item
-    raise UserError(f"There is no tool-call format {name!r}.{nearest(name, NAMES)} Known: {', '.join(NAMES)}.")
+    """Return the call format of that name. Raises `UserError`."""
+    return FORMATS.get(name)
 
 
 def detect_format(template: str) -> CallFormat | None:
-    """The format that a chat template shows its model; None where it shows none that is known."""
-    return next((item for item in _FORMATS if all(sign in template for sign in item.signs)), None)
+    """Return the format that a chat template shows its model, or None if it shows no known one."""
+    return next((item for item in _ALL if all(sign in template for sign in item.signs)), None)

@@ -6,22 +6,11 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.registry import named_objects as loading
-
-METADATA = "Metadata-Version: 2.1\nName: example\nVersion: 1.0\n"
-
-
-def install(folder, *names):
-    """A package on the path that registers `names` in the group `agentloop.examples`."""
-    info = folder / "example-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(METADATA)
-    (info / "entry_points.txt").write_text(
-        "\n".join(["[agentloop.examples]", *(f"{name} = json:loads" for name in names)])
-    )
+from tests.support.installed import install
 
 
 def test_names_are_found_sorted_and_nothing_is_imported(tmp_path, monkeypatch):
-    install(tmp_path, "walk", "run")
+    install(tmp_path, "agentloop.examples", walk="json:loads", run="json:loads")
     monkeypatch.syspath_prepend(tmp_path)
     found = loading.registered("agentloop.examples")
     assert list(found) == ["run", "walk"]
@@ -41,7 +30,7 @@ def test_the_packages_are_read_once(monkeypatch, tmp_path):
 
 def test_a_path_that_was_added_is_read(tmp_path, monkeypatch):
     assert loading.registered("agentloop.examples") == {}
-    install(tmp_path, "jump")
+    install(tmp_path, "agentloop.examples", jump="json:loads")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(loading.registered("agentloop.examples")) == ["jump"]
 

@@ -108,11 +108,11 @@ def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
     (tmp_path / "r.py").write_text("def one(trajectory):\n    return 1\nvalue = 1\n")
     with pytest.raises(UserError, match=r"no reward 'exat'\. Did you mean 'exact'"):
         load_reward("exat")
-    with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task\)"):
+    with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task, "):
         load_reward(f"{tmp_path}/r.py:one")
-    with pytest.raises(UserError, match=r"must be a function"):
+    with pytest.raises(UserError, match="is of type int: name a function"):
         load_reward(f"{tmp_path}/r.py:value")
-    with pytest.raises(UserError, match=r"cannot be called as reward\(trajectory, task, tolerence=\.\.\.\)"):
+    with pytest.raises(UserError, match="no option 'tolerence'.*Did you mean 'tolerance'"):
         load_reward("last_number", {"tolerence": 1})
 
 
@@ -132,7 +132,7 @@ async def test_methods_of_a_class_without_async_run_in_threads():
 
 def test_a_function_written_for_verl_says_how_it_is_named(tmp_path):
     (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): ...")
-    with pytest.raises(UserError, match=r"written for verl: set reward to verl"):
+    with pytest.raises(UserError, match=r"written for verl: set env.reward to verl"):
         load_reward(f"{tmp_path}/score.py:compute_score")
 
 

@@ -104,7 +104,7 @@ async def test_what_is_no_score_raises(episode, scores):
         ({"function": "scores.py:number"}, "which cannot be called"),
         ({"function": "scores.py:compute"}, "Did you mean 'compute_score'"),
         ({"function": "scores.py:compute_score", "tokenizer": "./nowhere"}, "cannot be loaded"),
-        ({}, "cannot be made with these options"),
+        ({}, "missing a required argument: 'function'"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_the_run(scores, monkeypatch, options, said):

@@ -78,12 +78,12 @@ async def test_rewards_of_turns_must_be_one_for_each(episode):
 @pytest.mark.parametrize(
     ("spec", "options", "words"),
     [
-        ([], {}, "no terms"),
+        ([], {}, "is an empty list"),
         (["exact", "exact"], {}, "Two terms of the reward are called 'exact'"),
         ([{"name": "exact", "only_if": "tags"}, "tags"], {}, "only if 'tags', which is no term further up"),
         (["exat"], {}, "Did you mean 'exact'"),
         (["exact"], {"tolerance": 1}, "give each term its own"),
-        ("math", {"boxd": True}, r"cannot be made with these options: .*Options it takes: boxed, timeout, workers"),
+        ("math", {"boxd": True}, r"no option 'boxd'.*Options it takes: boxed, timeout, workers"),
         (HELD, {"worthy": 1}, "Options it takes: worth"),
     ],
 )

@@ -221,5 +221,5 @@ def test_unknown_names_and_options_are_refused():
 
 
 def test_a_taken_name_is_refused():
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         advantages.register("grpo")(lambda rewards: rewards)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentloop.config.loggers import BUILT_IN
+from agentloop.config.loggers import LOGGERS
 from agentloop.errors import UserError
-from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
     from agentloop.config.loggers import LoggerConfig
@@ -43,14 +42,9 @@ def open_loggers(config: RunConfig, folder: Path, *, done: int) -> Iterator[list
 
 
 def _make(spec: LoggerConfig, folder: Path, config: dict[str, Any], done: int) -> Logger:
-    found = load_object(BUILT_IN.get(spec.name, spec.name), "logger")
-    try:
-        inspect.signature(found).bind(folder, config, done=done, **spec.options)
-    except TypeError as error:
-        raise UserError(
-            f"The logger {spec.name!r} cannot be called as logger(folder, config, done=..., **options) with the "
-            f"options {dict(spec.options)}: {error}."
-        ) from error
+    found = LOGGERS.get(spec.name)
+    call = "logger(folder, config, done=..., **options)"
+    check_call(found, spec.options, folder, config, of=f"logger {spec.name!r}", call=call, done=done)
     return found(folder, config, done=done, **spec.options)
 
 

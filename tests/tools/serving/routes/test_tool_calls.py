@@ -2,15 +2,14 @@
 
 import base64
 import io
-from importlib.metadata import EntryPoint
 
 import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
-from agentloop.tools import registry
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.serving.toolbox import Toolbox
+from tests.support.installed import install
 
 TOOLS = '''
 import asyncio
@@ -175,9 +174,7 @@ def test_registered_tools_that_cannot_be_shown_or_have_a_taken_name_are_left_out
         "def untyped(code): return code\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    own = {name: EntryPoint(name, f"taken_tools:{name}", registry.GROUP) for name in ("fine", "second", "untyped")}
-    entries = {**registry.available(), **own}
-    monkeypatch.setattr(registry, "available", lambda: entries)
+    install(tmp_path, "agentloop.tools", **{name: f"taken_tools:{name}" for name in ("fine", "second", "untyped")})
     tools = Toolbox([], 10, None).toolset.tools
     assert "fine" in tools
     assert "untyped" not in tools
