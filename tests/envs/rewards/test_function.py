@@ -112,7 +112,7 @@ def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
         load_reward(f"{tmp_path}/r.py:one")
     with pytest.raises(UserError, match="is of type int: name a function"):
         load_reward(f"{tmp_path}/r.py:value")
-    with pytest.raises(UserError, match="no option 'tolerence'.*Did you mean 'tolerance'"):
+    with pytest.raises(UserError, match=r"no option 'tolerence'.*Did you mean 'tolerance'"):
         load_reward("last_number", {"tolerence": 1})
 
 
