@@ -1,8 +1,7 @@
-"""From a config of verl to one of agentloop: the settings that both have, and notes on those that differ.
+"""Convert a config of verl into one of agentloop: the common settings, and notes on the differences.
 
-`sources` reads what verl is started with, the modules beside it take over one part of the config each, and `unread`
-finds what none of them asked for. Written against verl 0.9.1; keys that older versions have elsewhere are looked for
-there, too.
+`sources` reads the config or the launch script. Each of the other modules converts one part, and `unread` finds the
+settings that no part read. The converter is written for verl 0.9.1 and also looks for the keys of older versions.
 """
 
 from __future__ import annotations
@@ -27,40 +26,43 @@ from agentloop.trainer.from_verl.unread import unread
 
 __all__ = ["Converted", "convert"]
 
-_PARTS: tuple[Callable[[VerlConfig], Settings], ...] = (
+PARTS: tuple[Callable[[VerlConfig], Settings], ...] = (
     data, environment, rollout, algorithm, learner, asynchronous, hardware, run,
 )  # fmt: skip
+"""Converters of one part of the configuration each."""
 
 _PATHS = ("data.train", "data.eval", "env.tools", "env.reward_options", "rendering.chat_template")
 
 
 @dataclass(slots=True)
 class Converted:
-    """What became of a config."""
+    """A converted configuration."""
 
     config: dict[str, Any]
-    """As in a YAML file of agentloop."""
+    """Configuration of agentloop, as in a YAML file."""
     lacks: list[str]
-    """What changes results in verl and is not in it, a sentence or two each."""
+    """Settings that change results in verl and have no counterpart here, a sentence or two each."""
     notes: list[str]
-    """What is done otherwise here, or has to be looked at."""
+    """Differences in meaning that a person should check."""
 
 
 def convert(*words: str | Path) -> Converted:
-    """Of a config.yaml that Hydra saved, a launch script with its arguments, or the words of a command.
+    """Convert a config.yaml that Hydra saved, a launch script with its arguments, or the words of a command.
 
-    Raises `UserError` where it is none of these, or starts nothing that is trained with rewards.
+    Raises `UserError` for anything else, and for a trainer without rewards.
     """
     if not words:
-        raise UserError("Name a config.yaml of verl or a launch script, or write -- and the overrides of a run.")
+        raise UserError(
+            "No source given. Give a config.yaml of verl, a launch script, or -- and the overrides of a run."
+        )
     verl = read([str(word) for word in words])
     settings: Settings = {}
-    for part in _PARTS:
+    for part in PARTS:
         settings |= part(verl)
     settings = {key: value for key, value in settings.items() if value is not None}
     if relative := [key for key in _PATHS if _is_relative(settings.get(key))]:
         verl.note(f"Relative paths start at the folder of this file: check {', '.join(relative)}.")
-    lacks = verl.lacks + [f"{key} was set, and nothing here was made of it." for key in unread(verl)]
+    lacks = verl.lacks + [f"{key} was set, but has no counterpart here." for key in unread(verl)]
     return Converted(_nested(settings), list(dict.fromkeys(lacks)), list(dict.fromkeys(verl.notes)))
 
 

@@ -1,4 +1,4 @@
-"""What an episode was worth, and how that becomes a loss."""
+"""Convert the advantage, the loss and the choice of episodes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _LOSSES = {
     "vanilla": "ppo",
 }
 _OF_SEQUENCES = ("gmpo", "sapo")
-"""Losses that verl averages over sequences, whatever loss_agg_mode says."""
+"""Losses that verl always averages over sequences; it ignores loss_agg_mode for them."""
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _KL_GRADIENTS = {f"{name}+": "k2" for name in _KL_ESTIMATORS}
-"""Of another value, with the gradient of k2."""
+"""Estimators with the value of another one and the gradient of k2."""
 _ACTOR = "actor_rollout_ref.actor"
 
 
 def algorithm(verl: VerlConfig) -> Settings:
+    """Convert advantage, groups, loss and KL."""
     return _advantage(verl) | _groups(verl) | _kl_in_reward(verl) | _loss(verl) | _kl_loss(verl)
 
 
@@ -47,7 +48,7 @@ def _advantage(verl: VerlConfig) -> Settings:
     scaled = verl.get("algorithm.norm_adv_by_std_in_grpo", default=True)
     if advantage == "grpo" and not scaled:
         advantage = "dr_grpo"
-    verl.unsupported("algorithm.use_pf_ppo", "rows are not drawn again by their rewards here.")
+    verl.unsupported("algorithm.use_pf_ppo", "agentloop does not resample rows by their rewards.")
     settings: Settings = {"algorithm.advantage": advantage}
     gamma, lam = float(verl.number("algorithm.gamma", default=1.0)), float(verl.number("algorithm.lam", default=1.0))
     if advantage == "reinforce_pp" and gamma != 1:
@@ -79,21 +80,21 @@ def _groups(verl: VerlConfig) -> Settings:
     if not verl.get(f"{filters}.enable", default=False):
         return settings
     sampling: Settings = {} if not played or played <= tasks else {"oversampling": round(played / tasks, 4)}
-    # verl goes on until it has enough, or gives up with an error; here a step trains on what it has.
+    # verl fails after its last round; here a step then trains on the groups it has.
     settings["algorithm.dynamic_sampling"] = sampling | {"max_rounds": rounds or 100}
     if metric not in (None, "reward", "score", "seq_reward", "seq_final_reward"):
-        verl.note(f"{filters}.metric={metric}: here groups are left out whose rewards are all equal.")
+        verl.note(f"{filters}.metric={metric}: agentloop filters out groups whose rewards are all equal.")
     return settings
 
 
 def _kl_in_reward(verl: VerlConfig) -> Settings:
     ctrl = "algorithm.kl_ctrl"
     coefficient = verl.number(f"{ctrl}.kl_coef", default=0.001)
-    verl.asked.update(("algorithm.kl_penalty", f"{ctrl}.type"))
+    verl.read_keys.update(("algorithm.kl_penalty", f"{ctrl}.type"))
     if not verl.get("algorithm.use_kl_in_reward", default=False) or not coefficient:
         return {}
-    verl.unsupported("algorithm.kl_penalty", "rewards lose log policy - log reference here.", harmless=("kl", "k1"))
-    verl.unsupported(f"{ctrl}.type", "the coefficient does not change here.", harmless=(None, "fixed"))
+    verl.unsupported("algorithm.kl_penalty", "the penalty here is log policy - log reference.", harmless=("kl", "k1"))
+    verl.unsupported(f"{ctrl}.type", "the coefficient is constant here.", harmless=(None, "fixed"))
     return {"algorithm.kl_in_reward": coefficient, "learner.reference": _reference(verl)}
 
 
@@ -130,7 +131,7 @@ def _loss_options(verl: VerlConfig, loss: str) -> Settings:
         case "ppo":
             return {"clip_low": min(low, 1.0), "clip_high": high, "dual_clip": dual}
         case "cispo" | "gspo":
-            return {"clip_low": min(low, 1.0), "clip_high": high}  # ratios are above 0
+            return {"clip_low": min(low, 1.0), "clip_high": high}  # ratios are positive
         case "gmpo":
             return {"clip_low": low, "clip_high": high}
         case "dppo_kl" | "dppo_tv":
@@ -141,17 +142,19 @@ def _loss_options(verl: VerlConfig, loss: str) -> Settings:
 
 
 def _aggregation(verl: VerlConfig, loss: str) -> str:
-    said = str(verl.get(f"{_ACTOR}.loss_agg_mode", default="token-mean"))
+    mode = str(verl.get(f"{_ACTOR}.loss_agg_mode", default="token-mean"))
     if loss in _OF_SEQUENCES:
         added = verl.get(f"{_ACTOR}.use_kl_loss") or verl.number(f"{_ACTOR}.entropy_coeff")
-        if said != "seq-mean-token-mean" and added:
-            verl.note(f"{_ACTOR}.loss_agg_mode={said}: verl averages KL and entropy so, and {loss} over sequences.")
+        if mode != "seq-mean-token-mean" and added:
+            verl.note(
+                f"{_ACTOR}.loss_agg_mode={mode}: verl uses it for KL and entropy, and averages {loss} over sequences."
+            )
         return "seq_mean_token_mean"
-    if loss == "gspo" and said != "seq-mean-token-mean":
-        verl.note(f"{_ACTOR}.loss_agg_mode={said} counts for gspo in verl 0.9.1; before, it was seq-mean-token-mean.")
-    if said not in _AGGREGATIONS:
-        verl.lack(f"{_ACTOR}.loss_agg_mode={said} is not known here. No run starts with it.")
-    return said.replace("-", "_")
+    if loss == "gspo" and mode != "seq-mean-token-mean":
+        verl.note(f"{_ACTOR}.loss_agg_mode={mode}: verl before 0.9.1 uses seq-mean-token-mean for gspo instead.")
+    if mode not in _AGGREGATIONS:
+        verl.lack(f"{_ACTOR}.loss_agg_mode={mode} is not known here. No run starts with it.")
+    return mode.replace("-", "_")
 
 
 def _kl_loss(verl: VerlConfig) -> Settings:
@@ -161,7 +164,7 @@ def _kl_loss(verl: VerlConfig) -> Settings:
         return {}
     estimators = _KL_ESTIMATORS | _KL_GRADIENTS
     if kind not in estimators:
-        verl.lack(f"{_ACTOR}.kl_loss_type={kind} is not known here; known are {', '.join(estimators)}. k3 was taken.")
+        verl.lack(f"{_ACTOR}.kl_loss_type={kind} is not known here (known: {', '.join(estimators)}); k3 is used.")
     reference = _reference(verl)
     is_other = reference != verl.get("actor_rollout_ref.model.path")
     return {

@@ -1,7 +1,7 @@
-"""Rollout and training at the same time: verl's three asynchronous trainers as one mode each of `staleness`.
+"""Convert verl's three asynchronous trainers into modes of `staleness`.
 
-A step here ends with new weights for the engines. So it is one synchronisation of verl's fully asynchronous trainer:
-`trigger_parameter_sync_step` times `require_batches` updates, of `ppo_mini_batch_size` tasks each.
+A step here ends with new weights for the engines. So it equals one synchronisation of verl's fully asynchronous
+trainer: `trigger_parameter_sync_step` times `require_batches` updates of `ppo_mini_batch_size` tasks each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ACTOR = "actor_rollout_ref.actor"
 
 
 def kind(verl: VerlConfig) -> str:
-    """Of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another."""
+    """Return the kind of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another."""
     if "async_training" in verl.values:
         return "fully_async"
     if "rollout" in verl.values and positive(verl.number("rollout.nnodes")):
@@ -24,21 +24,21 @@ def kind(verl: VerlConfig) -> str:
 
 
 def cycle(verl: VerlConfig) -> tuple[int, int]:
-    """Tasks of a step, and updates in it."""
+    """Return the numbers of tasks and of updates in a step."""
     tasks, per_update = verl.number("data.train_batch_size", default=1024), verl.number(f"{_ACTOR}.ppo_mini_batch_size")
     if kind(verl) == "fully_async":
         updates = updates_of_batch(verl) * verl.number("async_training.trigger_parameter_sync_step", default=4)
         return updates * per_update, updates
     if per_update and tasks % per_update:
         verl.note(
-            f"{tasks} tasks a step are no whole number of mini-batches of {per_update}: here they are as equal as can "
-            "be, in verl the last one is smaller."
+            f"{tasks} tasks per step are not a multiple of mini-batches of {per_update}: here mini-batches are nearly "
+            "equal, in verl the last one is smaller."
         )
     return tasks, updates_of_batch(verl)
 
 
 def updates_of_batch(verl: VerlConfig) -> int:
-    """Of what verl's trainer gets at once: then its learning-rate schedule goes on."""
+    """Return the number of updates per batch of verl's trainer, whose learning rate changes once per batch."""
     if kind(verl) == "fully_async":
         return int(verl.number("async_training.require_batches", default=1))
     tasks, per_update = verl.number("data.train_batch_size", default=1024), verl.number(f"{_ACTOR}.ppo_mini_batch_size")
@@ -46,6 +46,7 @@ def updates_of_batch(verl: VerlConfig) -> int:
 
 
 def asynchronous(verl: VerlConfig) -> Settings:
+    """Convert the kind of trainer into a staleness policy."""
     match kind(verl):
         case "sync":
             return {}
@@ -59,8 +60,8 @@ def asynchronous(verl: VerlConfig) -> Settings:
             every = verl.number("trainer.v1.separate_async.parameter_sync_step", default=4)
             if mode == "separate_async" and every > 1:
                 verl.note(
-                    f"trainer.v1.separate_async.parameter_sync_step={every}: engines get new weights after every step "
-                    "here; a step of as many tasks and mini-batches together is the same."
+                    f"trainer.v1.separate_async.parameter_sync_step={every}: here engines get new weights after every "
+                    f"step. For the same effect, make a step of {every} times as many tasks and mini-batches."
                 )
             settings = {"staleness.mode": "partial", "staleness.max_staleness": behind, "staleness.when_late": late}
     return settings | _uncorrected(verl)
@@ -76,15 +77,15 @@ def _fully_async(verl: VerlConfig) -> Settings:
         return steps | {"staleness.mode": "on_policy"}
     bound = max(math.ceil(threshold), 1)
     verl.note(
-        f"async_training.staleness_threshold={threshold:g}: verl bounds how many groups are played ahead, here "
-        f"max_staleness={bound} bounds how many steps old the weights of a token are."
+        f"async_training.staleness_threshold={threshold:g}: verl bounds the number of groups played ahead; here "
+        f"max_staleness={bound} bounds the age in steps of the weights that sample a token."
     )
     mode = "partial" if is_partial else "stale"
     return steps | {"staleness.mode": mode, "staleness.max_staleness": bound} | _uncorrected(verl)
 
 
 def _uncorrected(verl: VerlConfig) -> Settings:
-    """verl leaves the difference to the ratio of the loss, where nothing else is set."""
+    """Allow uncorrected staleness unless a correction is set, as verl does."""
     correction = "algorithm.rollout_correction"
     is_corrected = not is_bypassed(verl) and any(
         verl.get(f"{correction}.{name}") for name in ("rollout_is", "rollout_rs")

@@ -1,4 +1,4 @@
-"""`VerlConfig`: one config of verl, and what reading it came to."""
+"""`VerlConfig`: one config of verl, with the findings of the conversion."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from omegaconf.errors import OmegaConfBaseException
 from agentloop.errors import UserError
 
 Settings = dict[str, Any]
-"""Dotted key of agentloop -> value; None leaves it out."""
+"""Dotted key of agentloop -> value; None omits the key."""
 
 
 @dataclass(slots=True)
 class VerlConfig:
-    """What was set, and the defaults of verl below it."""
+    """A config of verl: the user's settings over the defaults."""
 
     values: DictConfig
-    said: frozenset[str] = frozenset()
-    """Dotted keys that somebody set, in contrast to defaults; of a config that Hydra saved, those of its command."""
+    set_keys: frozenset[str] = frozenset()
+    """Dotted keys that the user set; for a config that Hydra saved, the keys of its command."""
     notes: list[str] = field(default_factory=list)
-    """What is done otherwise here, or has to be looked at."""
+    """Differences in meaning that a person should check."""
     lacks: list[str] = field(default_factory=list)
-    """What changes results in verl and is not in the new config."""
-    asked: set[str] = field(default_factory=set)
-    """Keys that were looked for."""
+    """Settings that change results in verl and have no counterpart here."""
+    read_keys: set[str] = field(default_factory=set)
+    """Keys that a part of the converter read."""
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """The first of `keys` that was said, else the first that is there and not null.
+        """Return the value of the first of `keys` that the user set, else of the first that is not null.
 
-        Several keys are several places of one setting in the versions of verl.
+        Several keys are the places of one setting in different versions of verl.
         """
-        self.asked.update(keys)
-        for key in sorted(keys, key=lambda key: not self.was_said(key)):
+        self.read_keys.update(keys)
+        for key in sorted(keys, key=lambda key: not self.is_set(key)):
             try:
                 value = OmegaConf.select(self.values, key)
             except OmegaConfBaseException as error:
-                raise UserError(f"verl's {key} cannot be resolved: {' '.join(str(error).split())}.") from error
+                raise UserError(f"Cannot resolve verl's {key}: {' '.join(str(error).split())}.") from error
             if value is not None:
                 is_node = isinstance(value, DictConfig | ListConfig)
                 return OmegaConf.to_container(value, resolve=True) if is_node else value
         return default
 
     def number(self, *keys: str, default: Any = None) -> Any:
-        """As `get`, of a number, which may be in quotes; 'null' is none."""
+        """Return the number of `get`, which may be in quotes; 'null' and 'none' give the default."""
         value = self.get(*keys, default=default)
         if not isinstance(value, str):
             return value
@@ -56,33 +56,36 @@ class VerlConfig:
             return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
         except ValueError:
             raise UserError(
-                f"verl's {keys[0]} is {value!r}, which is no number. Where a script has it from a variable, set that; "
-                f"what it would ask a program is empty here: add {keys[0]}=... to this command."
+                f"verl's {keys[0]} is {value!r}, which is not a number. If a script takes it from a variable, set the "
+                f"variable. If it takes it from a program, which does not run here, add {keys[0]}=... to this command."
             ) from None
 
-    def was_said(self, key: str) -> bool:
-        return any(said == key or said.startswith(f"{key}.") or key.startswith(f"{said}.") for said in self.said)
+    def is_set(self, key: str) -> bool:
+        """Return whether the user set `key`, a key below it, or one above it."""
+        return any(each == key or each.startswith(f"{key}.") or key.startswith(f"{each}.") for each in self.set_keys)
 
     def named(self, names: Mapping[str, str], *keys: str, default: str) -> str:
-        """What the value is called here; where it has no name here verl's own, which no run is started with."""
+        """Return the name here of a value, or verl's name, with which no run starts, if there is none."""
         value = str(self.get(*keys, default=default))
         if value not in names:
-            self.lack(f"{keys[0]}={value} is not known here; known are {', '.join(names)}. No run starts with it.")
+            self.lack(f"{keys[0]}={value} is not known here (known: {', '.join(names)}). No run starts with it.")
         return names.get(value, value)
 
     def note(self, text: str) -> None:
+        """Record a difference that a person should check."""
         self.notes.append(text)
 
     def lack(self, text: str) -> None:
+        """Record a setting that has no counterpart here."""
         self.lacks.append(text)
 
     def unsupported(self, key: str, why: str, *, harmless: tuple[Any, ...] = (None, False, 0)) -> None:
-        """Says that the value of `key` has no effect here, unless it has none in verl."""
+        """Record `key` as without counterpart, unless its value has no effect in verl either."""
         value = self.get(key)
         if value not in harmless:
             self.lack(f"{key}={value}: {why}")
 
 
 def positive(value: Any) -> Any:
-    """verl writes -1 or 0 for "no"."""
+    """Return a positive number, or None for -1 and 0, which mean "no" in verl."""
     return value if value is not None and value > 0 else None

@@ -1,8 +1,8 @@
-"""Weights for the difference between the policy that sampled and the one that is trained.
+"""Convert the corrections for the gap between the sampling policy and the trained one.
 
-verl's decoupled mode computes the old policy with the learner and weighs tokens by old / sampling policy, as
-`learner.corrections` does. In bypass mode the policy that sampled is the old one: then ratios of the loss are all there
-is, but for the loss type reinforce, whose explicit weight current / sampling policy is `cispo` without a lower bound.
+In verl's decoupled mode the learner computes the old policy, and tokens are weighted by old / sampling policy, as with
+`learner.corrections`. In bypass mode the sampling policy is the old policy, so the only ratio is that of the loss. The
+loss type reinforce weights tokens by current / sampling policy, which is `cispo` without a lower bound.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from agentloop.trainer.from_verl.config import Settings, VerlConfig
 
 _KEY = "algorithm.rollout_correction"
 _LEVELS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-"""Rejections by the ratio itself, whose inverse has the bounds."""
+"""Rejections by the ratio; verl gives the bounds of its inverse."""
 _OLD_LEVELS = {level: level for level in _LEVELS.values()}
-"""Before 0.7: the ratio has them, and a key of its own the lower one."""
+"""Rejections before 0.7, with bounds of the ratio itself and a separate key for the lower one."""
 
 
 def is_bypassed(verl: VerlConfig) -> bool:
-    """The policy that sampled is the old one."""
+    """Return whether the sampling policy is the old policy of the loss."""
     by_actor = verl.get(
         "actor_rollout_ref.actor.use_rollout_log_probs", "async_training.use_rollout_log_probs", default=False
     )
@@ -30,17 +30,17 @@ def is_bypassed(verl: VerlConfig) -> bool:
 
 
 def corrections(verl: VerlConfig, loss: str) -> Settings:
-    """`learner.corrections`, and `learner.loss` where the correction is one of it."""
+    """Return `learner.corrections`, or `learner.loss` if the loss itself is the correction."""
     level, bounds = _level(verl), _bounds(verl)
     rejections = _rejections(verl)
-    verl.unsupported(f"{_KEY}.rollout_is_batch_normalize", "weights keep their mean here.")
+    verl.unsupported(f"{_KEY}.rollout_is_batch_normalize", "weights are not normalised to a mean of 1 here.")
     kind, is_gradient = verl.get(f"{_KEY}.loss_type", default="ppo_clip"), verl.get(f"{_KEY}.use_policy_gradient")
     if not is_bypassed(verl):
         found = ([_weights(level, bounds)] if level else []) + rejections
         return {"learner.corrections": found} if found else {}
     if rejections:
         verl.lack(
-            f"{_KEY}.rollout_rs with bypass_mode: nothing is rejected here; set bypass_mode=False in verl's terms."
+            f"{_KEY}.rollout_rs with bypass_mode: agentloop rejects nothing in this mode. Set {_KEY}.bypass_mode=False."
         )
     if (kind != "reinforce" and not is_gradient) or loss != "ppo":
         return {}
@@ -48,23 +48,23 @@ def corrections(verl: VerlConfig, loss: str) -> Settings:
     if level is None:
         return {"learner.loss": "reinforce"}
     if level != "token" or low is not None:
-        verl.lack(f"{_KEY}.loss_type=reinforce is known with rollout_is=token and one bound here; that was taken.")
+        verl.lack(f"{_KEY}.loss_type=reinforce has only rollout_is=token with an upper bound here; this is used.")
     return {"learner.loss": "cispo", "learner.loss_options": {"clip_low": 1.0, "clip_high": high - 1}}
 
 
 def _level(verl: VerlConfig) -> str | None:
-    """Of importance sampling; the name of the cap alone in versions before 0.6."""
+    """Return the level of importance sampling; before 0.6 the key of the cap alone switches it on."""
     level = verl.get(f"{_KEY}.rollout_is", "algorithm.rollout_is_level")
     if level in (None, "null", "None", False):
         return "token" if verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1) > 0 else None
     if level not in ("token", "sequence"):
-        verl.lack(f"{_KEY}.rollout_is={level} is not known here; known are token, sequence.")
+        verl.lack(f"{_KEY}.rollout_is={level} is not known here (known: token, sequence).")
         return None
     return str(level)
 
 
 def _bounds(verl: VerlConfig) -> tuple[float | None, float]:
-    """'0.5_5.0' zeroes what is outside; a number caps."""
+    """Return (low, high): '0.5_5.0' zeroes ratios outside the bounds, and a number is only a cap."""
     cap = verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1)
     keys = (f"{_KEY}.rollout_is_threshold", "algorithm.rollout_is_threshold")
     low, _, high = str(verl.get(*keys, default=2.0) if cap <= 0 else cap).rpartition("_")
@@ -85,18 +85,20 @@ def _rejections(verl: VerlConfig) -> list[dict[str, Any]]:
     if kinds in (None, "null", "None", False):
         return found
     names = [name.strip() for name in str(kinds).split(",") if name.strip()]
-    said = [part.strip() for part in str(thresholds).split(",")]
+    bounds_of_names = [part.strip() for part in str(thresholds).split(",")]
+    if len(bounds_of_names) == 1:
+        bounds_of_names *= len(names)
     lower = verl.number(f"{_KEY}.rollout_rs_threshold_lower")
-    for name, threshold in zip(names, said * len(names) if len(said) == 1 else said, strict=False):
+    for name, threshold in zip(names, bounds_of_names, strict=False):
         bounds = _old_bounds(threshold, lower) if name in _OLD_LEVELS else _ratio_bounds(name, threshold)
         if bounds is None:
-            verl.lack(f"{_KEY}.rollout_rs={name}: rejected is by {', '.join(_LEVELS)}, token_k2 and token_k3 here.")
+            verl.lack(f"{_KEY}.rollout_rs={name} is not known here (known: {', '.join(_LEVELS)}, token_k2, token_k3).")
             continue
         low, high = bounds
         level = (_LEVELS | _OLD_LEVELS).get(name, "token")
         found.append({"name": "reject", "options": {"level": level, "low": round(low, 9), "high": round(high, 9)}})
     if found:
-        verl.note("Rejected tokens count in the averages of the loss here; in verl they do not.")
+        verl.note("Rejected tokens count in the averages of the loss here, unlike in verl.")
     return found
 
 
@@ -105,7 +107,7 @@ def _old_bounds(upper: str, lower: Any) -> tuple[float, float]:
 
 
 def _ratio_bounds(name: str, threshold: str) -> tuple[float, float] | None:
-    """Of the ratio old / sampling policy. verl bounds its inverse, or a divergence that grows on both sides of 1."""
+    """Return bounds of the ratio old / sampling policy; verl bounds its inverse, or a divergence around 1."""
     if name in _LEVELS:
         low, _, high = threshold.rpartition("_")
         return 1 / float(high), 1 / float(low) if low else float(high)
@@ -119,7 +121,7 @@ def _ratio_bounds(name: str, threshold: str) -> tuple[float, float] | None:
 
 
 def _k3_ratio(bound: float, inside: float, outside: float) -> float:
-    """The ratio between those of two logarithms at which r - 1 - log(r) is `bound`."""
+    """Return the ratio r with r - 1 - log(r) = `bound` between two given log ratios, by bisection."""
     for _ in range(100):
         middle = (inside + outside) / 2
         if math.exp(middle) - 1 - middle > bound:

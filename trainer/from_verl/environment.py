@@ -1,4 +1,4 @@
-"""Tools, reward and limits: the other side of the conversation."""
+"""Convert tools, reward and limits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ _MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 _AGENT = "actor_rollout_ref.rollout.agent"
 _CHARACTERS_PER_TOKEN = 4
 _MANAGERS = ("naive", "dapo", "prime", "limited", "rate_limited", "remote")
-"""Those that call the reward function row by row and take its score as it is."""
+"""Reward managers that call the reward function row by row and use its score unchanged."""
 _MANY_TURNS = 1000
-"""Where verl bounds an episode by its tokens alone."""
+"""Bound on turns if verl bounds an episode by its tokens alone."""
 
 
 def environment(verl: VerlConfig) -> Settings:
+    """Convert tools, reward and limits of the environment."""
     tools = _tools(verl)
     _refuse_programs(verl)
     return {
@@ -27,8 +28,8 @@ def environment(verl: VerlConfig) -> Settings:
 def _tools(verl: VerlConfig) -> str | None:
     if functions := verl.get(f"{_MULTI_TURN}.function_tool_path", "data.function_tool_path"):
         verl.lack(
-            f"The functions of {functions} are tools here as well: put `from agentloop import tool` and @tool in place "
-            "of @function_tool, and name each under env.tools as 'file.py:function'."
+            f"The functions of {functions} can be tools here: replace @function_tool with @tool "
+            "(`from agentloop import tool`), and list each under env.tools as 'file.py:function'."
         )
     tools = verl.get(f"{_MULTI_TURN}.tool_config_path", "data.tool_config_path")
     return None if tools in (None, "None", "null") else str(tools)
@@ -37,10 +38,10 @@ def _tools(verl: VerlConfig) -> str | None:
 def _refuse_programs(verl: VerlConfig) -> None:
     loop = verl.get(f"{_AGENT}.default_agent_loop", default="single_turn_agent")
     if loop not in ("single_turn_agent", "tool_agent"):
-        verl.lack(f"{_AGENT}.default_agent_loop={loop}: write it as an environment, or put it behind the gateway.")
+        verl.lack(f"{_AGENT}.default_agent_loop={loop}: write it as an environment, or run it through the gateway.")
     for key in ("agent_loop_config_path", "agent_loop_manager_class"):
-        verl.unsupported(f"{_AGENT}.{key}", "agent loops of your own become environments, or agents at the gateway.")
-    verl.unsupported(f"{_MULTI_TURN}.interaction_config_path", "who answers for the user is an environment here.")
+        verl.unsupported(f"{_AGENT}.{key}", "write your agent loop as an environment, or run it through the gateway.")
+    verl.unsupported(f"{_MULTI_TURN}.interaction_config_path", "write the simulated user as an environment.")
 
 
 def _reward(verl: VerlConfig) -> Settings:
@@ -51,26 +52,26 @@ def _reward(verl: VerlConfig) -> Settings:
         path, name = "verl.utils.reward_score", "default_compute_score"
         kwargs = _sandbox(verl)
         verl.note(
-            "The reward is verl's own default_compute_score, for which verl has to be installed. Rewards of agentloop "
-            "may do instead: 'math', 'last_number', 'code_tests' (docs/rewards.md)."
+            "The reward is verl's own default_compute_score, which needs verl to be installed. A reward of agentloop "
+            "may replace it: 'math', 'last_number' or 'code_tests' (docs/rewards.md)."
         )
     manager = _manager(verl)
     if manager not in _MANAGERS or verl.get("reward.reward_manager.module.path"):
-        verl.lack(f"The reward manager {manager!r} calls rewards in a way of its own; here it is row by row.")
+        verl.lack(f"The reward manager {manager!r} calls rewards in its own way; agentloop calls them row by row.")
     if verl.get("reward_model.enable", "reward.reward_model.enable", default=False):
-        verl.lack("A reward model is not trained or served here: ask one over HTTP, with the reward 'judge'.")
+        verl.lack("A reward model is not trained or served here: call one over HTTP with the reward 'judge'.")
     options = {"function": f"{path}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
     return {"env.reward": "verl", "env.reward_options": options}
 
 
 def _manager(verl: VerlConfig) -> str:
-    """What calls the reward."""
+    """Return the name of the reward manager."""
     keys = ("reward_model.reward_manager", "reward_manager.name", "reward.reward_manager.name")
     return str(verl.get(*keys, default="naive"))
 
 
 def _sandbox(verl: VerlConfig) -> dict[str, object]:
-    """For rewards that run code; at most so many at a time is the sandbox's own affair."""
+    """Return the sandbox options of rewards that run code; the sandbox itself bounds its concurrency."""
     verl.get("reward_model.sandbox_fusion.max_concurrent", "reward.sandbox_fusion.max_concurrent")
     url = verl.get("sandbox_fusion.url", "reward_model.sandbox_fusion.url", "reward.sandbox_fusion.url")
     memory = verl.get("reward_model.sandbox_fusion.memory_limit_mb", "reward.sandbox_fusion.memory_limit_mb")
@@ -78,7 +79,7 @@ def _sandbox(verl: VerlConfig) -> dict[str, object]:
 
 
 def _overlong(verl: VerlConfig) -> Settings | None:
-    """Soft punishment of length, which the reward manager dapo knows."""
+    """Convert the length penalty of the reward manager dapo."""
     manager = _manager(verl)
     places = (
         "reward.reward_kwargs.overlong_buffer_cfg",
@@ -93,7 +94,7 @@ def _overlong(verl: VerlConfig) -> Settings | None:
     if not enabled or manager != "dapo" or not buffer or not penalty:
         return None
     if _is_multi_turn(verl):
-        verl.note("verl's overlong_buffer counts the tokens of tools as well, algorithm.overlong sampled ones alone.")
+        verl.note("verl's overlong_buffer counts tokens of tools too; algorithm.overlong counts only sampled tokens.")
     return {"max_sampled_tokens": longest or lengths(verl)[1], "buffer": buffer, "penalty": float(penalty)}
 
 
@@ -105,11 +106,13 @@ def _limits(verl: VerlConfig) -> Settings:
     characters = verl.number(f"{_MULTI_TURN}.max_tool_response_length", default=256)
     if not _is_multi_turn(verl):
         return settings | {"limits.max_turns": 1}
-    verl.unsupported(f"{_MULTI_TURN}.tool_response_truncate_side", "the middle is cut out.", harmless=(None, "middle"))
+    verl.unsupported(
+        f"{_MULTI_TURN}.tool_response_truncate_side", "agentloop cuts out the middle.", harmless=(None, "middle")
+    )
     verl.note(
-        f"verl bounds what follows the prompt ({response} tokens), limits.max_tokens the whole episode ({longest}): a "
-        f"short prompt leaves more room. Results of tools are cut at {characters} characters there, in tokens here "
-        f"(about {_CHARACTERS_PER_TOKEN} characters each, in the middle)."
+        f"verl bounds the tokens after the prompt ({response}). limits.max_tokens bounds the whole episode ({longest}), "
+        f"so a short prompt leaves more room. verl cuts tool results at {characters} characters; agentloop cuts out "
+        f"their middle by tokens (about {_CHARACTERS_PER_TOKEN} characters each)."
     )
     turns = min([turns or _MANY_TURNS, *([answers + 1] if answers else [])])
     return settings | {
@@ -120,7 +123,7 @@ def _limits(verl: VerlConfig) -> Settings:
 
 
 def _is_multi_turn(verl: VerlConfig) -> bool:
-    """Rows choose their agent loop themselves where there are tools."""
+    """Return whether episodes have several turns; with tools, each row chooses its agent loop."""
     keys = ("enable", "tool_config_path", "function_tool_path")
     return any(verl.get(f"{_MULTI_TURN}.{key}") not in (None, False, "None", "null") for key in keys) or (
         verl.get(f"{_AGENT}.default_agent_loop") == "tool_agent"
@@ -128,7 +131,7 @@ def _is_multi_turn(verl: VerlConfig) -> bool:
 
 
 def lengths(verl: VerlConfig) -> tuple[int, int]:
-    """Most tokens of an episode, and of what follows its prompt."""
+    """Return the most tokens of an episode, and of its part after the prompt."""
     rollout = "actor_rollout_ref.rollout"
     response = verl.number(f"{rollout}.response_length", "data.max_response_length", default=512)
     return verl.number(f"{rollout}.prompt_length", "data.max_prompt_length", default=512) + response, response

@@ -1,4 +1,4 @@
-"""GPUs, and how the learner is spread over its part of them."""
+"""Convert the number of GPUs, the placement and the learner's layout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def hardware(verl: VerlConfig) -> Settings:
+    """Convert backend, placement and parallelism."""
     strategy = str(verl.get(f"{_ACTOR}.strategy", default="fsdp"))
     if strategy not in ("fsdp", "fsdp2", "megatron"):
-        verl.note(f"{_ACTOR}.strategy={strategy}: there is no such backend here; fsdp was taken.")
+        verl.note(f"{_ACTOR}.strategy={strategy}: agentloop does not have this backend; fsdp is used.")
     _refuse_models(verl)
     _refuse_routers(verl)
     backend = "megatron" if strategy == "megatron" else "fsdp"
@@ -21,23 +22,25 @@ def hardware(verl: VerlConfig) -> Settings:
 
 
 def _refuse_models(verl: VerlConfig) -> None:
-    """What changes the model that is trained."""
-    verl.unsupported("actor_rollout_ref.model.mtp.enable_train", "heads for several tokens are not trained here.")
-    verl.unsupported(f"{_ACTOR}.fsdp_config.qat.enable", "weights are not quantised in training here.")
-    verl.unsupported(f"{_ACTOR}.megatron.qat.enable", "weights are not quantised in training here.")
-    verl.unsupported("distillation.enabled", "there is no teacher here.")
+    """Record changes of the trained model that are not supported."""
+    verl.unsupported("actor_rollout_ref.model.mtp.enable_train", "multi-token prediction heads are not trained here.")
+    verl.unsupported(f"{_ACTOR}.fsdp_config.qat.enable", "quantisation-aware training is not supported.")
+    verl.unsupported(f"{_ACTOR}.megatron.qat.enable", "quantisation-aware training is not supported.")
+    verl.unsupported("distillation.enabled", "distillation is not supported.")
     for place in ("router_replay.mode", "megatron.router_replay.mode", "veomni.router_replay.mode"):
-        verl.unsupported(f"{_ACTOR}.{place}", "experts are chosen anew in training here.", harmless=(None, "disabled"))
+        verl.unsupported(f"{_ACTOR}.{place}", "the learner routes tokens itself.", harmless=(None, "disabled"))
 
 
 def _refuse_routers(verl: VerlConfig) -> None:
-    """What mixtures of experts add to the loss."""
+    """Record losses of mixtures of experts that are not supported."""
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
-        verl.unsupported(f"{transformer}.{name}", "the loss of the policy is all there is here.", harmless=(None, 0.0))
+        verl.unsupported(
+            f"{transformer}.{name}", "auxiliary losses of routers are not supported.", harmless=(None, 0.0)
+        )
     kind = f"{transformer}.moe_router_load_balancing_type"
-    verl.unsupported(kind, "experts are not balanced here.", harmless=(None, "none"))
-    verl.unsupported(f"{transformer}.fp8", "the learner computes in bfloat16 here.", harmless=(None, False, "null"))
+    verl.unsupported(kind, "load balancing of experts is not supported.", harmless=(None, "none"))
+    verl.unsupported(f"{transformer}.fp8", "the learner computes in bfloat16.", harmless=(None, False, "null"))
 
 
 def _placement(verl: VerlConfig) -> Settings:
@@ -56,7 +59,7 @@ def _placement(verl: VerlConfig) -> Settings:
 
 
 def _separate(learner: int, nodes: int, engines: int, engine_nodes: int) -> Settings:
-    """Where both have part of one node, verl counts that node twice."""
+    """Return a separate placement; verl counts a node that both share twice."""
     total = learner + engines
     shared = total <= 8 and nodes <= 1 and engine_nodes <= 1
     return {
@@ -68,7 +71,7 @@ def _separate(learner: int, nodes: int, engines: int, engine_nodes: int) -> Sett
 
 
 def _takes_turns(verl: VerlConfig) -> bool:
-    """verl's offload is of a learner that does not train, as its engines free their memory while they do not sample."""
+    """Return whether learner and engines take turns: verl offloads an idle learner, and idle engines free memory."""
     frees = [verl.get(f"{_ROLLOUT}.{name}", default=True) for name in ("free_cache_engine", "enable_sleep_mode")]
     offloads = [
         verl.get(f"{_ACTOR}.{backend}.{what}_offload", default=False)

@@ -1,9 +1,9 @@
-"""How a run of verl is started: the words of its command, out of a command line or a shell script.
+"""Read the command that starts verl from a command line or a shell script.
 
-The shell itself expands a script, so that variables, arrays, conditions and arguments come out as in a run. It does
-nothing else: in a restricted bash (`bash -r`) no file can be written and no program started by its path, the path
-that programs are searched in has readers such as `dirname` alone, and every other command is written down and counts
-as done. What a script would read from a program that was not run (`$(python -c ...)`) is empty.
+A restricted bash (`bash -r`) expands the script, so variables, arrays, conditions and arguments have the values of a
+real run. Nothing else happens: the shell cannot write files or start programs by their path, and PATH contains only
+readers such as `dirname`. Every other command is recorded and succeeds without running. The output of a program that
+does not run (`$(python -c ...)`) is empty.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import IO
 from agentloop.errors import UserError
 
 _SECONDS = 20
-"""A script that waits for a server that was never started ends then; what it had started counts."""
+"""Time limit of a script, which may wait for a server that never starts; commands up to then count."""
 
 _SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward", "reward_model", "trainer")
-"""Of verl's config: who sets a key of one of them starts verl."""
+"""Sections of verl's config; a command that sets a key of one of them starts verl."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,23 +34,23 @@ class Launch:
     """One command that starts verl."""
 
     module: str
-    """What Python runs: a module, or the path of a file."""
+    """Module or path of the file that Python runs."""
     overrides: tuple[str, ...]
-    """Hydra's, as they were written: key=value, +key=value, ~key."""
+    """Hydra overrides as written: key=value, +key=value, ~key."""
     config_path: str | None = None
     config_name: str | None = None
-    """Hydra's options of these names; the configs of the module where they were not said."""
+    """Hydra's options of these names; None: the configs of the module."""
 
 
 def launches(commands: Sequence[Sequence[str]]) -> list[Launch]:
-    """Those of the commands that start verl."""
+    """Return the launches among commands."""
     return [launch for command in commands if (launch := launch_of(command)) is not None]
 
 
 def launch_of(command: Sequence[str]) -> Launch | None:
-    """A command, whatever starts Python in it (ray job submit, torchrun, uv run, srun); None where it is not verl."""
+    """Read a command with any launcher (ray job submit, torchrun, uv run, srun); None if it does not start verl."""
     words = list(command)
-    # `ray job submit ... -- python`, `srun bash -c "python ..."`: some are one word that is a command again.
+    # In `srun bash -c "python ..."` a single word is a command itself.
     for word in words:
         if "actor_rollout_ref." in word and re.match(r"\S+\s+\S", word) and " -m " in f" {word}":
             return launch_of(word.split())
@@ -74,7 +74,7 @@ def _module(words: Sequence[str]) -> str:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Hydra's --config-path and --config-name, in all of their spellings."""
+    """Yield Hydra's --config-path and --config-name in all their spellings."""
     for place, word in enumerate(words):
         if found := re.fullmatch(r"(?:--config-|-c)(p|path|n|name)(?:=(.*))?", word, re.DOTALL):
             value = found[2] if found[2] is not None else "".join(words[place + 1 : place + 2])
@@ -85,7 +85,7 @@ _READERS = (
     "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "nproc", "realpath", "seq",
     "sort", "tail", "tr", "uname", "wc", "whoami",
 )  # fmt: skip
-"""Programs that a script may run: they only print."""
+"""Programs that a script may run, because they only print."""
 
 _BEFORE = r"""
 command_not_found_handle() {
@@ -103,26 +103,31 @@ source() { :; }
 .() { :; }
 kill() { :; }
 """
-"""`set -e` would end a script at the first thing that was not done. `cd` is not allowed to a restricted shell, `kill`
-is."""
+"""Prelude of a script: it records commands, and replaces builtins.
+
+`set -e` would end the script at the first command that does not run. A restricted shell forbids `cd` but allows `kill`.
+"""
 
 _OUTPUT = re.compile(r"""(?<=\s)(?:\d|&)?>>?(?!&)\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""")
 
 
 def script_commands(script: Path, arguments: Sequence[str] = ()) -> tuple[list[list[str]], str]:
-    """The words of every command that a shell script would start, called with `arguments`, and what its shell
-    complained about at last.
+    """Return the words of every command that a shell script would start, and the last complaint of its shell.
 
-    Raises `UserError` where it cannot be read, and where there is no bash.
+    The script is called with `arguments`. Raises `UserError` if it cannot be read, or if there is no bash.
     """
     bash = shutil.which("bash")
     if bash is None:
-        raise UserError("Reading a script needs bash, which is not here. Give the overrides themselves instead.")
+        raise UserError("Reading a script needs bash, which is not installed. Give the overrides instead, after --.")
     try:
         text = _safe(script.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The script {script} cannot be read: {error}.") from error
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as written, tempfile.TemporaryFile() as said:
+        raise UserError(f"The script {script} cannot be read: {error}. Check its path.") from error
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile() as written,
+        tempfile.TemporaryFile() as errors,
+    ):
         for name in _READERS:
             if (path := shutil.which(name)) is not None:
                 Path(folder, name).symlink_to(path)
@@ -131,23 +136,23 @@ def script_commands(script: Path, arguments: Sequence[str] = ()) -> tuple[list[l
             env=_environment() | {"PATH": folder, "LAUNCH_FD": str(written.fileno())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=errors,
             pass_fds=[written.fileno()],
             start_new_session=True,
         )
         try:
             process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
-            said.write(f"\nit still ran after {_SECONDS} s".encode())
+            errors.write(f"\nthe script still ran after {_SECONDS} s".encode())
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # subshells, too
+                os.killpg(process.pid, signal.SIGKILL)  # with its subshells
             process.wait()
-        return _commands(_text(written)), _complaint(_text(said))
+        return _commands(_text(written)), _complaint(_text(errors))
 
 
 def _environment() -> dict[str, str]:
-    """Without what bash would run before it is restricted."""
+    """Return the environment without variables that make bash run files before it is restricted."""
     return {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV", "SHELLOPTS")}
 
 
@@ -156,17 +161,17 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _complaint(said: str) -> str:
-    """The last one, without where in the script it was."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("+")]
+def _complaint(errors: str) -> str:
+    """Return the last error message of the shell, without its line number."""
+    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("+")]
     return re.sub(r"^.*?: line \d+: ", "", lines[-1]).strip() if lines else ""
 
 
 def _safe(text: str) -> str:
-    """Without what a restricted shell refuses to do, so that it does the rest."""
+    """Remove redirections, which a restricted shell refuses, and replace BASH_SOURCE."""
     text = re.sub(r"\$\{BASH_SOURCE(\[0\])?(?::-[^}]*)?\}|\$BASH_SOURCE\b", "$0", text)
     lines = text.split("\n")
-    # In conditions and arithmetic > means greater.
+    # In conditions and arithmetic, > means greater.
     return "\n".join(line if re.search(r"\[\[|\(\(", line) else _OUTPUT.sub("", line) for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer, and how a batch is split into updates and micro-batches."""
+"""Convert the optimizer, the batch sizes, the dtypes and adapters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16
 
 
 def learner(verl: VerlConfig) -> Settings:
+    """Convert batch sizes, optimizer, dtypes and adapters."""
     settings = _batches(verl)
     return settings | _optimizer(verl) | _types(verl) | _lora(verl)
 
 
 def _batches(verl: VerlConfig) -> Settings:
     if verl.number(f"{_ACTOR}.ppo_epochs", default=1) > 1:
-        verl.lack(f"{_ACTOR}.ppo_epochs={verl.get(f'{_ACTOR}.ppo_epochs')}: a batch is trained on once here.")
+        verl.lack(f"{_ACTOR}.ppo_epochs={verl.get(f'{_ACTOR}.ppo_epochs')}: agentloop trains on a batch once.")
     tasks, updates = cycle(verl)
     return {
         "algorithm.groups_per_step": tasks,
@@ -31,7 +32,7 @@ def _batches(verl: VerlConfig) -> Settings:
 
 
 def _token_budget(verl: VerlConfig) -> int:
-    """Of ranks that share sequences, together; no trajectory may be longer."""
+    """Return the token budget of the ranks that share a sequence; it must hold the longest trajectory."""
     longest, _ = lengths(verl)
     shared = sequence_parallel(verl) * verl.number(f"{_ACTOR}.megatron.context_parallel_size", default=1)
     if verl.get(f"{_ACTOR}.use_dynamic_bsz", default=False):
@@ -40,7 +41,7 @@ def _token_budget(verl: VerlConfig) -> int:
 
 
 def sequence_parallel(verl: VerlConfig) -> int:
-    """An older place counts where it is above 1, as in verl."""
+    """Return the degree from the current or an older key, the largest of them, as in verl."""
     places = (
         f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         f"{_ACTOR}.ulysses_sequence_parallel_size",
@@ -54,7 +55,8 @@ def _optimizer(verl: VerlConfig) -> Settings:
     warmup, ratio = verl.number(f"{_OPTIM}.lr_warmup_steps", default=-1), verl.number(f"{_OPTIM}.lr_warmup_steps_ratio")
     if warmup < 0 and ratio and not steps:
         verl.lack(
-            f"{_OPTIM}.lr_warmup_steps_ratio={ratio} is of a number of steps that is not said: set warmup_updates."
+            f"{_OPTIM}.lr_warmup_steps_ratio={ratio} needs trainer.total_training_steps, which is not set: set "
+            "learner.warmup_updates."
         )
     if warmup < 0:
         warmup = int((ratio or 0.0) * (steps or 0))
@@ -80,26 +82,26 @@ def _optimizer(verl: VerlConfig) -> Settings:
 def _refuse_optimizers(verl: VerlConfig, schedule: str) -> None:
     optimizer = str(verl.get(f"{_OPTIM}.optimizer", default="AdamW"))
     if optimizer.lower() not in ("adam", "adamw"):
-        verl.lack(f"{_OPTIM}.optimizer={optimizer}: the optimizer is AdamW here.")
-    verl.unsupported(f"{_OPTIM}.lr_warmup_init", "the learning rate grows from 0 here.", harmless=(None, 0.0))
+        verl.lack(f"{_OPTIM}.optimizer={optimizer}: the optimizer is always AdamW here.")
+    verl.unsupported(f"{_OPTIM}.lr_warmup_init", "the learning rate starts at 0 here.", harmless=(None, 0.0))
     ends: dict[str, tuple[Any, ...]] = {
         f"{_OPTIM}.min_lr_ratio": (None, 0.0),
         f"{_OPTIM}.min_lr": (None, 0.0),
         f"{_OPTIM}.num_cycles": (None, 0.5),
         f"{_OPTIM}.lr_decay_steps": (None, verl.number("trainer.total_training_steps")),
     }
-    verl.asked.update(ends)
+    verl.read_keys.update(ends)
     for key, plain in ends.items() if schedule != "constant" else ():
-        verl.unsupported(key, f"a {schedule} schedule goes to 0 once here, with the last step.", harmless=plain)
+        verl.unsupported(key, f"a {schedule} schedule reaches 0 at the last step here.", harmless=plain)
 
 
 def _types(verl: VerlConfig) -> Settings:
-    """Megatron's optimizer has float32 parameters of its own."""
+    """Convert dtypes and checkpointing; Megatron's optimizer always keeps float32 parameters."""
     kept = str(verl.get(f"{_ACTOR}.fsdp_config.model_dtype", default="fp32"))
     places = ("fsdp_config.dtype", "fsdp_config.mixed_precision.param_dtype", "megatron.dtype")
     computed = [str(verl.get(f"{_ACTOR}.{place}", default="bfloat16")) for place in places]
     if kept not in _TYPES or not set(computed) <= set(_TYPES):
-        verl.lack(f"The learner computes in {', '.join({kept, *computed} - set(_TYPES))} in verl, in bfloat16 here.")
+        verl.lack(f"The learner uses {', '.join({kept, *computed} - set(_TYPES))} in verl; here it uses bfloat16.")
     frees = verl.get("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
     recomputed = verl.get(f"{_ACTOR}.megatron.override_transformer_config.recompute_granularity")
     is_megatron = verl.get(f"{_ACTOR}.strategy") == "megatron"
@@ -120,12 +122,12 @@ def _lora(verl: VerlConfig) -> Settings:
         place = (f"{model}.lora_rank", f"{model}.lora_alpha", f"{model}.target_modules")
     rank, alpha = verl.number(place[0], default=0), verl.number(place[1], default=16)
     targets = verl.get(place[2], default="all-linear")
-    verl.unsupported(f"{model}.lora_adapter_path", "adapters begin anew here.", harmless=(None, "null"))
+    verl.unsupported(f"{model}.lora_adapter_path", "adapters always start from zero here.", harmless=(None, "null"))
     if not rank:
         return {}
-    verl.unsupported(f"{model}.exclude_modules", "name those that have one under learner.lora.targets.")
+    verl.unsupported(f"{model}.exclude_modules", "list the modules with adapters under learner.lora.targets.")
     if of_megatron:
-        verl.lack(f"{model}.lora: adapters are of the backend fsdp here, not of megatron.")
+        verl.lack(f"{model}.lora: only the backend fsdp has adapters here, not megatron.")
     return {
         "learner.lora.rank": rank,
         "learner.lora.alpha": float(alpha),

@@ -1,7 +1,7 @@
-"""Hydra's overrides: what `key=value` on verl's command line means.
+"""Parse Hydra overrides: `key=value` on verl's command line.
 
-The grammar is that of Hydra 1.3 (hydra.cc/docs/advanced/override_grammar/basic) without its functions and sweeps.
-Hydra itself is not used: it needs an older OmegaConf.
+The grammar is that of Hydra 1.3 (hydra.cc/docs/advanced/override_grammar/basic) without functions and sweeps. Hydra
+itself is not used because it needs an older OmegaConf.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from agentloop.errors import UserError
 
 @dataclass(slots=True, frozen=True)
 class Override:
-    """One of them."""
+    """One override."""
 
     key: str
-    """Dotted."""
+    """Dotted key."""
     value: Any
-    """None for a key that is deleted."""
+    """New value; None if the key is deleted."""
     action: Literal["set", "delete"] = "set"
 
 
 def parse_override(text: str) -> Override:
-    """Of `key=value`, `+key=value`, `++key=value`, `~key` and `~key=value`. Raises `UserError`."""
+    """Parse `key=value`, `+key=value`, `++key=value`, `~key` or `~key=value`. Raises `UserError`."""
     key, equals, value = text.partition("=")
     if key.startswith("~"):
         return Override(key[1:].strip(), None, "delete")
     if not equals or not key.lstrip("+"):
         raise UserError(
-            f"{text!r} is no override of Hydra: write key=value, as behind `python -m verl.trainer.main_ppo`."
+            f"{text!r} is not a Hydra override. Write key=value, as after `python -m verl.trainer.main_ppo`."
         )
     return Override(key.lstrip("+").strip(), parse_value(value))
 
 
 def parse_value(text: str) -> Any:
-    """A string, number, bool, None, list or dict. Raises `UserError` where Hydra would."""
+    """Parse a string, number, bool, None, list or dict. Raises `UserError` if Hydra would."""
     reader = _Reader(text)
     value = reader.element(stops="")
     if not reader.at_end:
-        raise UserError(f"Hydra cannot read the value {text!r} behind {text[: reader.place]!r}.")
+        raise UserError(f"Hydra cannot read the value {text!r} after {text[: reader.place]!r}. Check its quotes.")
     return value
 
 
@@ -54,7 +54,7 @@ _ESCAPED = "\\()[]{}:=, \t"
 
 
 class _Reader:
-    """One value, from the left."""
+    """Reads one value from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -69,7 +69,7 @@ class _Reader:
         return self.text[self.place : self.place + 1]
 
     def element(self, stops: str) -> Any:
-        """Up to one of the characters `stops`, which is not read."""
+        """Read a value up to one of the characters `stops`, which stays unread."""
         self._skip_spaces()
         match self._next:
             case "[":
@@ -100,7 +100,7 @@ class _Reader:
     def _pair(self) -> tuple[Any, Any]:
         key = self.element(stops=":")
         if self._next != ":":
-            raise UserError(f"Hydra cannot read the value {self.text!r}: ':' is missing behind {key!r}.")
+            raise UserError(f"Hydra cannot read the value {self.text!r}: ':' is missing after {key!r}.")
         self.place += 1
         return key, self.element(stops=",}")
 
@@ -113,7 +113,7 @@ class _Reader:
         return found[1].replace(f"\\{quote}", quote)
 
     def _bare(self, stops: str) -> str:
-        """Characters without quotes; interpolations (`${...}`) are kept whole."""
+        """Read characters without quotes; an interpolation (`${...}`) stays in one piece."""
         characters: list[str] = []
         depth = 0
         while not self.at_end and (depth or self._next not in stops):

@@ -1,4 +1,4 @@
-"""Engine, sampling and evaluation."""
+"""Convert the engine, sampling and evaluation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def rollout(verl: VerlConfig) -> Settings:
-    verl.unsupported(f"{_ROLLOUT}.ignore_eos", "a turn ends where the model ends it.")
+    """Convert rendering, sampling, engine and evaluation."""
+    verl.unsupported(f"{_ROLLOUT}.ignore_eos", "a turn always ends at the end-of-turn token.")
     for name, plain in (("repetition_penalty", 1.0), ("min_p", 0.0)):
-        verl.unsupported(f"{_ROLLOUT}.{name}", "there is temperature, top_p and top_k.", harmless=(None, plain))
+        verl.unsupported(
+            f"{_ROLLOUT}.{name}", "sampling has only temperature, top_p and top_k.", harmless=(None, plain)
+        )
     return {
         "rendering.chat_template_kwargs": verl.get("data.apply_chat_template_kwargs") or None,
         "rendering.chat_template": verl.get("actor_rollout_ref.model.custom_chat_template"),
@@ -25,7 +28,7 @@ def rollout(verl: VerlConfig) -> Settings:
 def _engine(verl: VerlConfig) -> Settings:
     engine = verl.get(f"{_ROLLOUT}.name", default="vllm")
     if engine not in ("vllm", "sglang"):
-        verl.note(f"{_ROLLOUT}.name={engine}: there is no such engine here; vllm was taken.")
+        verl.note(f"{_ROLLOUT}.name={engine}: agentloop does not have this engine; vllm is used.")
         engine = "vllm"
     options: Settings = {"tensor_parallel_size": verl.number(f"{_ROLLOUT}.tensor_model_parallel_size", default=1)}
     pipeline = verl.number(f"{_ROLLOUT}.pipeline_model_parallel_size", default=1)
@@ -36,7 +39,7 @@ def _engine(verl: VerlConfig) -> Settings:
         options["gpu_memory_utilization"] = memory
     if pipeline > 1 and engine == "vllm":
         options["pipeline_parallel_size"] = pipeline
-    if verl.was_said(f"{_ROLLOUT}.max_num_seqs"):
+    if verl.is_set(f"{_ROLLOUT}.max_num_seqs"):
         options["max_num_seqs"] = sequences
     if dtype not in ("bfloat16", "auto"):
         options["dtype"] = dtype
@@ -45,26 +48,28 @@ def _engine(verl: VerlConfig) -> Settings:
             f"{_ROLLOUT}.quantization={quantization}: engines compute in {options.get('dtype', 'bfloat16')} here."
         )
     options |= _model_overrides(verl, engine)
-    said = verl.get(f"{_ROLLOUT}.engine_kwargs") or {}
-    own = {name: value for name, value in (said.get(engine) or {}).items() if value is not None}
-    if others := sorted(name for name in said if name != engine and said[name]):
+    kwargs = verl.get(f"{_ROLLOUT}.engine_kwargs") or {}
+    own = {name: value for name, value in (kwargs.get(engine) or {}).items() if value is not None}
+    if others := sorted(name for name in kwargs if name != engine and kwargs[name]):
         verl.note(f"{_ROLLOUT}.engine_kwargs of {', '.join(others)} are not used: the engine is {engine}.")
     options |= own if engine == "vllm" else {"server_args": own} if own else {}
     return {"engine.name": engine, "engine.options": options}
 
 
 def _model_overrides(verl: VerlConfig, engine: str) -> Settings:
-    """Changes of the model's config.json: a learner takes sequences of any length, an engine has to be told."""
-    said = dict(verl.get("actor_rollout_ref.model.override_config") or {})
-    said |= said.pop("model_config", None) or {}
-    longest = said.pop("max_position_embeddings", None)
-    others = [name for name, value in said.items() if not name.endswith(("dropout", "pdrop", "attn_implementation"))]
+    """Convert changes of the model's config.json; only the engine needs a longer context declared."""
+    changes = dict(verl.get("actor_rollout_ref.model.override_config") or {})
+    changes |= changes.pop("model_config", None) or {}
+    longest = changes.pop("max_position_embeddings", None)
+    others = [name for name in changes if not name.endswith(("dropout", "pdrop", "attn_implementation"))]
     if others:
-        verl.lack(f"actor_rollout_ref.model.override_config: {', '.join(others)} are those of the model's config.json.")
+        verl.lack(
+            f"actor_rollout_ref.model.override_config: {', '.join(others)} keep the values of the model's config.json."
+        )
     if longest is None:
         return {}
     if engine != "vllm":
-        verl.lack(f"max_position_embeddings={longest}: write it into the model's config.json for {engine}.")
+        verl.lack(f"max_position_embeddings={longest}: set it in the model's config.json for {engine}.")
         return {}
     return {"hf_overrides": {"max_position_embeddings": longest}}
 
@@ -74,14 +79,14 @@ def _evaluation(verl: VerlConfig) -> Settings:
     top_k, temperature = verl.number(f"{kwargs}.top_k", default=-1), verl.number(f"{kwargs}.temperature", default=0)
     top_p, samples = verl.number(f"{kwargs}.top_p"), verl.get(f"{kwargs}.do_sample", default=False)
     if temperature and not samples:
-        verl.note(f"{kwargs}.do_sample=False: verl's agent loops sample with temperature {temperature} all the same.")
+        verl.note(f"{kwargs}.do_sample=False: verl's agent loops ignore it and sample at temperature {temperature}.")
     if temperature and max(top_k, 0) != max(verl.number(f"{_ROLLOUT}.top_k", default=-1), 0):
-        verl.note(f"{kwargs}.top_k={top_k}: evaluation has the top_k of training here.")
+        verl.note(f"{kwargs}.top_k={top_k}: evaluation uses the top_k of training here.")
     every = verl.number("rollout.test_freq") if "async_training" in verl.values else None
     every = positive(every if every is not None else verl.number("trainer.test_freq"))
     has_files = verl.get("data.val_files") not in (None, [])
     if verl.get("trainer.val_only", default=False):
-        verl.note("trainer.val_only: that is `agentloop rollout` here.")
+        verl.note("trainer.val_only: use `agentloop rollout` instead.")
     return {
         "eval.every": every if has_files else None,
         "eval.samples": verl.number(f"{kwargs}.n"),

@@ -1,4 +1,4 @@
-"""How long a run is, what it keeps, and where it logs."""
+"""Convert the length of a run, its folder, checkpoints and loggers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
 
 _SHOWN = {"console", "file"}
-"""Always there."""
+"""Loggers of verl that every run has here."""
 _PROJECTS = {"wandb": "project", "mlflow": "experiment"}
-"""Logger -> its option that is verl's project."""
+"""Logger -> its option for verl's project."""
 
 
 def run(verl: VerlConfig) -> Settings:
+    """Convert folder, length, checkpoints and loggers."""
     loggers = verl.get("trainer.logger", default=[])
     loggers = [loggers] if isinstance(loggers, str) else loggers
     if others := [name for name in loggers if name not in {*LOGGERS, *_SHOWN}]:
         verl.note(
-            f"trainer.logger: {', '.join(others)} is not known here; known are {', '.join(sorted(LOGGERS))}, and a "
-            "class of one's own is a logger, too (docs/view.md)."
+            f"trainer.logger: {', '.join(others)} is not known here (known: {', '.join(sorted(LOGGERS))}). Your own "
+            "class can be a logger too (docs/view.md)."
         )
     return {
         "run.folder": _folder(verl),
@@ -33,34 +34,34 @@ def run(verl: VerlConfig) -> Settings:
 
 
 def _logger(verl: VerlConfig, name: str) -> str | Settings:
-    """Trackers have the project that was said."""
-    if name not in _PROJECTS or not verl.was_said("trainer.project_name"):
+    """Return a logger, with the project if the user set one."""
+    if name not in _PROJECTS or not verl.is_set("trainer.project_name"):
         return name
     return {"name": name, "options": {_PROJECTS[name]: verl.get("trainer.project_name")}}
 
 
 def _folder(verl: VerlConfig) -> str | None:
-    """verl goes on with a run of the same project and name."""
+    """Return the folder of the run; verl resumes a run of the same project and name."""
     mode = verl.get("trainer.resume_mode", default="auto")
     project, name = verl.get("trainer.project_name"), verl.get("trainer.experiment_name")
     path = verl.get("trainer.resume_from_path")
     if mode == "resume_path" and path:
-        verl.note("trainer.resume_from_path: checkpoints of verl are not read; model may be an exported one.")
-    if mode == "disable" or not (verl.was_said("trainer.project_name") or verl.was_said("trainer.experiment_name")):
+        verl.note("trainer.resume_from_path: agentloop does not read checkpoints of verl. Export one and set model.")
+    if mode == "disable" or not (verl.is_set("trainer.project_name") or verl.is_set("trainer.experiment_name")):
         return None
     return str(Path("runs", *(str(part).strip().replace("/", "-") for part in (project, name) if part)))
 
 
 def _length(verl: VerlConfig) -> Settings:
-    """Steps count where both are said, as in verl."""
+    """Return the steps if they are set, else the epochs, as in verl."""
     steps, epochs = (
         positive(verl.number("trainer.total_training_steps")),
         verl.number("trainer.total_epochs", default=30),
     )
     if kind(verl) == "fully_async":
-        return {}  # said in tasks
-    if steps and verl.was_said("trainer.total_epochs"):
+        return {}  # its length is set in tasks
+    if steps and verl.is_set("trainer.total_epochs"):
         verl.note(
-            f"trainer.total_epochs={epochs}: where that is less than {steps} steps verl ends there, a run here not."
+            f"trainer.total_epochs={epochs}: verl also ends there if that is before {steps} steps; agentloop does not."
         )
     return {"run.steps": int(steps)} if steps else {"run.epochs": float(epochs)}

@@ -1,4 +1,4 @@
-"""Where a config of verl comes from: a file that Hydra saved, a launch script, or the words of a command."""
+"""Read a config of verl from a file that Hydra saved, a launch script, or the words of a command."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, scri
 from agentloop.trainer.from_verl.overrides import parse_override
 
 VERSION = "0.9.1"
-"""Of verl, whose defaults are known here."""
+"""Version of verl whose defaults are in defaults.yaml."""
 
 _OWN_TRAINERS = ("sft", "generation", "main_eval", "model_merger", "main_gkd")
-"""Parts of names of modules that do not train with rewards."""
+"""Parts of module names that do not train with rewards."""
 
 
 def read(words: Sequence[str]) -> VerlConfig:
-    """Of a YAML file or a script with what follows it on a command line, or of a command. Raises `UserError`."""
+    """Read a YAML file with overrides, a script with arguments, or a command. Raises `UserError`."""
     first, *rest = words
     if first.endswith((".yaml", ".yml")):
         return _saved(Path(first), rest)
@@ -33,7 +33,7 @@ def read(words: Sequence[str]) -> VerlConfig:
     launch = launch_of(words)
     if launch is None:
         raise UserError(
-            f"{first} is no config of verl, no script that starts it, and no command. Give a config.yaml that Hydra "
+            f"{first} is not a config of verl, a script that starts verl, or a command. Give a config.yaml that Hydra "
             "saved, a launch script, or -- and the overrides: agentloop from-verl -- data.train_files=... "
             "actor_rollout_ref.model.path=..."
         )
@@ -41,16 +41,16 @@ def read(words: Sequence[str]) -> VerlConfig:
 
 
 def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
-    """As Hydra wrote it, resolved or not; `overrides.yaml` beside it has what was said."""
+    """Read a config that Hydra saved, resolved or not; `overrides.yaml` next to it has the keys that the user set."""
     values = _read(source)
     if "actor_rollout_ref" not in values:
         raise UserError(
-            f"{source} is no config of verl: it has no 'actor_rollout_ref'. Hydra writes verl's to "
-            "outputs/DATE/TIME/.hydra/config.yaml in the folder where a run was started."
+            f"{source} is not a config of verl: it has no 'actor_rollout_ref'. Hydra writes that of a run to "
+            "outputs/DATE/TIME/.hydra/config.yaml in the folder where the run started."
         )
-    beside = source.with_name("overrides.yaml")
-    said = [parse_override(str(each)).key for each in OmegaConf.load(beside)] if beside.is_file() else []
-    return VerlConfig(values, frozenset([*said, *_override(values, overrides)]))
+    file = source.with_name("overrides.yaml")
+    set_keys = [parse_override(str(each)).key for each in OmegaConf.load(file)] if file.is_file() else []
+    return VerlConfig(values, frozenset([*set_keys, *_override(values, overrides)]))
 
 
 def _script(source: Path, arguments: Sequence[str]) -> VerlConfig:
@@ -58,22 +58,20 @@ def _script(source: Path, arguments: Sequence[str]) -> VerlConfig:
     found = launches(commands)
     if not found:
         raise UserError(
-            f"{source} starts no verl that could be seen{f' ({complaint})' if complaint else ''}. Variables that it "
-            "needs have to be set, as for the run itself; or give the overrides: agentloop from-verl -- "
-            "data.train_files=..."
+            f"{source} does not start verl{f' ({complaint})' if complaint else ''}. Set the variables that it needs, "
+            "as for the run itself, or give the overrides: agentloop from-verl -- data.train_files=..."
         )
     below = sorted(source.absolute().parent.glob("*/"))
     verl = _launched(found[0], [Path(), *source.absolute().parents, *below])
     if len(found) > 1:
-        verl.note(f"{source.name} starts {len(found)} runs; this is the first, of {found[0].module}.")
+        verl.note(f"{source.name} starts {len(found)} runs; this is the first, {found[0].module}.")
     return verl
 
 
 def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
-    """Defaults, the config that was named, and overrides, each over what is before it. Files are looked for in
-    `folders`."""
+    """Merge the defaults, the named config, which is searched in `folders`, and the overrides."""
     if any(part in launch.module for part in _OWN_TRAINERS):
-        raise UserError(f"{launch.module} does not train with rewards; what is converted are runs of main_ppo.")
+        raise UserError(f"{launch.module} does not train with rewards. Give a command that starts main_ppo.")
     known = _known()
     module = launch.module.removesuffix(".py").replace("/", ".").lstrip(".")
     engine = next((each.partition("=")[2] for each in launch.overrides if each.startswith("model_engine=")), "")
@@ -87,9 +85,9 @@ def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
     assert isinstance(values, DictConfig)
     own = () if name in known["configs"] else _changed(layers[-1], OmegaConf.merge(*layers[:-1]))
     verl = VerlConfig(values, frozenset([*own, *_override(values, launch.overrides)]))
-    verl.note(f"What was not set has the default of verl {VERSION}.")
+    verl.note(f"Settings that were not set have the defaults of verl {VERSION}.")
     if module not in known["modules"]:
-        verl.lack(f"{launch.module} is a trainer of its own: what it does otherwise than verl's main_ppo is not here.")
+        verl.lack(f"{launch.module} is a custom trainer: its differences from verl's main_ppo are not converted.")
     return verl
 
 
@@ -100,7 +98,7 @@ def _known() -> dict[str, Any]:
 
 
 def _layers(name: str, path: str, folders: Sequence[Path], known: dict[str, Any]) -> Iterator[Any]:
-    """Of one config: those that its list of defaults names, before itself."""
+    """Yield the configs in the defaults list of a config, then the config itself."""
     if name not in known:
         config = _read(_find(name, path, folders))
         defaults = config.pop("defaults", ["ppo_trainer"])
@@ -121,13 +119,13 @@ def _find(name: str, path: str, folders: Sequence[Path]) -> Path:
             if file.is_file():
                 return file
     raise UserError(
-        f"There is no config {name}.yaml in {path or 'the current folder'}. Start this where verl is started, or give "
-        "the config that Hydra saved: agentloop from-verl outputs/DATE/TIME/.hydra/config.yaml."
+        f"There is no config {name}.yaml in {path or 'the current folder'}. Run this command in the folder where verl "
+        "starts, or give the config that Hydra saved: agentloop from-verl outputs/DATE/TIME/.hydra/config.yaml."
     )
 
 
 def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
-    """Sets and deletes, and returns the keys."""
+    """Apply overrides, and yield their keys."""
     for override in map(parse_override, texts):
         if override.action == "delete":
             parent, _, leaf = override.key.rpartition(".")
@@ -138,12 +136,12 @@ def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
             try:
                 OmegaConf.update(values, override.key, override.value, force_add=True)
             except OmegaConfBaseException as error:
-                raise UserError(f"{override.key} cannot be set: {' '.join(str(error).split())}.") from error
+                raise UserError(f"Cannot set {override.key}: {' '.join(str(error).split())}.") from error
         yield override.key
 
 
 def _changed(config: Any, below: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of the config whose values `below` does not have."""
+    """Yield the dotted keys of a config whose values differ from those of `below`."""
     plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
     for key, value in plain.items():
         if isinstance(value, dict) and value:
@@ -156,9 +154,9 @@ def _read(source: Path) -> DictConfig:
     try:
         config = OmegaConf.load(source)
     except FileNotFoundError as error:
-        raise UserError(f"There is no file {source}.") from error
+        raise UserError(f"There is no file {source}. Check the path.") from error
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(config, DictConfig):
-        raise UserError(f"{source} is no config of verl: it has no keys.")
+        raise UserError(f"{source} is not a config of verl: it has no keys.")
     return config

@@ -1,1 +1,1 @@
-"""`agentloop view`: look at what a run left, in a browser."""
+"""`agentloop view`: show the files of a run in a browser. It comes after the run and only reads."""

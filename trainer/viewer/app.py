@@ -1,4 +1,4 @@
-"""The web application: the page, and the data that it asks for."""
+"""The web application: the page and its data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from agentloop.trainer.viewer.stream import Decode, shown
 
 PAGE = Path(__file__).parent / "page"
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
-"""What a model wrote is shown as text; should the page ever fail in that, nothing of it can run or call home."""
+"""Content security policy: text of a model cannot run or call home, even if the page inserted it as HTML."""
 
 
 def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
-    """Serves one run, for reading only. Requests for other `hosts` are refused, so that no web page elsewhere can read
-    it through the user's browser (DNS rebinding)."""
+    """Return an application that serves one run, read-only.
+
+    Requests for hosts other than `hosts` are refused, so that no other web page can read the run through the user's
+    browser (DNS rebinding).
+    """
     app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     decode = cache(lambda: _decoder(records))
@@ -52,7 +55,7 @@ def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "loc
     @app.get("/api/metrics")
     def metrics(since: int = 0) -> list[dict[str, float]]:
         if since < 0:
-            raise HTTPException(422, "since counts steps from 0")
+            raise HTTPException(422, f"since is {since}, but steps count from 0")
         return records.metrics(since)
 
     @app.get("/api/files")
@@ -72,7 +75,7 @@ def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "loc
 
 
 def _decoder(records: Records) -> Decode | None:
-    """Of the run's own model; None where it cannot be found any more."""
+    """Return the decoder of the run's model; None if its tokenizer is gone."""
     from agentloop.rendering import renderer_for
 
     for folder in (records.folder.model, Path(str(records.config().get("model", "")))):

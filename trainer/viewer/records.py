@@ -1,4 +1,4 @@
-"""`Records`: what a run left on disk, as plain data for the page."""
+"""`Records`: the files of a run as plain data for the page."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from agentloop.trainer.run.folder import RunFolder, step_of
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
-"""Trajectory files that are held in memory: one is read whole to show a part of it."""
+"""Trajectory files kept in memory, because showing a part of a file reads all of it."""
 
 
 class Records:
-    """The files of one run, read when they are asked for: a run that still goes on may be looked at."""
+    """The files of one run, read at each request, so that the run may still be going on.
+
+    Raises `UserError` if neither `agentloop train` nor `agentloop rollout` wrote the folder.
+    """
 
     def __init__(self, root: Path) -> None:
-        """Raises `UserError` where `root` was written by neither `agentloop train` nor `agentloop rollout`."""
         self.folder = RunFolder(root)
         if not (self.folder.config_file.is_file() or (root / _ROLLOUT).is_file()):
             raise UserError(
-                f"{root} is no run folder: it has neither a config.yaml nor a {_ROLLOUT}. `agentloop train` prints the "
-                "folder of a run at its start."
+                f"{root} is not a run folder: it has neither a config.yaml nor a {_ROLLOUT}. `agentloop train` prints "
+                "the folder of a run at its start."
             )
         self._kept: OrderedDict[tuple[Path, int, int], list[dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def config(self) -> dict[str, Any]:
-        """As it was resolved; empty for a rollout."""
+        """Return the resolved configuration; empty for a rollout."""
         return self.folder.read_config() or {}
 
     def metrics(self, since: int = 0) -> list[dict[str, float]]:
-        """The steps from number `since` on, in order."""
+        """Return the metrics of the steps from number `since` on, in order."""
         return self.folder.read_metrics()[since:]
 
     def files(self) -> list[dict[str, Any]]:
-        """The trajectory files: name, kind (train, eval or rollout), step, MiB."""
+        """Return the trajectory files: name, kind (train, eval or rollout), step, MiB."""
         found = [
             {"name": path.name, "kind": "eval" if path.name.startswith("eval") else "train", "step": step_of(path)}
             | _size(path)
@@ -52,11 +54,11 @@ class Records:
         return found
 
     def summaries(self, name: str) -> list[dict[str, Any]]:
-        """A line for each trajectory of a file. Raises `KeyError` where there is no such file."""
+        """Return a summary of each trajectory of a file. Raises `KeyError` if there is no such file."""
         return [{"index": index} | _summary(data) for index, data in enumerate(self._read(name))]
 
     def trajectory(self, name: str, index: int) -> dict[str, Any]:
-        """One as it was written (`agentloop.types.trajectory_io`). Raises `KeyError` where there is none."""
+        """Return one trajectory as written (`agentloop.types.trajectory_io`). Raises `KeyError` if there is none."""
         trajectories = self._read(name)
         if not 0 <= index < len(trajectories):
             raise KeyError(f"{name} has {len(trajectories)} trajectories")
@@ -64,7 +66,7 @@ class Records:
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         if name not in {file["name"] for file in self.files()}:
-            raise KeyError(f"there are no trajectories {name!r}")
+            raise KeyError(f"there is no trajectory file {name!r}")
         path = self.folder.root / name if name == _ROLLOUT else self.folder.trajectories / name
         state = path.stat()
         key = path, state.st_mtime_ns, state.st_size
@@ -82,7 +84,7 @@ def _size(path: Path) -> dict[str, float]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one of a file that is being written may be cut."""
+    """Read all complete lines; the last line of a file may still be incomplete."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
 

@@ -1,4 +1,4 @@
-"""One trajectory as the page shows it: its token stream in pieces of text."""
+"""Convert the token stream of a trajectory into pieces of text for the page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Decode = Callable[[Sequence[int]], str]
 
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 8
-"""Tokens; what is no character after so many is shown as it is."""
+"""Most tokens of one character; longer invalid sequences are shown as they are."""
 
 
 def shown(data: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
-    """A written trajectory with its segments as text. Without `decode` (the tokenizer is gone) ids stand for text.
+    """Return a written trajectory with its segments as text, or as ids if `decode` is None.
 
-    A sampled segment has `pieces`, `logprobs` and `versions`, one entry a piece; the others have `text`.
+    A sampled segment has `pieces`, `ids`, `logprobs` and `versions`, with one entry per piece; the others have `text`.
     """
     trajectory = from_dict(data)
     segments = []
@@ -55,7 +55,7 @@ def _sampled(trajectory: Trajectory, start: int, end: int, decode: Decode) -> di
 
 
 def pieces_of(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
-    """Text and number of tokens of each piece: one token each, but for characters that several tokens spell."""
+    """Return the text and token count of each piece: one token, or all tokens of one character."""
     pieces: list[tuple[str, int]] = []
     start = 0
     for end in range(1, len(ids) + 1):

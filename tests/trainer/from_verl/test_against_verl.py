@@ -1,4 +1,4 @@
-"""What a converted config computes beside what verl's own functions compute with the config that it was made from."""
+"""A converted config computes the same numbers as verl's own functions with the original config."""
 
 import json
 import os
@@ -73,7 +73,7 @@ from unittest.mock import MagicMock
 
 for name in ("codetiming", "hydra", "hydra.utils", "orjson", "pylatexenc", "torchdata",
              "torchdata.stateful_dataloader"):
-    sys.modules[name] = MagicMock()  # of parts of verl that are not asked for
+    sys.modules[name] = MagicMock()  # only parts of verl that are not used need these
 
 import numpy as np, torch
 from verl.trainer.config import RolloutCorrectionConfig
@@ -152,7 +152,7 @@ def _command(short: str) -> list[str]:
 
 
 def _tokens(seed: int = 0) -> dict[str, Any]:
-    """Log-probabilities that differ as after some updates, advantages one a trajectory."""
+    """Return log-probabilities that differ as after some updates, with one advantage per trajectory."""
     random = np.random.default_rng(seed)
     total = sum(COUNTS)
     new = -random.gamma(1.0, 0.7, total) - 0.05
@@ -180,7 +180,7 @@ EPISODES = {
 
 @pytest.fixture(scope="module")
 def theirs(verl_package: Path) -> dict[str, Any]:
-    """Of all cases, in one process: verl takes long to import."""
+    """Return verl's results for all cases, from one process because verl takes long to import."""
     cases: dict[str, Any] = {}
     for name, short in (LOSSES | REJECTIONS).items():
         values = read(_command(short)).values
@@ -211,7 +211,7 @@ def _objective(short: str) -> Objective:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_and_their_gradients_are_those_of_verl(theirs: dict[str, Any], name: str):
+def test_losses_and_their_gradients_equal_those_of_verl(theirs: dict[str, Any], name: str):
     objective, case = _objective(LOSSES[name]), _tokens()
     weights = np.repeat(objective.weights(COUNTS), COUNTS).tolist()
     given = {key: case[key] for key in ("rollout", "advantages", "old", "reference")}
@@ -226,7 +226,7 @@ def test_losses_and_their_gradients_are_those_of_verl(theirs: dict[str, Any], na
 
 
 @pytest.mark.parametrize("name", REJECTIONS)
-def test_what_is_rejected_is_what_verl_rejects(theirs: dict[str, Any], name: str):
+def test_rejected_tokens_equal_those_of_verl(theirs: dict[str, Any], name: str):
     objective, case = _objective(REJECTIONS[name]), _tokens()
     tokens = tokens_of(COUNTS, **{key: case[key] for key in ("rollout", "advantages", "old")})
     _, metrics = objective(torch.tensor(case["new"]).double(), torch.zeros(sum(COUNTS)).double(), tokens)
@@ -236,7 +236,7 @@ def test_what_is_rejected_is_what_verl_rejects(theirs: dict[str, Any], name: str
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
-def test_advantages_are_those_of_verl(theirs: dict[str, Any], name: str):
+def test_advantages_equal_those_of_verl(theirs: dict[str, Any], name: str):
     estimator, _, _ = name.partition(" ")
     algorithm = convert(f"algorithm.adv_estimator={estimator}", *_command(ADVANTAGES[name])).config["algorithm"]
     advantage = advantages.get(algorithm["advantage"])

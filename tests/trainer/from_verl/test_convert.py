@@ -118,7 +118,7 @@ def _written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_multi_turn_config_setting_by_setting(tmp_path: Path):
+def test_every_setting_of_a_multi_turn_config(tmp_path: Path):
     source = _written(tmp_path, RETOOL.replace("${mul_missing:}", "${data.max_prompt_length}"))
     (tmp_path / ".hydra" / "overrides.yaml").write_text(
         "- data.train_batch_size=512\n- +actor_rollout_ref.rollout.mystery=1\n"
@@ -130,7 +130,7 @@ def test_a_multi_turn_config_setting_by_setting(tmp_path: Path):
     assert mystery.startswith("actor_rollout_ref.rollout.mystery was set")
 
 
-def test_the_defaults_of_the_real_verl_are_a_config_here(verl_package: Path, tmp_path: Path, capsys):
+def test_the_defaults_of_verl_give_a_valid_config(verl_package: Path, tmp_path: Path, capsys):
     source = verl_package / "verl" / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     _succeeds("from-verl", str(source), "-o", str(tmp_path / "run.yaml"))
     assert "Wrote" in capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_the_defaults_of_the_real_verl_are_a_config_here(verl_package: Path, tmp
     assert config.run.epochs == 30
 
 
-def test_megatron_of_the_real_verl(verl_package: Path, tmp_path: Path, capsys):
+def test_the_megatron_defaults_of_verl(verl_package: Path, tmp_path: Path, capsys):
     source = verl_package / "verl" / "trainer" / "config" / "_generated_ppo_megatron_trainer.yaml"
     _succeeds("from-verl", str(source))
     config = yaml.safe_load(capsys.readouterr().out)
@@ -184,14 +184,14 @@ def test_adapters(tmp_path: Path, options: str, lora: object):
         ("", "fsdp_config: {offload_policy: true}", True, "all"),
     ],
 )
-def test_memory_that_is_given_back_in_turns(tmp_path: Path, rollout: str, actor: str, sleep: bool, offload: str | None):
+def test_sleep_and_offload(tmp_path: Path, rollout: str, actor: str, sleep: bool, offload: str | None):
     text = f"actor_rollout_ref: {{model: {{path: m}}, rollout: {{{rollout}}}, actor: {{{actor}}}}}"
     converted = convert(_written(tmp_path, text))
     assert converted.config["placement"]["sleep"] is sleep
     assert converted.config["learner"].get("offload") == offload
 
 
-def test_what_has_no_counterpart_is_said_and_not_trained(tmp_path: Path):
+def test_settings_without_counterpart_are_reported_and_not_trained(tmp_path: Path):
     text = """
     actor_rollout_ref:
       model: {path: m}
@@ -203,7 +203,7 @@ def test_what_has_no_counterpart_is_said_and_not_trained(tmp_path: Path):
     reward_model: {enable: true, reward_manager: batch}
     """
     converted = convert(_written(tmp_path, text))
-    for said in (
+    for message in (
         "loss_mode=kl_cov is not known",
         "loss_agg_mode=token-sum is not known",
         "adv_estimator=gdpo is not known",
@@ -213,16 +213,16 @@ def test_what_has_no_counterpart_is_said_and_not_trained(tmp_path: Path):
         "A reward model is not trained",
         "reward manager 'batch'",
     ):
-        assert any(said in lack for lack in converted.lacks), said
-    for said in (
-        "100 tasks a step are no whole number of mini-batches of 48",
+        assert any(message in lack for lack in converted.lacks), message
+    for message in (
+        "100 tasks per step are not a multiple of mini-batches of 48",
         "rollout.name=trtllm",
         "Relative paths start at the folder of this file: check data.train.",
     ):
-        assert any(said in note for note in converted.notes), said
+        assert any(message in note for note in converted.notes), message
     assert converted.config["engine"]["name"] == "vllm"
     assert converted.config["learner"]["mini_batches"] == 3
-    # The names of verl stay, so that nothing else is trained than what was asked for.
+    # Names that only verl knows stay, so that no run starts with something else.
     with pytest.raises(UserError, match=r"token_sum"):
         load_config(RunConfig, _saved(tmp_path, converted.config))
     converted.config["learner"]["aggregation"] = None
@@ -239,7 +239,7 @@ def _saved(folder: Path, config: object) -> Path:
 @pytest.mark.parametrize(
     ("command", "ours"),
     [
-        # verl computes the old policy with the learner, unless it bypasses that.
+        # verl computes the old policy with the learner, unless in bypass mode.
         ("", {"old_logprobs": "learner", "loss": "ppo"}),
         ("algorithm.rollout_correction.bypass_mode=True", {"old_logprobs": "rollout", "loss": "ppo"}),
         (
@@ -283,12 +283,12 @@ def _saved(folder: Path, config: object) -> Path:
             {
                 "loss": "gmpo",
                 "loss_options": {"clip_low": 0.4, "clip_high": 0.2},
-                "aggregation": "seq_mean_token_mean",  # whatever loss_agg_mode says
+                "aggregation": "seq_mean_token_mean",  # for any loss_agg_mode
             },
         ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_low=10",
-            {"loss": "cispo", "loss_options": {"clip_low": 1.0, "clip_high": 0.2}},  # no ratio is below 0
+            {"loss": "cispo", "loss_options": {"clip_low": 1.0, "clip_high": 0.2}},  # ratios are positive
         ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_neg=1.2",
@@ -304,7 +304,7 @@ def _saved(folder: Path, config: object) -> Path:
         ),
         (
             "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=k3+",
-            {"kl_coef": 0.001, "kl_estimator": "k2"},  # whose gradient it has
+            {"kl_coef": 0.001, "kl_estimator": "k2"},  # k3+ has the gradient of k2
         ),
         (
             "algorithm.use_kl_in_reward=True actor_rollout_ref.model.path=m",
@@ -329,7 +329,7 @@ def _saved(folder: Path, config: object) -> Path:
     ],
 )
 def test_settings_of_the_learner(command: str, ours: dict[str, object]):
-    """Over the defaults of verl, as a command says them."""
+    """Convert overrides of a command, over the defaults of verl."""
     converted = convert("data.train_batch_size=256", *shlex.split(command))
     found = converted.config["learner"]
     assert {key: found.get(key) for key in ours} == ours
@@ -371,7 +371,8 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
             "algorithm",
             {"overlong": {"max_sampled_tokens": 512, "buffer": 128, "penalty": 1.0}},
         ),
-        ("+reward.reward_kwargs.overlong_buffer_cfg.enable=True", "algorithm", {"overlong": None}),  # naive has none
+        # Only the reward manager dapo has a length penalty.
+        ("+reward.reward_kwargs.overlong_buffer_cfg.enable=True", "algorithm", {"overlong": None}),
         (
             "data.filter_overlong_prompts=True data.max_prompt_length=2048 data.train_files=['a','b']",
             "data",
@@ -420,7 +421,7 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
             },
         ),
         (
-            # do_sample says nothing to verl's agent loops.
+            # verl's agent loops ignore do_sample.
             "actor_rollout_ref.rollout.val_kwargs={n:4,do_sample:False,temperature:0.6,top_p:0.7} trainer.test_freq=5",
             "eval",
             {"every": 5, "samples": 4, "temperature": 0.6, "top_p": 0.7},
@@ -434,14 +435,14 @@ def test_other_settings(command: str, section: str, ours: dict[str, object]):
     assert converted.lacks == []
 
 
-def test_steps_count_where_epochs_are_said_as_well():
+def test_steps_take_precedence_over_epochs():
     converted = convert("trainer.total_training_steps=500", "trainer.total_epochs=2")
     assert converted.config["run"]["steps"] == 500
     assert "epochs" not in converted.config["run"]
     assert any("total_epochs=2" in note and "500 steps" in note for note in converted.notes)
 
 
-def test_a_fully_asynchronous_run_counts_synchronisations_as_steps():
+def test_a_step_is_one_synchronisation_of_a_fully_asynchronous_run():
     command = """
     python -m verl.experimental.fully_async_policy.fully_async_main data.train_batch_size=0 trainer.n_gpus_per_node=4
     rollout.nnodes=1 rollout.n_gpus_per_node=4 actor_rollout_ref.actor.ppo_mini_batch_size=32
@@ -453,7 +454,7 @@ def test_a_fully_asynchronous_run_counts_synchronisations_as_steps():
     config = converted.config
     assert config["algorithm"]["groups_per_step"] == 256  # 2 x 4 x 32 tasks between two synchronisations
     assert (config["learner"]["mini_batches"], config["learner"]["old_logprobs"]) == (8, "rollout")
-    assert config["learner"]["warmup_updates"] == 40  # the schedule goes on with every 4 batches
+    assert config["learner"]["warmup_updates"] == 40  # verl's schedule advances once per 4 mini-batches
     assert config["staleness"] == {"mode": "partial", "max_staleness": 1, "allow_uncorrected": True}
     assert config["placement"] == {"n_gpus": 8, "nnodes": 1, "layout": "separate", "learner_gpus": 4}
     assert (config["run"]["steps"], config["eval"]["every"]) == (200, 5)
@@ -471,25 +472,25 @@ def test_a_fully_asynchronous_run_counts_synchronisations_as_steps():
     ],
 )
 def test_other_asynchronous_runs(command: str, staleness: dict[str, object]):
-    # Weights for stale tokens take the place of leaving them as they are.
+    # With a correction, staleness.allow_uncorrected is not set.
     corrected = "algorithm.rollout_correction={bypass_mode: False, rollout_is: token, rollout_is_threshold: 2}"
     converted = convert(*shlex.split(command), "data.train_batch_size=8", corrected)
     assert converted.config["staleness"] == staleness
     assert converted.config["learner"]["corrections"] == [_truncated(2.0)]
-    assert "sleep" not in converted.config["placement"]  # engines sample meanwhile
+    assert "sleep" not in converted.config["placement"]  # engines never stop sampling
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "There is no file"),
-        ("- a\n", "is no config of verl"),
+        ("- a\n", "is not a config of verl"),
         ("a: {", "cannot be read"),
-        ("model: x\n", "is no config of verl"),
-        (RETOOL, "ppo_max_token_len_per_gpu cannot be resolved"),
+        ("model: x\n", "is not a config of verl"),
+        (RETOOL, "Cannot resolve verl's .*ppo_max_token_len_per_gpu"),
     ],
 )
-def test_what_is_no_config_of_verl(tmp_path: Path, text: str | None, said: str):
+def test_files_that_are_not_a_config_of_verl_are_refused(tmp_path: Path, text: str | None, message: str):
     source = tmp_path / "nothing.yaml" if text is None else _written(tmp_path, text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         convert(source)

@@ -1,4 +1,4 @@
-"""What is known of verl's defaults here, beside verl's own."""
+"""Compare defaults.yaml with verl's own defaults."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ _SWITCHED_ON = (
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "reward.sandbox_fusion.url=u",
 )
-"""So that all keys are asked for that are asked for at all."""
+"""Overrides that make the converter read all keys it knows."""
 
 
 @pytest.fixture
@@ -43,17 +43,17 @@ def configs(verl_package: Path) -> Path:
 def test_every_key_that_is_read_has_the_default_of_verl(configs: Path, engine: str, file: str, overrides: tuple[str]):
     ours = read([f"model_engine={engine}", "trainer.nnodes=1", *overrides])
     theirs = VerlConfig(OmegaConf.load(configs / file))
-    for part in from_verl._PARTS:
+    for part in from_verl.PARTS:
         part(ours)
     unread(ours)
     set_here = {override.partition("=")[0] for override in overrides}
     differ = {
         key: (_plain(theirs, key), _plain(ours, key))
-        for key in ours.asked
+        for key in ours.read_keys
         if not any(key.startswith(each) for each in set_here)
         and _plain(theirs, key) not in (None, {}, _plain(ours, key))
     }
-    # Only Megatron's, and only where that is the learner.
+    # Megatron's optimizer keys may differ, but only with the megatron engine.
     assert {key for key in differ if ".optim." not in key} <= {"actor_rollout_ref.rollout.name"}
     assert not differ or engine == "megatron" or set(differ) <= {"actor_rollout_ref.rollout.name"}
 
@@ -73,12 +73,12 @@ def _plain(verl: VerlConfig, key: str) -> Any:
         ("one_step_off_ppo_megatron_trainer", "one_step_off_policy/config/one_step_off_ppo_megatron_trainer.yaml"),
     ],
 )
-def test_what_asynchronous_trainers_have_of_their_own(verl_package: Path, name: str, file: str):
+def test_defaults_of_asynchronous_trainers(verl_package: Path, name: str, file: str):
     ours = read(["-m", "verl.trainer.main_ppo", f"--config-name={name}", "trainer.nnodes=1"])
     theirs = OmegaConf.load(verl_package / "verl" / "experimental" / file)
-    for part in from_verl._PARTS:
+    for part in from_verl.PARTS:
         part(ours)
-    keys = {key for key in _leaves(OmegaConf.to_container(theirs)) if key in ours.asked}
+    keys = {key for key in _leaves(OmegaConf.to_container(theirs)) if key in ours.read_keys}
     assert keys
     for key in keys:
         assert OmegaConf.select(ours.values, key) == OmegaConf.select(theirs, key), key
@@ -93,23 +93,23 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def test_keys_that_have_no_effect_are_none_that_are_read():
-    """What is read changes the config: it must not stand in the list as well."""
+def test_keys_that_are_read_are_not_listed_as_without_effect():
+    """A key that is read changes the config, so no_effect.txt must not match it."""
     verl = read(["trainer.nnodes=1", *_SWITCHED_ON])
-    for part in from_verl._PARTS:
+    for part in from_verl.PARTS:
         part(verl)
-    read_and_said = VerlConfig(verl.values, frozenset({"actor_rollout_ref.actor.clip_ratio_high", "data.nonsense"}))
-    assert unread(read_and_said) == ["actor_rollout_ref.actor.clip_ratio_high", "data.nonsense"]
+    nothing_read = VerlConfig(verl.values, frozenset({"actor_rollout_ref.actor.clip_ratio_high", "data.nonsense"}))
+    assert unread(nothing_read) == ["actor_rollout_ref.actor.clip_ratio_high", "data.nonsense"]
 
 
-def test_the_file_of_defaults_has_no_key_that_nobody_reads():
-    asked: set[str] = set()
+def test_every_key_of_the_defaults_is_read():
+    read_keys: set[str] = set()
     for overrides in ([], _SWITCHED_ON, ["model_engine=megatron"], ["trainer.v1.trainer_mode=separate_async"]):
         verl = read(["trainer.nnodes=1", *overrides])
-        for part in from_verl._PARTS:
+        for part in from_verl.PARTS:
             part(verl)
         unread(verl)
-        asked |= verl.asked
+        read_keys |= verl.read_keys
     file = Path(from_verl.__file__).with_name("defaults.yaml")
     known = _leaves(yaml.safe_load(file.read_text())["configs"]["ppo_trainer"])
-    assert [key for key in known if not any(key == each or key.startswith(f"{each}.") for each in asked)] == []
+    assert [key for key in known if not any(key == each or key.startswith(f"{each}.") for each in read_keys)] == []

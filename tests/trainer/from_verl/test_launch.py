@@ -44,7 +44,7 @@ def _script(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_script_is_expanded_by_its_shell_and_nothing_of_it_is_done(tmp_path: Path, monkeypatch):
+def test_a_script_is_expanded_without_any_effect(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("MODEL", raising=False)
     script = _script(tmp_path, SCRIPT)
     kept = tmp_path / "examples" / "logs" / "old.log"
@@ -70,25 +70,25 @@ def test_a_script_is_expanded_by_its_shell_and_nothing_of_it_is_done(tmp_path: P
     assert kept.read_text() == "kept"
 
 
-def test_variables_of_the_environment_count_as_they_do_in_a_run(tmp_path: Path, monkeypatch):
+def test_environment_variables_count_as_in_a_run(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MODEL", "./mine")
     converted = convert(_script(tmp_path, SCRIPT), "trainer.total_training_steps=9")
     assert (converted.config["model"], converted.config["run"]["steps"]) == ("./mine", 9)
     assert len(converted.config["data"]["train"]) == 2
 
 
-def test_what_a_script_lacks_is_said(tmp_path: Path):
+def test_a_missing_variable_of_a_script_is_reported(tmp_path: Path):
     script = _script(tmp_path, "M=${MODEL_DIR:?set it to a folder}\npython -m verl.trainer.main_ppo trainer.nnodes=1\n")
-    with pytest.raises(UserError, match=r"run\.sh starts no verl.*MODEL_DIR: set it to a folder"):
+    with pytest.raises(UserError, match=r"run\.sh does not start verl.*MODEL_DIR: set it to a folder"):
         convert(script)
     with pytest.raises(UserError, match="cannot be read"):
         convert(tmp_path / "nothing.sh")
 
 
-def test_a_number_that_a_program_would_have_told_is_asked_for(tmp_path: Path):
-    """`$(...)` of a program that is not run is empty."""
+def test_a_number_from_a_program_that_does_not_run_is_an_error(tmp_path: Path):
+    """Check that `$(...)` of such a program is empty."""
     script = _script(tmp_path, 'python -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L) "$@"\n')
-    with pytest.raises(UserError, match=r"n_gpus_per_node is '', which is no number.*add trainer\.n_gpus_per_node="):
+    with pytest.raises(UserError, match=r"n_gpus_per_node is '', which is not a number.*add trainer\.n_gpus_per_node="):
         convert(script)
     assert convert(script, "trainer.n_gpus_per_node='4'").config["placement"]["n_gpus"] == 4
 
@@ -102,7 +102,7 @@ def test_programs_named_by_a_path_are_not_started(tmp_path: Path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["examples"]
 
 
-def test_a_script_ends_no_process(tmp_path: Path):
+def test_a_script_cannot_kill_a_process(tmp_path: Path):
     with subprocess.Popen(["sleep", "600"]) as server:
         (tmp_path / "server.pid").write_text(str(server.pid))
         script_commands(_script(tmp_path, f"kill -9 $(cat {tmp_path}/server.pid)\npkill sleep\n"))
@@ -130,15 +130,15 @@ def test_commands(command: str, launch: Launch | None):
     assert launch_of(command.split()) == launch
 
 
-def test_a_command_within_a_command():
+def test_a_command_inside_a_command():
     inner = "python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=16"
     assert launch_of(["srun", "-N1", "bash", "-c", inner]) == Launch(
         "recipe.dapo.main_dapo", ("actor_rollout_ref.rollout.n=16",)
     )
 
 
-def test_configs_of_a_users_own(tmp_path: Path):
-    """Named with --config-path and --config-name; what they say counts as said."""
+def test_configs_written_by_the_user(tmp_path: Path):
+    """Check that the keys of a config given by --config-path and --config-name count as set."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "multiturn.yaml").write_text(
         yaml.safe_dump(
@@ -158,22 +158,22 @@ def test_configs_of_a_users_own(tmp_path: Path):
     assert converted.config["limits"]["max_turns"] == 5
     assert converted.config["limits"]["max_tokens"] == 612
     assert converted.config["learner"]["backend"] == "megatron"
-    assert converted.lacks == ["data.surprise was set, and nothing here was made of it."]
+    assert converted.lacks == ["data.surprise was set, but has no counterpart here."]
     script.write_text(script.read_text().replace("multiturn", "other"))
     with pytest.raises(UserError, match=r"There is no config other\.yaml in \./config"):
         convert(script)
 
 
-def test_trainers_that_are_not_verls_own():
+def test_other_trainers_than_that_of_verl():
     with pytest.raises(UserError, match=r"verl\.trainer\.sft_trainer does not train with rewards"):
         convert("-m", "verl.trainer.sft_trainer", "data.train_files=x.parquet")
     (lack,) = convert("-m", "recipe.spin.main_spin", "data.train_files=x.parquet").lacks
-    assert "recipe.spin.main_spin is a trainer of its own" in lack
-    with pytest.raises(UserError, match="is no config of verl, no script"):
+    assert "recipe.spin.main_spin is a custom trainer" in lack
+    with pytest.raises(UserError, match="is not a config of verl, a script"):
         convert("nothing")
 
 
-def test_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
+def test_the_command_from_verl(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("MODEL", "m")
     script = _script(tmp_path, SCRIPT)
     for words in (
@@ -183,8 +183,8 @@ def test_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main(["from-verl", *words])
         assert not ended.value.code
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert yaml.safe_load((tmp_path / "run.yaml").read_text())["placement"]["n_gpus"] == 16
-    assert "run.yaml. At its top: 0 settings that were not taken over" in said
-    assert "# Not taken over:\n# - data.x was set" in said
-    assert yaml.safe_load(said.partition("\n")[2])["run"]["seed"] == 3
+    assert "run.yaml. At its top: 0 settings that were not taken over" in printed
+    assert "# Not taken over:\n# - data.x was set" in printed
+    assert yaml.safe_load(printed.partition("\n")[2])["run"]["seed"] == 3

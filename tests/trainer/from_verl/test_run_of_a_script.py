@@ -1,4 +1,4 @@
-"""From a launch script of verl to a trained model, with verl's kind of dataset and reward."""
+"""From a launch script of verl to a trained model, with a dataset and a reward written for verl."""
 
 from pathlib import Path
 
@@ -72,9 +72,9 @@ def test_a_launch_script_trains_a_model(tmp_path: Path, monkeypatch, capsys):
     _agentloop("from-verl", str(tmp_path / "run.sh"), "trainer.total_epochs=1", "-o", str(config))
     assert "0 settings that were not taken over" in capsys.readouterr().out
     _agentloop("train", str(config), "--dry-run", "placement.gpu=H100")
-    said = capsys.readouterr().out
-    assert "2 to train on, 1 held out" in said  # the long prompt is left out
-    assert "colocated: 1 GPUs" in said
+    printed = capsys.readouterr().out
+    assert "2 to train on, 1 held out" in printed  # the long prompt is filtered out
+    assert "colocated: 1 GPUs" in printed
     here = ["placement={}", "engine={name: hf}", "learner.compute_dtype=float32", "learner.device=cpu"]
     _agentloop("train", str(config), f"run.folder={run}", *here)
     assert "step 1: reward" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`agentloop view`: what a run wrote is what the page is told, and nobody else is told anything."""
+"""`agentloop view`: the page gets the files of the run, and other hosts get nothing."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def folder(tmp_path, renderer):
     folder.write_config({"model": str(CHECKPOINT), "run": {"steps": 2}})
     folder.append_metrics({"step": 0, "eval/reward/mean": 0.25})
     folder.append_metrics({"step": 1, "reward/mean": 0.5})
-    picture = Image.new("RGB", (4, 3), "red")
-    folder.write_trajectories("step_000001", [trajectory_of(renderer, "dé 漢字!", image=picture)])
+    image = Image.new("RGB", (4, 3), "red")
+    folder.write_trajectories("step_000001", [trajectory_of(renderer, "dé 漢字!", image=image)])
     folder.write_trajectories("eval_000000", [trajectory_of(renderer, "no", reward=0.0)] * 2)
     return folder
 
@@ -75,7 +75,7 @@ def test_a_run_with_its_metrics_and_files(client, folder):
     ]
 
 
-def test_new_steps_are_asked_for_alone_and_a_line_in_writing_is_left_out(client, folder):
+def test_new_steps_come_alone_and_without_an_incomplete_line(client, folder):
     with folder.metrics_file.open("a") as file:
         file.write('{"step": 2, "reward/mean": 0.7')
     assert client.get("/api/metrics?since=1").json() == [{"step": 1, "reward/mean": 0.5}]
@@ -84,7 +84,7 @@ def test_new_steps_are_asked_for_alone_and_a_line_in_writing_is_left_out(client,
     assert client.get("/api/metrics?since=2").json() == [{"step": 2, "reward/mean": 0.75}]
 
 
-def test_a_trajectory_is_shown_in_pieces_with_what_each_was_sampled_with(client, renderer):
+def test_a_trajectory_comes_in_pieces_with_logprobs_and_versions(client, renderer):
     (row,) = client.get("/api/files/step_000001.jsonl.gz").json()
     assert (row["reward"], row["turns"], row["images"], row["versions"]) == (1.0, 1, 1, [3, 4])
     shown = client.get("/api/files/step_000001.jsonl.gz/0").json()
@@ -105,7 +105,7 @@ def test_characters_of_several_tokens_are_one_piece():
         return b"".join(table[i] for i in ids).decode(errors="replace")
 
     assert pieces_of([1, 2, 3, 4, 1], decode) == [("a", 1), ("漢", 3), ("a", 1)]
-    assert pieces_of([1, 2], decode) == [("a", 1), ("\N{REPLACEMENT CHARACTER}", 1)]  # cut in the middle
+    assert pieces_of([1, 2], decode) == [("a", 1), ("\N{REPLACEMENT CHARACTER}", 1)]  # an incomplete character
     assert sum(count for _, count in pieces_of([5] * 40, decode)) == 40
 
 
@@ -122,7 +122,7 @@ def test_without_the_tokenizer_the_ids_are_shown(folder):
     "path",
     ["/api/files/step_000009.jsonl.gz", "/api/files/eval_000000.jsonl.gz/2", "/api/files/config.yaml", "/api/no"],
 )
-def test_what_is_not_there_is_404(client, path):
+def test_missing_files_are_404(client, path):
     assert client.get(path).status_code == 404
 
 
@@ -136,8 +136,8 @@ def test_other_hosts_are_refused(client):
     )
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is no run folder"):
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a run folder"):
         Records(tmp_path)
     with pytest.raises(UserError, match="no runs below"):
         newest(tmp_path)
@@ -166,7 +166,7 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
     try:
         line = process.stdout.readline()
         address = next(word for word in line.split() if word.startswith("http://"))
-        for _ in range(200):  # it listens before it answers
+        for _ in range(200):  # the socket listens before the server answers
             try:
                 with urllib.request.urlopen(f"{address}/api/run") as reply:
                     assert json.load(reply)["name"] == "run"
@@ -181,8 +181,8 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
 
 
 def test_the_axes_of_charts(tmp_path):
-    """The page's own arithmetic, under node."""
-    shutil.copy(PAGE / "charts.js", tmp_path / "charts.mjs")  # by another name node 18 takes it for no module
+    """Check the arithmetic of the page with node."""
+    shutil.copy(PAGE / "charts.js", tmp_path / "charts.mjs")  # node 18 needs this suffix for a module
     script = """
         import { ticks, smoothed, short } from "./charts.mjs";
         console.log(JSON.stringify([ticks(0, 1), ticks(-3, 117), ticks(5, 5), smoothed([1, 3, 5], 2), short(1e-5)]));

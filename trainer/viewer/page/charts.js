@@ -1,4 +1,4 @@
-// Charts as SVG, without a library: the page must work on a machine that has no network.
+// Charts as SVG, without a library, because the page must work without a network.
 
 const WIDTH = 340, HEIGHT = 150, LEFT = 42, BOTTOM = 18, TOP = 6, RIGHT = 6;
 const COLOURS = ["#4c8fd0", "#e0893b", "#59a86a", "#c95d63", "#8d6cc0", "#9a7156", "#d07bb4", "#7d8a96", "#b3ad3a"];
@@ -18,7 +18,7 @@ export function short(value) {
   return size >= 100 ? value.toFixed(0) : size >= 1 ? value.toFixed(2) : value.toFixed(4);
 }
 
-// Round steps of 1, 2 or 5 times a power of ten.
+// Return ticks whose distance is 1, 2 or 5 times a power of ten.
 export function ticks(low, high, count = 4) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
@@ -38,53 +38,53 @@ export function smoothed(values, window) {
 function frame(low, high, first, last) {
   const x = (step) => LEFT + (WIDTH - LEFT - RIGHT) * (last > first ? (step - first) / (last - first) : 0.5);
   const y = (value) => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (high > low ? (value - low) / (high - low) : 0.5);
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
+  const image = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
   for (const value of ticks(low, high)) {
-    picture.append(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
-    picture.append(svg("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, short(value)));
+    image.append(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
+    image.append(svg("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, short(value)));
   }
   for (const value of ticks(first, last, 5).filter(Number.isInteger))
-    picture.append(svg("text", { x: x(value), y: HEIGHT - 4, "text-anchor": "middle" }, short(value)));
-  return { picture, x, y };
+    image.append(svg("text", { x: x(value), y: HEIGHT - 4, "text-anchor": "middle" }, short(value)));
+  return { image, x, y };
 }
 
-// `points` and `dots` are [step, value] pairs: a line with its running mean, and single measurements on top.
+// Draw `points` as a line with its running mean, and `dots` on top; both are [step, value] pairs.
 export function lineChart(points, dots, onHover) {
   const all = [...points, ...dots].filter(([, value]) => Number.isFinite(value));
   if (!all.length) return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
   const steps = all.map(([step]) => step), values = all.map(([, value]) => value);
   let low = Math.min(...values), high = Math.max(...values);
   if (low === high) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
-  const { picture, x, y } = frame(low, high, Math.min(...steps), Math.max(...steps));
+  const { image, x, y } = frame(low, high, Math.min(...steps), Math.max(...steps));
   const line = points.filter(([, value]) => Number.isFinite(value));
   const path = (values) => values.map((value, index) => `${index ? "L" : "M"}${x(line[index][0]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   const raw = line.map(([, value]) => value), window = Math.max(1, Math.round(raw.length / 20));
-  if (window > 1) picture.append(svg("path", { class: "raw", d: path(raw) }));
-  picture.append(svg("path", { class: "smooth", d: path(smoothed(raw, window)) }));
-  picture.append(svg("g", { class: "dots" }, ...dots.map(([step, value]) => svg("circle", { cx: x(step), cy: y(value), r: 3 }))));
+  if (window > 1) image.append(svg("path", { class: "raw", d: path(raw) }));
+  image.append(svg("path", { class: "smooth", d: path(smoothed(raw, window)) }));
+  image.append(svg("g", { class: "dots" }, ...dots.map(([step, value]) => svg("circle", { cx: x(step), cy: y(value), r: 3 }))));
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  picture.append(cursor);
-  picture.addEventListener("mousemove", (event) => {
-    const box = picture.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * WIDTH;
+  image.append(cursor);
+  image.addEventListener("mousemove", (event) => {
+    const box = image.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * WIDTH;
     const nearest = all.reduce((best, point) => (Math.abs(x(point[0]) - at) < Math.abs(x(best[0]) - at) ? point : best));
     for (const name of ["x1", "x2"]) cursor.setAttribute(name, x(nearest[0]));
     cursor.setAttribute("visibility", "visible");
     onHover?.(nearest);
   });
-  picture.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); onHover?.(null); });
-  return picture;
+  image.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); onHover?.(null); });
+  return image;
 }
 
-// One column a step, one colour a series.
+// Draw one column per step, with one colour per series.
 export function stackedBars(steps, series) {
   const names = Object.keys(series), wide = 1100, tall = 240;
   const sums = steps.map((_, index) => names.reduce((sum, name) => sum + (series[name][index] ?? 0), 0));
   const high = Math.max(...sums, 1e-9), width = (wide - LEFT - RIGHT) / Math.max(steps.length, 1);
   const y = (value) => tall - BOTTOM - (tall - BOTTOM - TOP) * (value / high);
-  const picture = svg("svg", { viewBox: `0 0 ${wide} ${tall}`, class: "bars" });
+  const image = svg("svg", { viewBox: `0 0 ${wide} ${tall}`, class: "bars" });
   for (const value of ticks(0, high)) {
-    picture.append(svg("line", { class: "grid", x1: LEFT, x2: wide - RIGHT, y1: y(value), y2: y(value) }));
-    picture.append(svg("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, short(value)));
+    image.append(svg("line", { class: "grid", x1: LEFT, x2: wide - RIGHT, y1: y(value), y2: y(value) }));
+    image.append(svg("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, short(value)));
   }
   steps.forEach((step, index) => {
     let base = 0;
@@ -93,9 +93,9 @@ export function stackedBars(steps, series) {
       if (value <= 0) return;
       const bar = svg("rect", { x: LEFT + index * width, width: Math.max(width - 0.5, 0.5), y: y(base + value), height: Math.max(y(base) - y(base + value), 0), fill: COLOURS[place % COLOURS.length] });
       bar.append(svg("title", {}, `step ${step}: ${name} ${short(value)} s`));
-      picture.append(bar);
+      image.append(bar);
       base += value;
     });
   });
-  return { picture, colours: Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]])) };
+  return { image, colours: Object.fromEntries(names.map((name, place) => [name, COLOURS[place % COLOURS.length]])) };
 }

@@ -1,4 +1,4 @@
-// The page: curves, times, trajectories, config. Data comes from /api; what a model wrote enters as text only.
+// The page: curves, times, trajectories, config. Data comes from /api; text of the model is only inserted as text.
 import { lineChart, short, stackedBars } from "./charts.js";
 
 const main = document.getElementById("main"), state = document.getElementById("state");
@@ -27,13 +27,13 @@ function chart(name) {
   const sparse = name.startsWith("eval/");
   const last = steps.length ? short(steps.at(-1)[1]) : "–";
   const value = el("span", {}, last);
-  const picture = lineChart(sparse ? [] : steps, sparse ? steps : [], (point) => { value.textContent = point ? `step ${point[0]}: ${short(point[1])}` : last; });
-  return el("div", { class: "chart" }, el("h3", {}, name, value), picture);
+  const image = lineChart(sparse ? [] : steps, sparse ? steps : [], (point) => { value.textContent = point ? `step ${point[0]}: ${short(point[1])}` : last; });
+  return el("div", { class: "chart" }, el("h3", {}, name, value), image);
 }
 
 function curves() {
   const names = [...new Set(metrics.flatMap(Object.keys))].filter((name) => name !== "step").sort();
-  if (!names.length) return [el("p", { class: "dim" }, run.config && Object.keys(run.config).length ? "No step is done yet." : "A rollout has no curves; see its trajectories.")];
+  if (!names.length) return [el("p", { class: "dim" }, run.config && Object.keys(run.config).length ? "No step has ended yet." : "A rollout has no curves, only trajectories.")];
   const search = el("input", { type: "search", placeholder: `search ${names.length} metrics`, value: filter, oninput: (event) => { filter = event.target.value; body.replaceChildren(...groups()); } });
   const groups = () => {
     const wanted = names.filter((name) => name.toLowerCase().includes(filter.toLowerCase()));
@@ -48,18 +48,18 @@ function curves() {
 
 function times() {
   const stages = ["rollout", "train", "publish", "eval", "save", "load"].map((name) => `time/${name}`).filter((name) => metrics.some((line) => line[name]));
-  if (!stages.length) return [el("p", { class: "dim" }, "No step is done yet.")];
+  if (!stages.length) return [el("p", { class: "dim" }, "No step has ended yet.")];
   const series = Object.fromEntries(stages.map((name) => [name.slice(5), metrics.map((line) => line[name] ?? 0)]));
-  const { picture, colours } = stackedBars(metrics.map((line) => line.step), series);
+  const { image, colours } = stackedBars(metrics.map((line) => line.step), series);
   const total = Object.values(series).flat().reduce((sum, value) => sum + value, 0);
   const share = Object.entries(series).map(([name, values]) => {
     const sum = values.reduce((a, b) => a + b, 0);
     return el("span", {}, el("b", { style: `background:${colours[name]};color:#fff` }, name), ` ${short(sum)} s, ${((100 * sum) / total).toFixed(0)} %`);
   });
-  return [el("h2", {}, "Seconds of each stage, by step"), el("div", { class: "legend" }, ...share), picture];
+  return [el("h2", {}, "Seconds of each stage, by step"), el("div", { class: "legend" }, ...share), image];
 }
 
-// Rows are objects; a click on a column's name sorts by it.
+// Return a table of row objects; a click on a column name sorts by that column.
 function table(columns, rows, onOpen) {
   let by = null, down = false;
   const body = el("tbody");
@@ -76,7 +76,7 @@ function table(columns, rows, onOpen) {
 
 async function files() {
   const found = await get("/api/files");
-  if (!found.length) return [el("p", { class: "dim" }, "No trajectories were written yet.")];
+  if (!found.length) return [el("p", { class: "dim" }, "There are no trajectory files yet.")];
   const reward = new Map(metrics.map((line) => [line.step, line]));
   const mean = (row) => reward.get(row.step)?.[row.kind === "eval" ? "eval/reward/mean" : "reward/mean"];
   return [table({
@@ -98,17 +98,17 @@ async function file(name) {
   }, rows, (row) => { location.hash = `#/files/${name}/${row.index}`; })];
 }
 
-// The darker, the less likely the model found what it sampled.
+// A darker colour means a less probable token.
 const heat = (logprob) => `rgba(214, 69, 65, ${(0.85 * (1 - Math.exp(logprob / 2))).toFixed(3)})`;
 
 function stream(data, hot) {
-  const picture = (number) => el("img", { src: `data:image/png;base64,${data.images[number]}`, alt: `image ${number}` });
+  const image = (number) => el("img", { src: `data:image/png;base64,${data.images[number]}`, alt: `image ${number}` });
   const parts = data.segments.map((segment) => {
     const pieces = segment.pieces?.map((text, index) => el("span", {
       title: `${segment.ids[index].join(" ")}   logprob ${short(segment.logprobs[index])}   p ${short(Math.exp(segment.logprobs[index]))}   policy ${segment.versions[index]}`,
       ...(hot ? { style: `background:${heat(segment.logprobs[index])}` } : {}),
     }, text));
-    return el("span", { class: segment.kind }, ...(pieces ?? [segment.text]), ...(segment.images ?? []).map(picture));
+    return el("span", { class: segment.kind }, ...(pieces ?? [segment.text]), ...(segment.images ?? []).map(image));
   });
   return el("div", { class: `stream${hot ? " heat" : ""}` }, ...parts);
 }
@@ -125,7 +125,7 @@ async function trajectory(name, index) {
     el("h2", {}, el("a", { href: `#/files/${name}` }, name), ` / ${data.trajectory_id}  `, at > 0 ? el("a", { href: `#/files/${name}/${at - 1}` }, "‹ previous ") : null, el("a", { href: `#/files/${name}/${at + 1}` }, " next ›")),
     el("div", { class: "facts" }, ...Object.entries(facts).filter(([, value]) => value && value !== "–").map(([key, value]) => el("span", {}, el("span", { class: "dim" }, `${key} `), value))),
     data.error ? el("p", { class: "bad" }, data.error) : null,
-    el("div", { class: "legend" }, el("b", { class: "sampled" }, "sampled, trained on"), el("b", { class: "observation" }, "observed, never trained on"), el("span", { class: "dim" }, "prompt and template"), el("label", { for: "heat" }, toggle, " colour by probability")),
+    el("div", { class: "legend" }, el("b", { class: "sampled" }, "sampled (trained)"), el("b", { class: "observation" }, "observed (not trained)"), el("span", { class: "dim" }, "prompt and template"), el("label", { for: "heat" }, toggle, " colour by probability")),
     body,
     el("details", {}, el("summary", {}, "task"), el("pre", {}, JSON.stringify(data.task, null, 1))),
     el("details", {}, el("summary", {}, "messages"), el("pre", {}, JSON.stringify(data.messages, null, 1))),
@@ -153,14 +153,14 @@ async function refresh() {
   const fresh = await get(`/api/metrics?since=${metrics.length}`);
   metrics.push(...fresh);
   const last = metrics.at(-1)?.step;
-  state.textContent = last === undefined ? "" : `step ${last}${run.config.run?.steps ? ` of ${run.config.run.steps}` : ""}${run.over ? ", over" : ""}`;
+  state.textContent = last === undefined ? "" : `step ${last}${run.config.run?.steps ? ` of ${run.config.run.steps}` : ""}${run.over ? ", finished" : ""}`;
   return fresh.length > 0;
 }
 
 addEventListener("hashchange", show);
 await refresh();
 await show();
-// While it is looked at, a run goes on: new steps appear where that disturbs nobody's reading.
+// The run may still go on: show new steps on the pages where this does not disturb reading.
 setInterval(async () => {
   if (run.over || document.hidden) return;
   const changed = await refresh().catch(() => { state.textContent = "agentloop view has ended"; });
