@@ -110,7 +110,7 @@ def _limits(verl: VerlConfig) -> Settings:
         f"{_MULTI_TURN}.tool_response_truncate_side", "agentloop cuts out the middle.", harmless=(None, "middle")
     )
     verl.note(
-        f"verl bounds the tokens after the prompt ({response}). limits.max_tokens bounds the whole episode ({longest}), "
+        f"verl bounds tokens after the prompt ({response}). limits.max_tokens bounds the whole episode ({longest}), "
         f"so a short prompt leaves more room. verl cuts tool results at {characters} characters; agentloop cuts out "
         f"their middle by tokens (about {_CHARACTERS_PER_TOKEN} characters each)."
     )
