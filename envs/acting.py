@@ -1,7 +1,7 @@
-"""`ActingEnv`: environments that are played move by move, each turn of the model a move: a tool call, or text.
+"""`ActingEnv`: base class of games, in which each turn of the model is a move: a tool call, or text.
 
-Subclasses say how the game begins, what a move does and how a move is read from text; here is how that becomes turns,
-rewards, feedback to unusable moves and the end of the episode.
+Subclasses start the game, make moves and parse moves from text. This module turns that into observations, rewards,
+feedback on invalid moves, and the end of the episode.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ ActionMode = Literal["tool", "text"]
 
 @dataclass(slots=True, frozen=True)
 class Move:
-    """What came of a move."""
+    """Result of a move."""
 
     content: Content
-    """What the model gets to see."""
+    """Observation for the model."""
     reward: float | None
-    """None where the environment does not score this move, which is not 0."""
+    """Reward of the move. None means that the environment does not score it, which is not 0."""
     terminated: bool = False
     truncated: bool = False
     is_error: bool = False
-    """What was asked for did not work; the content says how, and the game goes on."""
+    """Whether the requested action failed. The content says why, and the game continues."""
 
 
 class Act(Tool):
-    """Makes a move in the environment of the episode."""
+    """Tool that makes a move in the environment of the episode."""
 
     name = "act"
-    timeout = float("inf")  # the environment has its own, and whoever waits too long has broken it
+    timeout = float("inf")  # the environment has its own, and an interrupted move would break it
 
     def __init__(self, arguments: ArgumentSchema, description: str = "Make a move.") -> None:
         self.arguments = arguments
@@ -59,11 +59,11 @@ class Act(Tool):
 
 
 class ActingEnv(Env):
-    """A game. With `actions="tool"` the model calls `act(...)`, with "text" the text of its turn is the move.
+    """Game. With `actions="tool"` the model calls `act(...)`; with "text" the text of its turn is the move.
 
-    `row["messages"]` come first and `row["seed"]` (else one made of the id) seeds the game: all episodes of a group
-    have the same row, so that they begin alike. The outcome is the sum of the rewards of the moves, and of `reward`
-    where there is one. A turn without a usable move gets feedback; `max_invalid_actions` of them in a row truncate.
+    `row["messages"]` come first. `row["seed"]`, or a hash of the id, seeds the game, so all episodes of a group begin
+    alike. The outcome is the sum of the rewards of the moves and of `reward`, if given. A turn without a valid move
+    gets feedback, and `max_invalid_actions` of them in a row truncate the episode.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ActingEnv(Env):
         max_invalid_actions: int = 3,
     ) -> None:
         if actions not in get_args(ActionMode):
-            raise UserError(f"`actions` of the environment is 'tool' or 'text', not {actions!r}.")
+            raise UserError(f"`actions` of the environment must be 'tool' or 'text', got {actions!r}.")
         if max_invalid_actions < 1:
             raise UserError(f"`max_invalid_actions` of the environment must be at least 1, got {max_invalid_actions}.")
         self.task = row
@@ -93,22 +93,24 @@ class ActingEnv(Env):
 
     @property
     def seed(self) -> int:
-        """Of the game, 31 bits."""
+        """Seed of the game, 31 bits."""
         own = self.task.get("seed")
         return int(own) & 0x7FFFFFFF if own is not None else zlib.crc32(str(self.task.get("id", "")).encode()) >> 1
 
     @abstractmethod
     async def begin(self) -> Content:
-        """Start the game: what the model is shown first, beneath the prompt of the row."""
+        """Start the game and return the first observation, which follows the prompt of the row."""
 
     @abstractmethod
     async def move(self, arguments: dict[str, Any]) -> Move:
-        """Make a move, as the tool's arguments say. Raises `ArgumentError` where it is none, and `EnvError` where the
-        game itself fails."""
+        """Make a move with the arguments of the tool.
+
+        Raises `ArgumentError` for an invalid move, and `EnvError` if the game itself fails.
+        """
 
     @abstractmethod
     def read(self, text: str) -> dict[str, Any]:
-        """The arguments of the move that a turn of plain text is. Raises `ArgumentError`, for the model to read."""
+        """Parse a turn of plain text to the arguments of a move. Raises `ArgumentError`, for the model to read."""
 
     async def reset(self) -> Observation:
         content = await self.begin()
@@ -128,8 +130,8 @@ class ActingEnv(Env):
         return observation, move.reward or 0.0, move.terminated, move.truncated
 
     async def act(self, arguments: dict[str, Any]) -> ToolResult:
-        """Make a move for the tool. Its results say how the episode goes on; a game that fails ends it."""
-        async with self._turn:  # the calls of one turn come at once, in their order
+        """Make a move for the tool. A game that fails ends the episode."""
+        async with self._turn:  # calls of one turn arrive together and run in order
             if self._is_over:
                 return ToolResult("Not done: the game was over before this move.", is_error=True)
             try:
@@ -145,8 +147,10 @@ class ActingEnv(Env):
         return ToolResult(move.content, is_error=move.is_error, reward=move.reward or 0.0, stop=stop)
 
     async def score(self, trajectory: Trajectory) -> float:
-        """What the reward says beside the rewards of the moves, which the loop adds. Raises `LookupError` where there
-        are neither: such an episode has no reward, which is not a reward of 0."""
+        """Return the outcome reward, without the rewards of the moves, which the loop adds.
+
+        Raises `LookupError` if neither exists: a missing reward is not a reward of 0.
+        """
         trajectory.metrics["moves"] = self._num_moves
         trajectory.metrics["invalid_moves"] = self._invalid
         for _ in range(self._invalid):
@@ -154,7 +158,7 @@ class ActingEnv(Env):
         if self._reward is not None:
             return await self._reward(trajectory, self.task)
         if self._num_moves and not self._is_scored:
-            raise LookupError("the environment gave no reward for any move, and the config names none")
+            raise LookupError("the environment gave no reward for any move: set a reward in the config")
         return 0.0
 
     async def _made(self, arguments: dict[str, Any]) -> Move:
@@ -174,7 +178,7 @@ class ActingEnv(Env):
 
 @lru_cache(maxsize=256)
 def with_act(toolset: Toolset | None, *acts: Act) -> Toolset:
-    """`toolset` and `acts`. Once for all episodes, since renderers know tools by the identity of their schemas."""
+    """Return `toolset` with `acts` added. Cached, because renderers identify tools by the identity of their schemas."""
     return Toolset([*(toolset.tools.values() if toolset is not None else ()), *acts])
 
 

@@ -1,4 +1,4 @@
-"""`Env`: the other side of the conversation, in message space. Single-use: one instance is one episode."""
+"""`Env`: the environment of one episode, in message space."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Observation:
-    """New messages for the model: the first prompt, or what answers its last turn."""
+    """New messages for the model: the first prompt, or the answer to its last turn."""
 
     messages: Sequence[Message] = field(default_factory=tuple)
 
 
 class Env(ABC):
-    """One episode's environment.
+    """Environment of one episode. An instance is used once.
 
-    The loop runs the calls of a turn itself, on `toolset`; `step` gets the turns that call nothing. Methods that are
-    not `async` run in threads.
+    The loop runs the tool calls of a turn on `toolset`. `step` gets the turns without calls. Methods that are not
+    `async` run in threads.
     """
 
     task: Mapping[str, Any] = {}
-    """The dataset row; tools see it as `ctx.task`."""
+    """Dataset row, which tools see as `ctx.task`."""
     toolset: Toolset | None = None
-    """The tools of this episode, shared by all episodes that have the same."""
+    """Tools of this episode. Other episodes may share them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -40,16 +40,18 @@ class Env(ABC):
 
     @abstractmethod
     async def reset(self) -> Observation:
-        """The first prompt."""
+        """Return the first prompt."""
 
     @abstractmethod
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
-        """Answer an assistant message that has no calls: (observation, reward of this turn, terminated, truncated)."""
+        """Answer an assistant message without calls. Returns (observation, reward, terminated, truncated)."""
 
     async def score(self, trajectory: Trajectory) -> float:
-        """The outcome reward, asked once when the episode is over and however it ended (`trajectory.stop_reason`).
-        Added to the rewards of the turns."""
+        """Return the outcome reward, which is added to the rewards of the turns.
+
+        It is called once at the end, however the episode ended (`trajectory.stop_reason`).
+        """
         return 0.0
 
-    async def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what the episode holds; always runs."""
+    async def close(self) -> None:  # noqa: B027 - most environments release nothing
+        """Release the resources of the episode. Always runs."""

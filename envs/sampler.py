@@ -1,4 +1,4 @@
-"""`TaskSampler`: which tasks come next, shuffled anew in every epoch, at a position that can be saved and restored."""
+"""`TaskSampler`: selects the next tasks, in a new order each epoch, from a position that can be saved."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agentloop.errors import UserError
 
 
 class SamplerState(TypedDict):
-    """Where a sampler is. The order of an epoch follows from the seed, so that two numbers are enough."""
+    """Position of a sampler. Two numbers are enough because the seed determines the order of an epoch."""
 
     num_tasks: int
     num_taken: int
 
 
 class TaskSampler:
-    """Task indices without end: each epoch is a permutation of all tasks, seeded by (seed, epoch)."""
+    """Endless sequence of task indices. Each epoch is a permutation of all tasks, seeded by (seed, epoch)."""
 
     def __init__(self, num_tasks: int, *, seed: int = 0, shuffle: bool = True) -> None:
         assert num_tasks > 0
@@ -30,11 +30,11 @@ class TaskSampler:
 
     @property
     def epoch(self) -> int:
-        """Full passes over the tasks that are done."""
+        """Number of complete passes over the tasks."""
         return self._num_taken // self._num_tasks
 
     def take(self, num: int) -> list[int]:
-        """The next `num` indices; runs on into the next epoch."""
+        """Return the next `num` indices, which may continue in the next epoch."""
         return [self._next() for _ in range(num)]
 
     def _next(self) -> int:
@@ -46,14 +46,14 @@ class TaskSampler:
         return int(self._order[position])
 
     def state_dict(self) -> SamplerState:
+        """Return the position."""
         return {"num_tasks": self._num_tasks, "num_taken": self._num_taken}
 
     def load_state_dict(self, state: SamplerState) -> None:
-        """Go to a saved position. Raises `UserError` where the dataset has another size by now."""
+        """Go to a saved position. Raises `UserError` if the size of the dataset has changed."""
         if state["num_tasks"] != self._num_tasks:
             raise UserError(
-                f"The dataset had {state['num_tasks']} tasks when the checkpoint was written and has "
-                f"{self._num_tasks} now: the order of the tasks cannot be continued. Put the dataset back, or start a "
-                "new run folder."
+                f"The dataset had {state['num_tasks']} tasks when the checkpoint was written, and now it has "
+                f"{self._num_tasks}. Restore the dataset, or start a new run folder."
             )
         self._num_taken = state["num_taken"]

@@ -1,4 +1,4 @@
-"""`ToolEnv`: a question, tools, and a reward for what came of it. The environment of most datasets."""
+"""`ToolEnv`: a prompt, tools, and a reward for the outcome. It is the environment of most datasets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class ToolEnv(Env):
-    """Shows the row's messages; the first turn that calls no tool is the answer and ends the episode."""
+    """Environment that shows the row's messages. The first turn without a tool call ends the episode."""
 
     def __init__(
         self, row: Mapping[str, Any], *, toolset: Toolset | None = None, reward: RewardFunction | None = None
     ) -> None:
-        """`row` has `messages` (see `agentloop.envs.datasets.rows`). Without a reward every outcome is worth 0."""
+        """Show the `messages` of `row` (`agentloop.envs.datasets.rows`). Without a reward the outcome is 0."""
         self.task = row
         self.toolset = toolset
         self._reward = reward
@@ -37,5 +37,5 @@ class ToolEnv(Env):
         return Observation(), 0.0, True, False
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Ask the reward. What it raises goes through, for the loop to count as a failure of the judge."""
+        """Return the reward. The loop counts errors that it raises as failures of the judge."""
         return 0.0 if self._reward is None else await self._reward(trajectory, self.task)

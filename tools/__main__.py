@@ -1,8 +1,8 @@
-"""`python -m agentloop.tools` is `agentloop tools`."""
+"""Make `python -m agentloop.tools` the same as `agentloop tools`."""
 
 import sys
 from importlib import import_module
 
 if __name__ == "__main__":
-    # By name: the command line is above the tools, which import nothing of it.
+    # Imported by name: tools must not depend on the command line, which is built on top of them.
     import_module("agentloop.cli").main(["tools", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""`Tool`: what the model may call. One definition serves all trajectories; the `ToolContext` is its life in one."""
+"""`Tool`, what a model may call, and the `ToolContext` of one trajectory. All trajectories share the `Tool`."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from agentloop.types.messages import Content
 
 @dataclass(slots=True, frozen=True)
 class ToolResult:
-    """What a call gives back. A tool may return a string instead, or anything that JSON can say."""
+    """Result of a call. A tool may also return a string, or any value that JSON can express."""
 
     content: Content
-    """Text, or text and image parts; shown to the model."""
+    """Text, or text and image parts, for the model."""
     is_error: bool = False
-    """What was asked for did not work (code that raised, a query that failed); `content` says how."""
+    """The tool ran, and what the model requested failed: code that raised, a wrong query. `content` says why."""
     failure: FailureKind | None = None
-    """Set where the call itself failed: MODEL (arguments refused, unknown tool), TOOL (raised, timed out), or ENV."""
+    """Who failed if the call itself did: MODEL (invalid arguments, unknown tool), TOOL (raised, timed out) or ENV."""
     reward: float = 0.0
     """Added to the rewards of the turn that made the call."""
     stop: bool | StopReason = False
-    """End the episode after this turn. Tools that are the moves of an environment say why; others end it as
-    TOOL_STOPPED. With a `StopReason` that is a failure, `content` is the error of the trajectory."""
+    """Whether to end the episode after this turn, and why. True means TOOL_STOPPED. If the `StopReason` is a failure,
+    `content` becomes the error of the trajectory."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers for the log, averaged over calls."""
+    """Numbers to log, averaged over calls."""
 
     def __post_init__(self) -> None:
-        """Raises `TypeError` where the tool made it, which is the place to mend."""
+        """Raise `TypeError` for fields of a wrong type here, so that the traceback points into the tool."""
         if not _is_content(self.content):
             raise TypeError(
-                f"the content of a ToolResult is a text, or a list of {{'type': 'text', 'text': ...}} and {{'type': "
-                f"'image', 'image': ...}}, not {self.content!r:.80}"
+                "the content of a ToolResult must be a string, or a list of {'type': 'text', 'text': ...} and "
+                f"{{'type': 'image', 'image': ...}}, got {self.content!r:.80}"
             )
         if not isinstance(self.reward, Real):
-            raise TypeError(f"the reward of a ToolResult is a number, not {self.reward!r:.80}")
+            raise TypeError(f"the reward of a ToolResult must be a number, got {self.reward!r:.80}")
         if not isinstance(self.metrics, Mapping) or not all(isinstance(one, Real) for one in self.metrics.values()):
-            raise TypeError(f"the metrics of a ToolResult are numbers by name, not {self.metrics!r:.80}")
+            raise TypeError(f"the metrics of a ToolResult must map names to numbers, got {self.metrics!r:.80}")
 
 
 def _is_content(content: object) -> bool:
@@ -63,35 +63,36 @@ def _is_part(part: object) -> bool:
 
 @dataclass(slots=True)
 class ToolContext:
-    """What a trajectory lends to one tool. Made once per trajectory and tool, handed to open, call and close."""
+    """Context of one tool in one trajectory. `open`, `call` and `close` all get the same one."""
 
     trajectory_id: str
     task: Mapping[str, Any]
     """The dataset row."""
     rng: random.Random
-    """Seeded from the trajectory: use it in place of the global one."""
+    """Generator seeded by the trajectory: use it instead of the global one."""
     images: Sequence[Any] = ()
-    """Images the trajectory has shown so far (`PIL.Image.Image`), the prompt's first."""
+    """Images shown so far in the trajectory (`PIL.Image.Image`), those of the prompt first."""
     env: Any = None
-    """The environment of the episode, for tools that are its moves."""
+    """Environment of the episode, for tools that act on it."""
     deadline: float = float("inf")
-    """`time.monotonic()` by which the current call must be over."""
+    """`time.monotonic()` at which the current call times out."""
     state: Any = None
-    """What `Tool.open` returned."""
+    """Value that `Tool.open` returned."""
 
     @property
     def seconds_left(self) -> float:
+        """Seconds until the deadline of the current call."""
         return self.deadline - time.monotonic()
 
 
 class ArgumentSchema(Protocol):
-    """What a tool takes."""
+    """The arguments of a tool: a JSON Schema and its validation."""
 
     schema: dict[str, Any]
-    """JSON Schema of an object."""
+    """JSON Schema of the arguments, an object."""
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the tool wants them. Raises `ArgumentError`."""
+        """Return the arguments with the types that the tool expects. Raises `ArgumentError`."""
         ...
 
 
@@ -107,46 +108,50 @@ class _DefaultDescription:
 
 
 class Tool:
-    """Base of all tools: subclass, give `call` typed parameters, register through the entry point group
-    `agentloop.tools` or name the class in the config.
+    """Base class of all tools.
+
+    Subclass it and give `call` typed parameters. Then register the class in the entry point group `agentloop.tools`, or
+    name it in the config.
 
         class Weather(Tool):
             '''Current weather of a city.'''
             timeout = 5.0
             async def call(self, ctx: ToolContext, city: Annotated[str, "City name"]) -> str: ...
 
-    The JSON Schema comes from the signature of `call`; arguments are validated against it before the call. Methods
+    The JSON Schema comes from the signature of `call`, and arguments are validated against it before the call. Methods
     that are not `async` run in threads.
     """
 
     name: str = _DefaultName()  # type: ignore[assignment]
-    """What the model calls it. Default: the class name in snake_case."""
+    """Name that the model calls. Default: the class name in snake_case."""
     description: str = _DefaultDescription()  # type: ignore[assignment]
-    """Default: the docstring of the class, up to its `Args:`."""
+    """Description for the model. Default: the docstring of the class, up to its `Args:`."""
     timeout: float = 30.0
-    """Seconds one call may take."""
+    """Maximum seconds of one call."""
     arguments: ArgumentSchema | None = None
-    """What it takes, where the signature of `call` does not say so."""
+    """Argument schema to use instead of the signature of `call`."""
     limit: SharedLimit | None = None
-    """Bounds its calls over all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
+    """Limit on calls from all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         run_in_threads(cls, ("start", "shutdown", "open", "call", "close"))
 
     async def start(self) -> None:
-        """Make ready what all trajectories share; before any of them, so that what is missing is an error at once.
-        May be called again: then it does nothing. Raises `UserError` where the tool cannot work here."""
+        """Prepare what all trajectories share, before the first one. A second call does nothing.
+
+        Raises `UserError` if the tool cannot work on this machine.
+        """
 
     async def shutdown(self) -> None:
-        """Release what all trajectories share, whether or not `start` ran."""
+        """Release what all trajectories share. Runs even if `start` did not."""
 
     async def open(self, ctx: ToolContext) -> Any:
-        """Make the state of one trajectory; before its first call. What it returns becomes `ctx.state`."""
+        """Create the state of one trajectory, before its first call. The result becomes `ctx.state`."""
 
     async def call(self, ctx: ToolContext, *args: Any, **arguments: Any) -> Any:
-        """Subclasses give it typed parameters: they are what the model may pass."""
+        """Run one call. Subclasses declare typed parameters: the arguments that the model may pass."""
         raise NotImplementedError
 
     async def close(self, ctx: ToolContext) -> None:
-        """Release the state; runs once for every `open` that succeeded, however the trajectory ended."""
+        """Release the state. Runs once after every successful `open`, however the trajectory ended."""

@@ -1,6 +1,6 @@
-"""What the model reads of code that ran: its output, errors and pictures, and how it ended where that is not plain.
+"""Format the result of executed code for the model: output, errors, images, and how it ended if not normally.
 
-A traceback is cut from the front, so that its last frames and the exception stay: these are what can be learned from.
+Long tracebacks lose their first lines and keep the last frames and the exception, which explain the error.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MAX_LINE = 1000
-"""Characters of a line of a traceback, whose last one may quote anything."""
+"""Maximum characters of a traceback line. The last line may quote arbitrary values."""
 _MAX_PIXELS = 16_000_000
-"""Of a picture that code shows: more than any model is shown of one, and decoded fast."""
-_PICTURES = ("image/png", "image/jpeg")
+"""Maximum pixels of an image that code displays: above what any model sees, and still fast to decode."""
+_IMAGE_TYPES = ("image/png", "image/jpeg")
 _CUT = "[output cut]"
 
 
 def of_execution(result: ExecutionResult, max_seconds: float, max_traceback_lines: int) -> str:
-    """stdout, the end of stderr, and how it ended. `max_seconds`: what it was allowed."""
+    """Format stdout, the end of stderr, and how the process ended. `max_seconds` was its time limit."""
     errors = _last(result.stderr.rstrip("\n").splitlines(), max_traceback_lines)
     ending = _ending(result.timed_out, result.oom, max_seconds)
     if not ending and result.signal is not None:
@@ -40,12 +40,12 @@ def of_execution(result: ExecutionResult, max_seconds: float, max_traceback_line
 async def of_cell(
     result: CellResult, max_seconds: float, *, max_output_bytes: int, max_traceback_lines: int, max_images: int
 ) -> Content:
-    """stdout, the end of stderr, what was shown, the end of the traceback, and how it ended."""
+    """Format a notebook cell: stdout, the end of stderr, displays, the end of the traceback, and how it ended."""
     errors = _last(result.stderr.rstrip("\n").splitlines(), max_traceback_lines)
     items: list[str | Image.Image] = [result.stdout.rstrip("\n"), *errors]
     shown, truncated = await _displays(result, max_output_bytes, max_images)
     items += shown
-    # The interrupt at the end of its time is no error of the code.
+    # A KeyboardInterrupt at the time limit comes from the sandbox, not from the code.
     if result.error is not None and not (result.timed_out and result.error.name == "KeyboardInterrupt"):
         lines = [line for entry in result.error.traceback for line in entry.splitlines()]
         items += _last(lines, max_traceback_lines)
@@ -58,16 +58,16 @@ async def of_cell(
 
 
 async def _displays(result: CellResult, max_bytes: int, max_images: int) -> tuple[list[str | Image.Image], bool]:
-    """What the cell shows, pictures as such up to `max_images`, and whether text was cut."""
+    """Return texts and at most `max_images` images that the cell displayed, and whether text was cut."""
     items: list[str | Image.Image] = []
     images, left = 0, max_bytes
     for display in result.displays:
-        picture = next((display[kind] for kind in _PICTURES if kind in display), None)
-        if isinstance(picture, bytes) and images < max_images:
-            items.append(await _decoded(picture))
+        image = next((display[kind] for kind in _IMAGE_TYPES if kind in display), None)
+        if isinstance(image, bytes) and images < max_images:
+            items.append(await _decoded(image))
             images += 1
-        elif picture is not None:
-            items.append("[a picture, not shown]")
+        elif image is not None:
+            items.append("[an image, not shown]")
         elif isinstance(text := display.get("text/plain"), str):
             kept = text.encode(errors="replace")[: max(left, 0)].decode(errors="ignore")
             left -= len(text.encode(errors="replace"))
@@ -75,9 +75,9 @@ async def _displays(result: CellResult, max_bytes: int, max_images: int) -> tupl
     return items, left < 0
 
 
-async def _decoded(picture: bytes) -> str | Image.Image:
+async def _decoded(image: bytes) -> str | Image.Image:
     try:
-        return await asyncio.to_thread(load_image, picture, max_pixels=_MAX_PIXELS)
+        return await asyncio.to_thread(load_image, image, max_pixels=_MAX_PIXELS)
     except UserError as error:
         return f"[{error}]"
 
@@ -96,7 +96,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def _content(items: Sequence[str | Image.Image]) -> Content:
-    """Plain text, or parts where there are pictures."""
+    """Return a plain string, or a list of parts if there are images."""
     parts: list[TextPart | ImagePart] = []
     texts: list[str] = []
     for item in items:

@@ -1,4 +1,4 @@
-"""`CodeInterpreter`: the model writes Python, a sandbox runs it, here or in daemons."""
+"""`CodeInterpreter`: runs Python code of the model in a sandbox, on this machine or in daemons."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _logger = logging.getLogger(__name__)
 
 _FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n(?P<code>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE)
 _QUEUE_SECONDS = 600.0
-"""What a call may take on top of the code's time, which the sandbox itself bounds: many episodes share few slots."""
+"""Seconds that a call may wait for a sandbox slot. The sandbox itself limits the time of the code."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 5.0
-"""Seconds between two attempts to get a session where all are taken: from the first, doubling, to the last."""
+"""Seconds between attempts to get a session while all are in use: doubling from the first value to the last."""
 _STATEFUL = (
     "Run Python code as the next cell of a notebook and return what it prints; the value of a last line that is an "
     "expression is printed too. Variables, imports and files are kept for the next call."
@@ -41,8 +41,13 @@ _STATEFUL = (
 
 
 class CodeInterpreter(Tool):
-    """Run Python code in a fresh process and return what it prints; the value of a last line that is an expression is
-    printed too. Nothing is kept between calls."""
+    """Tool that runs Python code, each call in a fresh process or, with `stateful`, in one notebook per trajectory."""
+
+    # Models are trained with this text, the line break included.
+    description = (
+        "Run Python code in a fresh process and return what it prints; the value of a last line that is an expression "
+        "is\nprinted too. Nothing is kept between calls."
+    )
 
     def __init__(
         self,
@@ -56,17 +61,16 @@ class CodeInterpreter(Tool):
         max_images: int = 0,
         **sandbox_options: Any,
     ) -> None:
-        """`sandbox`: "local" for the default isolation level of this machine, the name of a level, or the address of
-        sandbox daemons (`http://a:8080,http://b:8080`); `sandbox_options` are its own (`packages=["numpy"]`, `token=`,
-        ...). All trajectories share it. `stateful`: one notebook a trajectory, in place of a fresh process a call.
-        `timeout`: seconds the code may run. `max_images`: pictures that one call of a notebook may show; 0 for models
-        that see none.
+        """Create the sandbox that all trajectories share. Raises `UserError` for an unknown level or option.
 
-        Raises `UserError` for an unknown level or option.
+        `sandbox` is "local" for the default isolation level of this machine, the name of a level, or the addresses of
+        sandbox daemons (`http://a:8080,http://b:8080`). `sandbox_options` configure it (`packages=["numpy"]`, `token=`,
+        ...). With `stateful`, a trajectory has one notebook instead of a fresh process per call. `timeout` is the
+        maximum seconds of the code. `max_images` is how many images a notebook call may show: 0 for text models.
         """
         self.sandbox = sandbox_at(sandbox, sandbox_options)
         self.timeout = timeout + _QUEUE_SECONDS
-        # Both made here, too, because they raise for limits that cannot be.
+        # Created here because both raise for invalid limits.
         self._execution = Execution(
             code="", timeout=timeout, memory_mb=memory_mb, output_bytes=max_output_bytes, echo=True
         )
@@ -79,9 +83,9 @@ class CodeInterpreter(Tool):
 
     async def start(self) -> None:
         await self.sandbox.start()
-        # What the sandbox does not do, or not with these limits, is an error now and not in every trajectory.
+        # Fail now, not in every trajectory, if the sandbox cannot run code with these limits.
         if self._stateful:
-            with suppress(SandboxBusyError):  # it has sessions; others have them all now
+            with suppress(SandboxBusyError):  # sessions work: they are only all in use
                 await (await self.sandbox.session(self._settings)).close()
         else:
             await self.sandbox.run(self._execution)
@@ -108,7 +112,7 @@ class CodeInterpreter(Tool):
 
     async def _run_cell(self, ctx: ToolContext, code: str) -> ToolResult:
         notebook: _Notebook = ctx.state
-        async with notebook.lock:  # calls of one turn come at once: they run in their order
+        async with notebook.lock:  # calls of one turn arrive together and run in order
             await notebook.open()
             seconds = self._seconds(ctx)
             result = await notebook.run(code, seconds)
@@ -122,12 +126,12 @@ class CodeInterpreter(Tool):
         return _result(content, result)
 
     def _seconds(self, ctx: ToolContext) -> float:
-        """What the code may take."""
+        """Return the time limit of the code."""
         return max(min(self._execution.timeout, ctx.seconds_left), 0.001)
 
 
 class _Notebook:
-    """The session of one trajectory: opened by its first cell, and again by the next one after it has ended."""
+    """Session of one trajectory. Its first cell opens it, and so does the next cell after it has ended."""
 
     def __init__(self, sandbox: Sandbox, settings: SessionSettings) -> None:
         self.lock = asyncio.Lock()
@@ -136,7 +140,7 @@ class _Notebook:
         self._session: Session | None = None
 
     async def open(self) -> None:
-        """Have a session. Where all are taken this waits until another trajectory ends, or the call's time is over."""
+        """Open a session unless one is open. While all are in use, wait until another trajectory closes one."""
         pause = _FIRST_PAUSE
         while self._session is None:
             try:
@@ -148,7 +152,7 @@ class _Notebook:
                 pause = min(2 * pause, _LAST_PAUSE)
 
     async def run(self, code: str, seconds: float) -> CellResult:
-        """Run a cell in the open session. Raises `ToolError` where it is lost without a fault of the code."""
+        """Run a cell in the open session. Raises `ToolError` if the sandbox loses the session."""
         assert self._session is not None
         try:
             result = await self._session.run(code, max_seconds=seconds)
@@ -171,13 +175,13 @@ def _result(content: Content, result: ExecutionResult | CellResult) -> ToolResul
 
 
 def strip_fence(code: str) -> str:
-    """The code inside of a Markdown fence, where the whole is one."""
+    """Return the code inside a Markdown fence if `code` is one fence, else `code` itself."""
     match = _FENCE.fullmatch(code)
     return match["code"] if match else code
 
 
 def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
-    """ "local", a level, or the address of daemons, as options of tools and rewards say it. Raises `UserError`."""
+    """Return the sandbox at `where`: "local", a level, or addresses of daemons. Raises `UserError`."""
     if isinstance(where, str) and "://" not in where:
         return sandboxes.create(sandboxes.DEFAULT_LEVEL if where == "local" else where, **options)
     from agentloop.sandboxes.client.client import SandboxClient
@@ -187,7 +191,7 @@ def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
     except TypeError as error:
         known = [name for name in inspect.signature(SandboxClient).parameters if name != "urls"]
         raise UserError(
-            f"A sandbox daemon does not take these options from its clients: {error}. Options here: "
-            f"{', '.join(known)}. Give the others to `agentloop tools serve`."
+            f"Clients of a sandbox daemon cannot set these options: {error}. Use only {', '.join(known)} here, and "
+            "give the others to `agentloop tools serve`."
         ) from error
     return SandboxClient(where, **options)

@@ -1,4 +1,4 @@
-"""The `Args:` section of Google-style docstrings."""
+"""Read the `Args:` section of Google-style docstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ENTRY = re.compile(r"(?P<name>\w+)(?:\s*\(.*?\))?:\s*(?P<text>.*)")
 
 
 def split(docstring: str | None) -> tuple[str, dict[str, str]]:
-    """What the docstring says before its `Args:`, and what that says of each parameter."""
+    """Split a docstring into the text before `Args:` and the description of each parameter."""
     text = inspect.cleandoc(docstring or "")
     section = _SECTION.search(text)
     if section is None:

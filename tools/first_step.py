@@ -1,4 +1,4 @@
-"""Run a coroutine up to where it first waits: what never waits needs no timer, no task and no event loop."""
+"""Run a coroutine up to its first wait. One that never waits needs no timer, task or event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 def first_step(coroutine: Coroutine[Any, Any, R]) -> tuple[bool, R | Awaitable[R]]:
-    """(True, its result) where it ended without waiting, else (False, what to await for the result)."""
+    """Return (True, its result) if it ended without waiting, else (False, an awaitable of the result)."""
     try:
         waits_for = coroutine.send(None)
     except StopIteration as done:
@@ -24,7 +24,7 @@ def _rest(coroutine: Coroutine[Any, Any, R], waits_for: Any) -> Generator[Any, A
         try:
             try:
                 value = yield waits_for
-            except BaseException as error:  # a cancellation: the coroutine's own
+            except BaseException as error:  # a cancellation, which belongs to the coroutine
                 waits_for = coroutine.throw(error)
             else:
                 waits_for = coroutine.send(value)

@@ -1,4 +1,4 @@
-"""`@tool`: a plain function as a `Tool`."""
+"""`@tool`: makes a `Tool` of a plain function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 class FunctionTool(Tool):
-    """The tool that `@tool` makes; calling it calls the function."""
+    """Tool made by `@tool`. Calling it calls the function."""
 
     def __init__(self, function: Function, *, name: str | None, timeout: float | None, inline: bool) -> None:
         self.function = function
@@ -49,15 +49,15 @@ def tool(
 def tool(
     function: Function | None = None, /, *, name: str | None = None, timeout: float | None = None, inline: bool = False
 ) -> FunctionTool | Callable[[Function], FunctionTool]:
-    """Make a tool of a function, sync or async; a first parameter `ctx` gets the `ToolContext`.
+    """Make a tool of a function, sync or async. A first parameter named `ctx` gets the `ToolContext`.
 
         @tool
         def add(a: int, b: int) -> str:
             '''Add two numbers.'''
             return str(a + b)
 
-    A sync function runs in a thread, and goes on there when its `timeout` (seconds) is over, since threads cannot be
-    ended; `inline=True` runs it on the event loop, for what takes microseconds.
+    A sync function runs in a thread. After its `timeout` (seconds) it continues there, because threads cannot be
+    stopped. `inline=True` runs it on the event loop: use it for functions that take microseconds.
     """
     if function is not None:
         return FunctionTool(function, name=name, timeout=timeout, inline=inline)

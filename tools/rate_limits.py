@@ -1,10 +1,10 @@
-"""`SharedLimit`: how many calls of a tool run at once, and how many begin in a second, over all processes of a machine.
+"""`SharedLimit`: limits how many calls of a tool run at once and start per second, over all processes of a machine.
 
-Each of `max_concurrency` slots is a file; who holds its lock (flock) holds the slot. The kernel drops the locks of a
-process that ends, `kill -9` included, so that no slot is ever lost. The rate is a file with the time at which the next
-call may begin. Within one process waiters queue, and only the first of them looks at the files.
+Each of the `max_concurrency` slots is a file, and the process that locks the file (flock) holds the slot. The kernel
+releases the locks of a process that ends, even by `kill -9`, so no slot is lost. The rate is a file with the time at
+which the next call may start. Within one process, callers queue and only the first one looks at the files.
 
-All processes of one user that give a tool the same name share its limits.
+All processes of one user share the limits of tools with the same name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pathlib import Path
 from agentloop.errors import UserError
 
 _POLL_SECONDS = (0.002, 0.02)
-"""Between looks for a free slot: from the first to the second, doubling."""
+"""Seconds between attempts to find a free slot: doubling from the first value to the second."""
 _TIME = struct.Struct("d")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedLimit:
-    """Of one tool. `max_concurrency` and `calls_per_second` are None where there is no such limit.
+    """Limits on the calls of one tool. None means no limit.
 
-    Raises `UserError` for limits that are not above 0 and for a folder that cannot be used.
+    Raises `UserError` for limits that are not above 0 and for an unusable folder.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SharedLimit:
     ) -> None:
         if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
             raise UserError(
-                f"max_concurrency of the tool {name!r} must be a whole number from 1, got {max_concurrency}."
+                f"max_concurrency of the tool {name!r} must be an integer of at least 1, got {max_concurrency}."
             )
         if calls_per_second is not None and not 0 < calls_per_second < float("inf"):
             raise UserError(f"calls_per_second of the tool {name!r} must be above 0, got {calls_per_second}.")
@@ -56,12 +56,12 @@ class SharedLimit:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"The limits of the tool {name!r} need the folder {self._folder}: {error}.") from error
+            raise UserError(f"Cannot create {self._folder} for the limits of the tool {name!r}: {error}.") from error
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
-        """Wait until a call may begin; inside, it counts as running. Waiting may be cancelled at any time."""
+        """Wait until a call may start, and count it as running inside the context. The wait may be cancelled."""
         queue = self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         slot: int | None = None
         try:
@@ -73,17 +73,17 @@ class SharedLimit:
             yield
         finally:
             if slot is not None:
-                os.close(slot)  # which gives up the lock
+                os.close(slot)  # releases the lock
 
     async def _slot(self) -> int:
         pause, longest = _POLL_SECONDS
         while (slot := self._free_slot()) is None:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # processes must not look in step
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # keeps processes from polling in step
             pause = min(2 * pause, longest)
         return slot
 
     def _free_slot(self) -> int | None:
-        """The locked file of a slot, or None where all are taken."""
+        """Return the locked file of a slot, or None if all are in use."""
         for number in range(self._num_slots):
             slot = os.open(self._folder / f"slot-{number}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
@@ -95,7 +95,7 @@ class SharedLimit:
         return None
 
     def _reserve(self) -> float:
-        """The `time.monotonic()`, which all processes share, at which this call may begin; the next one later."""
+        """Return the `time.monotonic()` at which this call may start, and postpone the next. Processes share it."""
         file = os.open(self._folder / "next-call", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds
@@ -108,7 +108,7 @@ class SharedLimit:
 
 
 def _own_folder() -> Path:
-    """One for each user and each boot of the machine, since what is in it is in the time since boot."""
+    """Return a folder of this user and boot: its files hold times since boot."""
     boot = _BOOT_ID.read_text().strip()[:8] if _BOOT_ID.exists() else "boot"
     folder = Path(tempfile.gettempdir()) / f"agentloop-limits-{os.getuid()}-{boot}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -62,7 +62,7 @@ def load_all(
 def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
     if isinstance(found, type) and (issubclass(found, Tool) or issubclass(found, ToolSource)):
         check_call(found, options, of=f"tool {spec!r}", call=f"{found.__name__}(**options)")
-        with blaming(f"The tool {spec!r} cannot be made"):
+        with blaming(f"The tool {spec!r} cannot be created"):
             return found(**options)
     made = as_tool(spec, found)
     if options:

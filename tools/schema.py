@@ -1,8 +1,9 @@
-"""JSON Schema and validation of a tool's arguments, both from the signature of the function that takes them.
+"""JSON Schema and validation of a tool's arguments: `Arguments` from a signature, `SchemaArguments` from a schema.
 
-Types are what pydantic understands; a parameter's description is the string in `Annotated`, or `Field(description=)`,
-or else its line in the docstring's `Args:`. Validation is pydantic's lax mode, since models write numbers as strings:
-"3" and 3.0 are an int, 3.5 is not. A bool, however, must be true or false (or spelt so): "yes", "on" and 1 are guesses.
+In a signature, types are those that pydantic understands. A parameter's description is the string in `Annotated`,
+`Field(description=)`, or its line in the docstring's `Args:`. Validation uses pydantic's lax mode because models write
+numbers as strings: "3" and 3.0 are integers, 3.5 is not. A bool must be true or false, or such a string: "yes", "on"
+and 1 are refused.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from agentloop.errors import UserError, nearest
 from agentloop.tools import docstrings
 
 _PREFIX = "argument_"
-"""Of the fields behind the aliases, so that a parameter may have any name, also that of a method of BaseModel."""
+"""Prefix of pydantic field names, so that a parameter may have any name, even that of a method of BaseModel."""
 
 _MAX_SHOWN = 80
+_MAX_PROBLEMS = 5
+_MAX_MESSAGE = 200
 
 
 class ArgumentError(Exception):
-    """The arguments do not fit the schema. One line a problem, for the model to read."""
+    """The arguments do not fit the schema. The message, one line per problem, is for the model."""
 
 
 class Arguments:
-    """What a function takes: `schema` to show and `validate` to check.
+    """Arguments of a function: `schema` for the model and `validate` for the call.
 
-    `skip` is how many leading parameters are not the model's (self, ctx). Raises `UserError` where the signature
-    cannot be shown to a model. `docstring` describes what that of the function does not.
+    `skip` is the number of leading parameters that the model does not pass (self, ctx). `docstring` describes
+    parameters that the function's own docstring does not. Raises `UserError` if no schema describes the signature.
     """
 
     def __init__(self, function: Callable[..., Any], *, skip: int = 0, docstring: str | None = None) -> None:
@@ -46,12 +49,12 @@ class Arguments:
         fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
         try:
             with warnings.catch_warnings():
-                # A default that does not serialise is left out of the schema; the argument stays optional.
+                # pydantic omits a default that does not serialise. The argument stays optional.
                 warnings.simplefilter("ignore")
                 model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)  # type: ignore[call-overload]
                 schema = model.model_json_schema()
         except PydanticUserError as error:
-            raise UserError(f"{self._what} has a parameter that no JSON Schema describes: {error.message}") from error
+            raise UserError(f"No JSON Schema describes a parameter of {self._what}: {error.message}") from error
         self._names = [parameter.name for parameter in parameters]
         self._validate = model.__pydantic_validator__.validate_python
         self.schema: dict[str, Any] = {"properties": {}, **_clean(schema, schema.pop("$defs", {}))}
@@ -60,16 +63,16 @@ class Arguments:
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise UserError(
-                    f"The parameter {str(parameter).split(':')[0]!r} of {self._what} cannot be described to a model: "
-                    "name each parameter of a tool, without *args, **kwargs and positional-only ones."
+                    f"No schema describes the parameter {str(parameter).split(':')[0]!r} of {self._what}: name each "
+                    "parameter of a tool, without *args, **kwargs and positional-only ones."
                 )
             if parameter.annotation is parameter.empty:
                 raise UserError(
-                    f"The parameter {parameter.name!r} of {self._what} has no type hint: a tool needs one for each, "
-                    "since the model is shown them."
+                    f"The parameter {parameter.name!r} of {self._what} has no type hint: add one, because the model "
+                    "sees the types."
                 )
         inner = inspect.unwrap(getattr(function, "__func__", function))
-        # Only these: the hints of ctx and of the return value may name what is imported for type checkers alone.
+        # Resolve only these: hints of ctx and of the result may name imports under TYPE_CHECKING.
         shown = SimpleNamespace(__annotations__={p.name: p.annotation for p in parameters})
         try:
             return typing.get_type_hints(shown, globalns=getattr(inner, "__globals__", {}), include_extras=True)
@@ -80,7 +83,7 @@ class Arguments:
             ) from error
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the types that the function asks for, defaults filled in. Raises `ArgumentError`."""
+        """Return the arguments with the function's types and defaults. Raises `ArgumentError`."""
         try:
             values = self._validate(arguments).__dict__.values()
         except ValidationError as error:
@@ -99,6 +102,36 @@ class Arguments:
             return f"{place}: {message}"
         value = repr(problem["input"])
         return f"{place}: {message}, got {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '...'}"
+
+
+class SchemaArguments:
+    """Arguments described by a JSON Schema (2020-12 unless it names another) instead of a signature.
+
+    Raises `UserError` for an invalid schema; `what` names the tool in the message.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], *, what: str) -> None:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+
+        self.schema: dict[str, Any] = {"type": "object", "properties": {}, **schema}
+        kind = validator_for(self.schema, default=Draft202012Validator)
+        try:
+            kind.check_schema(self.schema)
+        except SchemaError as error:
+            raise UserError(f"The input schema of {what} is not a valid JSON Schema: {error.message}.") from error
+        self._validator = kind(self.schema)
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged. Raises `ArgumentError`, one line per problem."""
+        problems = sorted(
+            self._validator.iter_errors(dict(arguments)), key=lambda problem: list(map(str, problem.path))
+        )
+        if problems:
+            lines = [f"{'.'.join(map(str, p.path)) or 'arguments'}: {p.message[:_MAX_MESSAGE]}" for p in problems]
+            raise ArgumentError("\n".join(lines[:_MAX_PROBLEMS]))
+        return dict(arguments)
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, FieldInfo]:
@@ -127,8 +160,10 @@ def _no_guessed_bool(value: Any) -> Any:
 
 
 def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
-    """Without `title`s, which repeat the names, and with definitions in place of the references to them: chat
-    templates print `properties` and nothing else. A type that contains itself is cut at its second appearance."""
+    """Remove `title`s, which repeat the names, and replace references by their definitions.
+
+    Chat templates print `properties` and nothing else. A type that contains itself is cut at its second appearance.
+    """
     if isinstance(schema, list):
         return [_clean(item, definitions, inside) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""`ToolSessions`: run the calls of one trajectory. Whatever goes wrong in a call becomes its result."""
+"""`ToolSessions`: runs the calls of one trajectory. Every failure of a call becomes its result."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class _Session:
         self.lock = asyncio.Lock()
 
     async def open(self) -> None:
-        async with self.lock:  # two calls of one turn run at once
+        async with self.lock:  # calls of one turn run concurrently
             if not self.is_open:
                 self.ctx.state = await self.tool.open(self.ctx)
                 self.is_open = True
 
 
 class ToolSessions:
-    """The tools of one trajectory: opened when first called, closed once. Made by `Toolset.sessions`."""
+    """Tools of one trajectory, created by `Toolset.sessions`. Each opens at its first call and closes once."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ToolSessions:
         self._sessions: dict[str, _Session] = {}
 
     async def call(self, call: ToolCall, deadline: float) -> ToolResult:
-        """Run one call, until `deadline` (`time.monotonic()`) at most. Never raises but for a cancellation."""
+        """Run one call until `deadline` (`time.monotonic()`) at most. Raises nothing but a cancellation."""
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools)
@@ -83,10 +83,10 @@ class ToolSessions:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _failed("The tool was cancelled.")  # from within: nobody cancelled us
+            return _failed("The tool was cancelled.")  # the tool raised it: nobody cancelled this call
         except ToolError as error:
             return _failed(str(error))
-        except (Exception, SystemExit) as error:  # the boundary: a tool cannot hurt more than its call
+        except (Exception, SystemExit) as error:  # the boundary: a tool can fail only its own call
             tell_once(call.name, error)
             return _failed(_shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
 
@@ -102,8 +102,10 @@ class ToolSessions:
         return session
 
     async def close(self) -> list[str]:
-        """Close what was opened, each tool within its own timeout: what went wrong, a line each. Goes on in the
-        background when cancelled; a second call finds nothing to do."""
+        """Close the open tools, each within its own timeout, and return one line per failure.
+
+        Closing continues in the background if this call is cancelled. A second call does nothing.
+        """
         sessions, self._sessions = self._sessions, {}
         to_close = [s for s in sessions.values() if s.is_open and type(s.tool).close is not Tool.close]
         if not to_close:
@@ -113,7 +115,7 @@ class ToolSessions:
 
 
 async def _run_limited(limit: SharedLimit, session: _Session, arguments: dict[str, Any], deadline: float) -> ToolResult:
-    """Waiting is not the tool's fault: it takes from the time of the episode, not from that of the tool."""
+    """Run a call under a limit. The wait for the limit counts against the episode's time, not against the tool's."""
     started = time.monotonic()
     running = limit.admitted()
     try:
@@ -149,16 +151,16 @@ async def _run(session: _Session, arguments: dict[str, Any], deadline: float) ->
 
 
 def _as_text(result: object, tool: str) -> str:
-    """What a tool returned in place of a `ToolResult`. Raises `TypeError`."""
+    """Convert the result of a tool to text. Raises `TypeError` if JSON cannot express it."""
     if isinstance(result, str):
         return result
     if result is None:
-        raise TypeError(f"the tool {tool!r} returned nothing, and a model has to read something")
+        raise TypeError(f"the tool {tool!r} returned None: return a text for the model")
     try:
         return to_json(result).decode()
     except PydanticSerializationError as error:
         raise TypeError(
-            f"the tool {tool!r} returned {type(result).__name__}, which is neither text, nor a ToolResult, nor JSON"
+            f"the tool {tool!r} returned {type(result).__name__}: return a string, a ToolResult or a JSON value"
         ) from error
 
 
@@ -174,7 +176,7 @@ async def _close(session: _Session) -> str | None:
     try:
         async with asyncio.timeout(tool.timeout):
             await tool.close(session.ctx)
-    except (Exception, SystemExit) as error:  # the boundary: reported, counted by the caller
+    except (Exception, SystemExit) as error:  # the boundary: the caller counts it
         problem = f"The tool {tool.name!r} failed to close: {type(error).__name__}: {error}"
         _logger.warning(problem, exc_info=error)
         return _shorten(problem)

@@ -1,4 +1,4 @@
-"""What a registered tool is, without making it: some need options first, such as the place of an index."""
+"""Summarize registered tools without creating them, because some need options such as the path of an index."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from agentloop.tools.toolset import arguments_of
 
 @dataclass(slots=True, frozen=True)
 class Summary:
+    """One line of `agentloop tools list`."""
+
     needs: str
-    """Options without which it cannot be made, as "source"; empty where there are none."""
+    """Required options, such as "source"; empty if there are none."""
     parameters: tuple[str, ...]
-    """What the model may pass; empty for a source of tools, which have their own."""
+    """Parameters that the model may pass; empty for a source of several tools."""
     description: str
 
 
 def summary(name: str) -> Summary:
-    """Of a registered tool. Raises `UserError` where it does not import, or cannot be shown to a model."""
+    """Return the summary of a registered tool. Raises `UserError` if it does not import or no schema describes it."""
     found = registry.TOOLS.get(name)
     if isinstance(found, type) and issubclass(found, Tool | registry.ToolSource):
         return Summary(_needs(found), _parameters_of_class(found), _description(found))
@@ -33,7 +35,7 @@ def summary(name: str) -> Summary:
 
 
 def _needs(found: type) -> str:
-    """What its constructor has no default for, or what it says itself."""
+    """Return the class's own `needs`, or the constructor parameters without a default."""
     parameters = inspect.signature(found).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [each.name for each in parameters if each.default is each.empty and each.kind not in open_ended]

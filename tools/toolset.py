@@ -1,4 +1,4 @@
-"""`Toolset`: the tools of a task, shared by all trajectories; `ToolSessions`: their life in one of them."""
+"""`Toolset`: the tools of a task, which all trajectories share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _logger = logging.getLogger(__name__)
 
 
 class Toolset:
-    """Tools under their names, with their schemas and validators, built once.
+    """Tools by name, with their schemas and validators, which are built once.
 
-    Raises `UserError` where two have one name, or where a signature cannot be shown to a model.
+    Raises `UserError` if two tools have the same name or no schema describes a signature.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools: dict[str, Tool] = {}
         for tool in tools:
             if tool.name in self.tools:
-                raise UserError(f"Two tools have the name {tool.name!r}: give one of them another (`name = ...`).")
+                raise UserError(f"Two tools have the name {tool.name!r}: rename one of them (`name = ...`).")
             self.tools[tool.name] = tool
         self._arguments = {name: arguments_of(tool) for name, tool in self.tools.items()}
         self.schemas: list[dict[str, Any]] = [
@@ -35,16 +35,16 @@ class Toolset:
             }
             for name, tool in self.tools.items()
         ]
-        """As OpenAI-style APIs and chat templates take them; always the same list."""
+        """Schemas in the format of OpenAI-style APIs and chat templates. It is always the same list."""
 
     def sessions(
         self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = (), env: Any = None
     ) -> ToolSessions:
-        """The tools of one trajectory. `images` is kept, not copied: what the trajectory adds to it, tools see."""
+        """Return the tools of one trajectory. They see what the trajectory later appends to `images`."""
         return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env)
 
     async def start(self) -> None:
-        """Make all tools ready; again it does nothing. Raises `UserError` where one cannot work here."""
+        """Start all tools. A second call does nothing. Raises `UserError` if one cannot work on this machine."""
         try:
             for name, tool in self.tools.items():
                 with blaming(f"The tool {name!r} cannot start"):
@@ -54,7 +54,7 @@ class Toolset:
             raise
 
     async def shutdown(self) -> None:
-        """Release what the tools share. A tool that fails to is logged."""
+        """Release what the tools share. Failures are logged."""
         for name, tool in self.tools.items():
             try:
                 await tool.shutdown()
@@ -63,7 +63,7 @@ class Toolset:
 
 
 def arguments_of(tool: Tool) -> ArgumentSchema:
-    """What a tool takes: as it says, or from the signature of its `call`."""
+    """Return the argument schema of a tool: its own, or one from the signature of its `call`."""
     if tool.arguments is not None:
         return tool.arguments
     if isinstance(tool, FunctionTool):

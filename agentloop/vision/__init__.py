@@ -1,1 +1,1 @@
-"""Pictures on their way into a vision-language model: scaled once, placed in the token stream, turned into features."""
+"""Images for vision-language models: decoded, scaled, placed in the token stream, and encoded by the vision tower."""

@@ -1,4 +1,4 @@
-"""Read pictures that came from outside: small formats only, sizes checked before anything is decoded, always RGB."""
+"""Decode untrusted images to RGB: only formats of Pillow, and only after a check of the size."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_PIXELS = 40_000_000
-"""A file of 20 KB can hold 169 million pixels; what decoding it needs is known from its header."""
+"""Maximum pixels, checked in the header: a file of 20 KB can hold 169 million pixels."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What Pillow itself decodes. EPS, PDF and SVG run interpreters."""
+"""Formats that Pillow itself decodes. EPS, PDF and SVG run interpreters."""
 
 
 def load_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture as RGB, upright, transparency on white; of an animation the first frame.
+    """Load an image as RGB, upright, with transparency on white. Only the first frame of an animation is loaded.
 
-    `source`: a `PIL.Image.Image`, the bytes of a file, its path, a `data:` URI, or a mapping with `bytes` or `path` as
-    the library `datasets` stores images. Raises `UserError` for what is none of these, cannot be decoded or has more
-    than `max_pixels` pixels. Nothing is fetched from a network.
+    `source` is a `PIL.Image.Image`, the bytes of a file, its path, a `data:` URI, or a mapping with `bytes` or `path`,
+    in which the library `datasets` stores images. Raises `UserError` for other sources, for images that cannot be
+    decoded, and above `max_pixels` pixels. It never fetches from a network.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, Image.Image):
-        _check_size(source, max_pixels, "The picture")
+        _check_size(source, max_pixels, "The image")
         return _to_rgb(source)
     content, name = _read(source)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit follows
             with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
                 _check_size(opened, max_pixels, name)
                 opened.load()
@@ -46,41 +46,41 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise UserError(f"{name} is too large to decode: {error}. Scale it down.") from error
     except UnidentifiedImageError as error:
-        raise UserError(f"{name} is no picture of a known format ({', '.join(FORMATS)}).") from error
-    # What Pillow's decoders raise for broken files differs by format.
+        raise UserError(f"{name} has an unknown format: use one of {', '.join(FORMATS)}.") from error
+    # Pillow's decoders raise different errors for broken files.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
-        raise UserError(f"{name} cannot be decoded: {error}. Is the file whole?") from error
+        raise UserError(f"{name} cannot be decoded: {error}. Check that the file is complete.") from error
 
 
 def _read(source: Any) -> tuple[bytes, str]:
-    """Content and a name for messages."""
+    """Return the content and a name for messages."""
     if isinstance(source, Mapping):
         if source.get("bytes") is not None:
             return _read(source["bytes"])
         source = source.get("path")
     if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source), "The picture"
+        return bytes(source), "The image"
     if isinstance(source, str) and source.startswith("data:"):
         try:
-            return base64.b64decode(source.partition(",")[2], validate=True), "The picture of a data: URI"
+            return base64.b64decode(source.partition(",")[2], validate=True), "The image of a data: URI"
         except binascii.Error as error:
-            raise UserError(f"The data: URI of a picture is not base64: {error}.") from error
+            raise UserError(f"The data: URI of an image is not base64: {error}.") from error
     if isinstance(source, str | Path):
         if "://" in str(source):
             raise UserError(
-                f"The picture {source!s} is not fetched: put the file beside the dataset, or its bytes in it."
+                f"The image {source!s} is a URL and is not fetched: store the file or its bytes with the dataset."
             )
         try:
-            return Path(source).read_bytes(), f"The picture {source}"
+            return Path(source).read_bytes(), f"The image {source}"
         except (OSError, ValueError) as error:
-            raise UserError(f"The picture {source} cannot be read: {error}.") from error
-    raise UserError(f"A picture is given as a file's path or bytes, not as {type(source).__name__}.")
+            raise UserError(f"The image {source} cannot be read: {error}.") from error
+    raise UserError(f"An image must be the path or the bytes of a file, got {type(source).__name__}.")
 
 
 def _check_size(image: Image.Image, max_pixels: int, name: str) -> None:
     width, height = image.size
     if not 0 < width * height <= max_pixels:
-        raise UserError(f"{name} has {width} x {height} pixels; at most {max_pixels:,} are decoded. Scale it down.")
+        raise UserError(f"{name} has {width} x {height} pixels, and the limit is {max_pixels:,}. Scale it down.")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -88,7 +88,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
     if image.mode == "RGB":
         return image.copy()
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # 16 bits a pixel, which convert() would clip
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # 16 bits per pixel, which convert() would clip
         return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info:
         white = Image.new("RGBA", image.size, "white")

@@ -1,4 +1,4 @@
-"""Load a language model from a Hugging Face folder, with its vision tower where it has one that is known."""
+"""Load a language model from a Hugging Face folder, with its vision tower if the family is supported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agentloop.vision.processor import FAMILIES
 
 
 def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa") -> Any:
-    """A transformers model; `attention` is the implementation of the decoder, `tower_attention` of the tower.
+    """Load a transformers model with the implementations `attention` of the decoder and `tower_attention` of the tower.
 
-    Raises what transformers raises for folders that it cannot load (`OSError`, `ValueError`, `KeyError`).
+    Raises the errors of transformers for folders that it cannot load (`OSError`, `ValueError`, `KeyError`).
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -21,11 +21,11 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
     implementations = {"text_config": attention, "vision_config": "sdpa"}
     loaded: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
-    # Not in the call above: it would look for the package of whatever has "flash" in its name.
+    # Set after loading: from_pretrained would look for the package of any implementation named "flash".
     loaded.base_model.visual.config._attn_implementation = tower_attention
     return loaded
 
 
 def tower_of(model: Any) -> Any | None:
-    """The vision tower of a transformers model; None for a text model and for towers of kinds that are not known."""
+    """Return the vision tower of a transformers model, or None for text models and unsupported families."""
     return model.base_model.visual if model.config.model_type in FAMILIES else None

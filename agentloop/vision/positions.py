@@ -1,4 +1,4 @@
-"""Rotary positions of token streams with pictures (M-RoPE, arXiv 2409.12191, as Qwen2-VL, 2.5-VL and 3-VL use it)."""
+"""Rotary positions of token streams with images (M-RoPE, arXiv 2409.12191, as in Qwen2-VL, 2.5-VL and 3-VL)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def rope_positions(length: int, images: Sequence[PlacedImage]) -> NDArray[np.int64]:
-    """Time, row and column of each token, [3, length].
+    """Return time, row and column of each token, [3, length].
 
-    The three are equal for text and count on from the largest before it; the tokens of a picture have its rows and
-    columns, from where it begins. `images` are in the order of the stream and whole.
+    The three are equal for text and continue after the largest earlier position. Tokens of an image have its rows and
+    columns, offset by the position at which it begins. `images` must be complete and in the order of the stream.
     """
     positions = np.empty((3, length), np.int64)
     done, following = 0, 0

@@ -1,4 +1,4 @@
-"""`ImageProcessor`: how many tokens a picture takes, what the model sees of it, and where in the stream it is."""
+"""`ImageProcessor`: counts the tokens of an image, scales it for the model, and places it in the token stream."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""`model_type`s whose pictures are placed, positioned and trained on as here."""
+"""`model_type`s of the supported vision models."""
 
 
 class ImageProcessor:
-    """Of one model. Safe to share by all episodes; pictures are scaled by Pillow, as transformers' processor does it.
+    """Image processor of one model. All episodes may share it. `image_processor_for` creates it.
 
-    Make it with `image_processor_for`.
+    Pillow scales the images, as in the processor of transformers.
     """
 
     def __init__(
         self, pixel_format: PixelFormat, sizes: SmartResize, *, image_token_id: int, resample: int | None = None
     ) -> None:
-        """`resample`: of Pillow's filters; None is bicubic."""
+        """Set the pixel format and sizes. `resample` is a filter of Pillow; None is bicubic."""
         assert sizes.factor == pixel_format.factor
         self.format = pixel_format
         self.sizes = sizes
@@ -40,13 +40,16 @@ class ImageProcessor:
         self._seen: dict[int, tuple[weakref.ref[Any], weakref.ref[SeenImage]]] = {}
 
     def num_tokens(self, image: Image.Image) -> int:
-        """Tokens that the picture takes. Raises `UserError` for one that the model cannot be shown."""
+        """Return the number of tokens of an image. Raises `UserError` if the model cannot process it."""
         width, height = self.sizes(*_size(image))
         return width * height // self.format.factor**2
 
     def see(self, image: Image.Image) -> SeenImage:
-        """The picture as the model sees it. Takes milliseconds: not for the event loop. While a trajectory holds it,
-        the same picture is not scaled again: the episodes of a group share one. Raises `UserError` as `num_tokens`."""
+        """Scale an image for the model. Raises `UserError` if the model cannot process it.
+
+        This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result as long
+        as one of their trajectories holds it.
+        """
         with self._lock:
             source, seen = self._seen.get(id(image), (None, None))
             known = seen() if seen is not None and source is not None and source() is image else None
@@ -68,15 +71,15 @@ class ImageProcessor:
         return SeenImage(np.array(shown), self.format)
 
     def expand(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """`ids` with the one image token that the template writes for each picture repeated: `counts` times each.
+        """Repeat the image tokens of `ids`, one per image, as often as `counts` says.
 
-        Raises `UserError` where ids and pictures differ in number.
+        Raises `UserError` if the numbers of image tokens and images differ.
         """
         token = self.image_token_id
         if (found := sum(1 for one in ids if one == token)) != len(counts):
             raise UserError(
-                f"The chat template shows {found} images where the messages have {len(counts)}. Use a template that "
-                "writes one image token for each image part, and keep that token out of trusted texts."
+                f"The chat template shows {found} images, but the messages have {len(counts)}. Use a template that "
+                "writes one image token for each image part, and remove that token from system messages and templates."
             )
         left = iter(counts)
         expanded: list[int] = []
@@ -85,10 +88,10 @@ class ImageProcessor:
         return expanded
 
     def place(self, ids: Sequence[int], images: Sequence[SeenImage], offset: int = 0) -> list[PlacedImage]:
-        """Where the pictures are in what `expand` made; `offset` is the position of its first id in the stream."""
+        """Place images in the ids of `expand`. `offset` is the position of the first id in the stream."""
         starts = np.flatnonzero(np.asarray(ids, np.int64) == self.image_token_id)
         counts = [image.num_tokens for image in images]
-        assert len(starts) == sum(counts), "as many image tokens as the pictures take"
+        assert len(starts) == sum(counts), "image tokens must match the images"
         firsts = np.cumsum([0, *counts])[:-1]
         return [PlacedImage(image, offset + int(starts[first])) for image, first in zip(images, firsts, strict=True)]
 
@@ -96,10 +99,10 @@ class ImageProcessor:
 def image_processor_for(
     model: str | Path, *, min_pixels: int | None = None, max_pixels: int | None = None
 ) -> ImageProcessor | None:
-    """The processor of a model, from its folder or hub name; None for one without a vision tower.
+    """Create the processor of a model (folder or hub name). Returns None for a model without a vision tower.
 
-    `min_pixels` and `max_pixels` replace the bounds of its own settings, between which pictures are scaled. Raises
-    `UserError` for a kind of vision model that is not among `FAMILIES`, and where its settings are not there.
+    `min_pixels` and `max_pixels` override the limits between which the model's settings scale images. Raises
+    `UserError` for a vision model that is not among `FAMILIES`, and if its settings are missing.
     """
     from transformers import PreTrainedConfig
 
@@ -110,7 +113,9 @@ def image_processor_for(
         return None
     family = settings.get("model_type")
     if family not in FAMILIES:
-        raise UserError(f"{model} is a vision model of the kind {family!r}. Known are {', '.join(FAMILIES)}.")
+        raise UserError(
+            f"{model} is a vision model of the unsupported type {family!r}. Supported: {', '.join(FAMILIES)}."
+        )
     return _from_transformers(_load(model), int(settings["image_token_id"]), min_pixels, max_pixels)
 
 
@@ -119,11 +124,11 @@ def _load(model: str | Path) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(str(model), backend="pil")
-    # What a broken or missing file raises differs by file and version of the library.
+    # The error for a broken or missing file depends on the file and the version of transformers.
     except Exception as error:
         raise UserError(
             f"{model} is a vision model, but its image processor cannot be loaded: {type(error).__name__}: {error}. "
-            "Copy preprocessor_config.json from the model that it was made of."
+            "Copy preprocessor_config.json from the model that it is based on."
         ) from error
 
 
@@ -151,5 +156,5 @@ def _from_transformers(
 def _size(image: Any) -> tuple[int, int]:
     size = getattr(image, "size", None)
     if not (isinstance(size, tuple) and len(size) == 2 and min(size) > 0):
-        raise UserError(f"An image part must hold a picture with pixels (PIL.Image.Image), not {type(image).__name__}.")
+        raise UserError(f"An image part must have a PIL.Image.Image with pixels, got {type(image).__name__}.")
     return size

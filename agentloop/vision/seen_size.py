@@ -1,4 +1,4 @@
-"""The size in which a model sees a picture: what the processors of Qwen's vision models scale it to."""
+"""Compute the size to which the processors of Qwen's vision models scale an image."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from agentloop.errors import UserError
 
 MAX_ASPECT = 200
-"""Longer pictures are refused by the processors."""
+"""Maximum ratio of the sides that the processors accept."""
 
 
 @dataclass(slots=True, frozen=True)
 class SmartResize:
-    """Both sides become multiples of `factor`, the area stays between the bounds, the aspect as near as that allows.
+    """Sizes whose sides are multiples of `factor` and whose area is within limits, at nearly the same aspect ratio.
 
-    `factor` is patch size times merge size: 28 for Qwen2-VL and Qwen2.5-VL, 32 for Qwen3-VL. The bounds are the
-    processor's (pixels). The rule is `smart_resize` of
-    transformers' Qwen2-VL image processor.
+    `factor` is patch size times merge size: 28 for Qwen2-VL and Qwen2.5-VL, 32 for Qwen3-VL. The limits are those of
+    the processor, in pixels. The rule is `smart_resize` of transformers' Qwen2-VL image processor.
     """
 
     factor: int = 28
@@ -27,15 +26,15 @@ class SmartResize:
     def __post_init__(self) -> None:
         if not 0 < self.factor**2 <= self.max_pixels or not 0 < self.min_pixels <= self.max_pixels:
             raise UserError(
-                f"A picture cannot be scaled to multiples of {self.factor} between {self.min_pixels} and "
-                f"{self.max_pixels} pixels: max_pixels must be at least min_pixels and {self.factor**2}."
+                f"No image has sides that are multiples of {self.factor} and {self.min_pixels} to {self.max_pixels} "
+                f"pixels: set max_pixels to at least min_pixels and {self.factor**2}."
             )
 
     def __call__(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) as the model sees it. Raises `UserError` for a side more than 200 times the other."""
+        """Return (width, height) as seen. Raises `UserError` if one side is more than 200 times the other."""
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise UserError(
-                f"A picture of {width} x {height} is too long: no side may be {MAX_ASPECT} times the other."
+                f"An image of {width} x {height} is too long: the limit is {MAX_ASPECT} times the shorter side."
             )
         sides = (width, height)
         new_width, new_height = (round(side / self.factor) * self.factor for side in sides)

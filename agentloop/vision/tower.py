@@ -1,7 +1,7 @@
-"""Pictures through the vision tower of a transformers model, and their features among the embeddings of a packed row.
+"""Encode images with the vision tower of a transformers model and insert the features into a packed row's embeddings.
 
-Features go where the stream says that a picture is, never to "all image tokens": a policy may sample that token, and
-then it is a word without a picture.
+Features go to the positions at which the stream has images, never to "all image tokens": a policy may sample that token
+itself, and then it has no image.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from agentloop.types.image import PixelFormat, SeenImage
 
 
 def upload(images: Sequence[SeenImage], device: torch.device | str) -> list[Tensor]:
-    """The pixels of each, uint8 [height, width, 3]."""
+    """Copy the pixels of each image to the device, uint8 [height, width, 3]."""
     return [torch.from_numpy(image.pixels).to(device, non_blocking=True) for image in images]
 
 
 def patches(pixels: Tensor, pixel_format: PixelFormat) -> Tensor:
-    """What the tower takes, float32 [patches, 3 * temporal_patch_size * patch_size^2]: patches that become one token
-    are neighbours. uint8 [height, width, 3] in."""
+    """Cut pixels, uint8 [height, width, 3], into the patches that the tower expects.
+
+    The result is float32 [patches, 3 * temporal_patch_size * patch_size^2]. Patches of the same token are adjacent.
+    """
     patch, merge, repeat = pixel_format.patch_size, pixel_format.merge_size, pixel_format.temporal_patch_size
     mean, std = (torch.tensor(values, device=pixels.device) for values in (pixel_format.mean, pixel_format.std))
     normal = (pixels.float() * pixel_format.scale - mean) / std
@@ -35,10 +37,10 @@ def patches(pixels: Tensor, pixel_format: PixelFormat) -> Tensor:
 
 
 def image_features(backbone: Any, pixels: Sequence[Tensor], pixel_format: PixelFormat) -> Tensor:
-    """[tokens of all images, 1 + deep layers, hidden]: what stands in for token embeddings, then what Qwen3-VL adds to
-    the hidden states behind each of its first layers (DeepStack, arXiv 2406.04334).
+    """Encode images to features [tokens of all images, 1 + deep layers, hidden].
 
-    `backbone` has the tower as `visual`; `pixels` are those of `upload`.
+    The first of each token replaces its embedding. Qwen3-VL adds the others to the hidden states after its first layers
+    (DeepStack, arXiv 2406.04334). `backbone` has the tower as `visual`; `pixels` come from `upload`.
     """
     inputs = torch.cat([patches(one, pixel_format) for one in pixels])
     side = pixel_format.patch_size
@@ -48,8 +50,10 @@ def image_features(backbone: Any, pixels: Sequence[Tensor], pixel_format: PixelF
 
 
 def embedded(backbone: Any, input_ids: Tensor, features: Tensor, index: Tensor) -> dict[str, Any]:
-    """Keyword arguments of `backbone.language_model` for a row [1, num_tokens] in which the tokens `index` (int64)
-    have the `features` of `image_features` in place of embeddings."""
+    """Return the keyword arguments of `backbone.language_model` for a row [1, num_tokens] with images.
+
+    The tokens at `index` (int64) get the `features` of `image_features` instead of embeddings.
+    """
     embeddings = backbone.get_input_embeddings()(input_ids)[0]
     features = features.to(embeddings.dtype)
     kwargs: dict[str, Any] = {"inputs_embeds": embeddings.index_copy(0, index, features[:, 0])[None]}
@@ -61,6 +65,6 @@ def embedded(backbone: Any, input_ids: Tensor, features: Tensor, index: Tensor) 
 
 
 def token_index(starts: Sequence[int], images: Sequence[SeenImage]) -> np.ndarray:
-    """Positions of the tokens of images that begin at `starts`, int64 [tokens of all images]."""
+    """Return the positions of the tokens of images that begin at `starts`, int64 [tokens of all images]."""
     spans = [np.arange(start, start + image.num_tokens) for start, image in zip(starts, images, strict=True)]
     return np.concatenate(spans) if spans else np.zeros(0, np.int64)

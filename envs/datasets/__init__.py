@@ -1,1 +1,1 @@
-"""Datasets: files and functions to checked rows, with their images. `agentloop.envs.sampler` draws from them."""
+"""Datasets: read files and functions to checked rows with images, from which `agentloop.envs.sampler` draws."""

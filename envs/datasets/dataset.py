@@ -1,4 +1,4 @@
-"""Datasets of tasks: JSONL and Parquet files, folders of them, folders of the library `datasets`, Python functions."""
+"""Load datasets: JSONL and Parquet files, folders of them or of the library `datasets`, and Python functions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from agentloop.errors import UserError, blaming
 from agentloop.registry.named_objects import load_object
 
 _END = object()
-"""Behind the rows of a function."""
+"""End of the rows of a function."""
 
 
 def load_dataset(
     source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a dataset, each as `read_row` gives it.
+    """Load the rows of a dataset, each in the form of `read_row`.
 
-    `source` is a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one that `datasets` saved
-    (`save_to_disk`), or the spec of a function, 'package.module:function' or 'file.py:function', which is called with
-    `options` and returns an iterable of rows; or several of these, one after the other. `limit` keeps the first rows.
-    Pictures' paths start at the folder.
+    `source` is one or several of: a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one written
+    by `save_to_disk` of `datasets`, or a function, 'package.module:function' or 'file.py:function', which is called
+    with `options` and returns an iterable of rows. `limit` keeps the first rows. Image paths start at the folder.
 
-    Raises `UserError` for a missing file, a malformed row (with its place), or no rows at all.
+    Raises `UserError` for a missing file, a malformed row (with its location), or no rows at all.
     """
     opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
     raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
@@ -38,23 +37,23 @@ def load_dataset(
 
 
 def _open(source: str, options: Mapping[str, Any]) -> tuple[Path, Iterator[tuple[str, object]]]:
-    """Where its pictures are, and (where, raw row) of each row."""
+    """Return the folder of the images, and (where, raw row) of each row."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path, folder_rows(path)
     if source.endswith(SUFFIXES):
         if not path.is_file():
             raise UserError(
-                f"There is no dataset file {path}. Relative paths in a config file start at the folder of that file, "
-                "those on the command line at the current folder."
+                f"There is no dataset file {path}. Relative paths start at the folder of the config file, or at the "
+                "current folder on the command line."
             )
         return path.parent, file_rows(path)
     if ":" in source:
         return Path(), _python_rows(source, options)
     raise UserError(
-        f"The dataset {source!r} is of no known kind. Give a file ({', '.join(SUFFIXES)}), a folder of such files or "
-        "of the library datasets, or a function that returns rows, as 'package.module:function' or 'file.py:function': "
-        "one that calls datasets.load_dataset for a dataset of the hub."
+        f"The type of the dataset {source!r} is unknown. Use a file ({', '.join(SUFFIXES)}), a folder of such files or "
+        "of the library datasets, or a function that returns rows ('package.module:function' or 'file.py:function'). "
+        "For a dataset of the hub, write a function that calls datasets.load_dataset."
     )
 
 
@@ -66,7 +65,7 @@ def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str,
         inspect.signature(function).bind(**options)
     except TypeError as error:
         raise UserError(
-            f"The dataset function {source!r} does not take the options {dict(options)}: {error}."
+            f"The dataset function {source!r} does not accept the options {dict(options)}: {error}."
         ) from error
     failed = f"The dataset function {source!r} failed"
     with blaming(failed):
@@ -75,7 +74,7 @@ def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str,
         raise UserError(f"The dataset function {source!r} must return an iterable of rows, got {type(rows).__name__}.")
     iterator, number = iter(rows), 0
     while True:
-        with blaming(f"{failed} behind row {number}"):
+        with blaming(f"{failed} after row {number}"):
             row = next(iterator, _END)
         if row is _END:
             return

@@ -1,4 +1,4 @@
-"""Raw rows out of files: JSON lines, Parquet, and folders."""
+"""Read raw rows from files: JSON lines, Parquet, and folders."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson")
 SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
 
 RawRows = Iterator[tuple[str, object]]
-"""(where, row) of each row; `where` ("data.jsonl, line 7") is for errors."""
+"""(where, row) of each row, `where` ("data.jsonl, line 7") for error messages."""
 
 
 def file_rows(path: Path) -> RawRows:
-    """Of a file of `SUFFIXES`. Raises `UserError` where it cannot be read."""
+    """Read a file with one of `SUFFIXES`. Raises `UserError` if it is not readable."""
     return _jsonl_rows(path) if path.name.endswith(JSONL_SUFFIXES) else _parquet_rows(path)
 
 
 def folder_rows(folder: Path) -> RawRows:
-    """Of what `datasets` saved with `save_to_disk`, or of all files of `SUFFIXES` in the folder, by name.
+    """Read a folder written by `save_to_disk` of `datasets`, or all files with `SUFFIXES` in a folder, by name.
 
-    Raises `UserError` for a folder that is neither, and for one of several splits.
+    Raises `UserError` for other folders, and for one with several splits.
     """
     if (splits := folder / "dataset_dict.json").is_file():
         names = ", ".join(_read_json(splits).get("splits", ()))
-        raise UserError(f"{folder} has several splits ({names}): give the folder of one, as {folder}/train.")
+        raise UserError(f"{folder} has several splits ({names}): use the folder of one, such as {folder}/train.")
     if (state := folder / "state.json").is_file():
         return _arrow_rows([folder / each["filename"] for each in _read_json(state).get("_data_files", ())])
     files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
     if not files:
         raise UserError(
-            f"The folder {folder} has no dataset: neither a file ({', '.join(SUFFIXES)}) nor the state.json that "
-            "datasets' save_to_disk writes."
+            f"The folder {folder} has no dataset: neither a file ({', '.join(SUFFIXES)}) nor the state.json of "
+            "datasets' save_to_disk."
         )
     return (row for path in files for row in file_rows(path))
 
@@ -50,7 +50,7 @@ def _jsonl_rows(path: Path) -> RawRows:
                 if line.strip():
                     yield f"{path}, line {number}", _json_line(line, f"{path}, line {number}")
     except (EOFError, zlib.error, UnicodeDecodeError, gzip.BadGzipFile) as error:
-        raise UserError(f"The dataset file {path} cannot be read: {error}. Is it whole?") from error
+        raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
 
 
 def _json_line(line: str, where: str) -> object:
@@ -73,11 +73,11 @@ def _parquet_rows(path: Path) -> RawRows:
                 number += 1
                 yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"The dataset file {path} cannot be read behind row {number}: {error}.") from error
+        raise UserError(f"The dataset file {path} cannot be read after row {number}: {error}.") from error
 
 
 def _arrow_rows(paths: list[Path]) -> RawRows:
-    """The files of `save_to_disk` are streams of Arrow's own format: the library itself is not needed."""
+    """Read files of `save_to_disk`: Arrow streams, which do not need the library `datasets`."""
     number = 0
     for path in paths:
         pyarrow = _pyarrow(path)
@@ -88,7 +88,7 @@ def _arrow_rows(paths: list[Path]) -> RawRows:
                         number += 1
                         yield f"{path.parent}, row {number}", row
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"The dataset file {path} cannot be read behind row {number}: {error}.") from error
+            raise UserError(f"The dataset file {path} cannot be read after row {number}: {error}.") from error
 
 
 def _pyarrow(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures of dataset rows: kept as they are stored, decoded when an episode begins."""
+"""Images of dataset rows, stored encoded and decoded when an episode begins."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ if TYPE_CHECKING:
 
 PLACEHOLDER = "<image>"
 _STORED_KEYS = {"bytes", "path"}
-"""What the library `datasets` stores a picture as."""
+"""Keys with which the library `datasets` stores an image."""
 
 
 class RowImage:
-    """A picture as its row has it: a file's path, its bytes, or a picture. Many rows of large pictures fit in memory
-    so, and what is written about a trajectory names the picture in place of holding it again."""
+    """Image in the form of its row: a path, the bytes of a file, or a decoded image.
+
+    Rows stay small in memory, and a written trajectory refers to the image instead of containing it.
+    """
 
     __slots__ = ("_loaded", "_lock", "_source", "where")
 
     def __init__(self, source: Any, where: str) -> None:
-        """`where` ("data.parquet, row 3: image 1") is what it is called in errors and files."""
+        """Keep the source. `where` ("data.parquet, row 3: image 1") is the name in errors and files."""
         self.where = where
         self._source = source
         self._lock = threading.Lock()
         self._loaded: weakref.ref[Image.Image] | None = None
 
     def load(self) -> Image.Image:
-        """The picture as RGB; the same object for all episodes of a group, as long as one of them holds it. Takes
-        milliseconds: not for the event loop. Raises `UserError` with the row's place."""
+        """Decode the image to RGB. Raises `UserError` with the location of the row.
+
+        This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result as long
+        as one of them holds it.
+        """
         with self._lock:
             image = self._loaded() if self._loaded is not None else None
             if image is None:
@@ -55,8 +60,11 @@ class RowImage:
 
 
 def row_image(source: Any, where: str, folder: Path) -> RowImage:
-    """A picture of a row: a path (relative ones start at `folder`), a `data:` URI, bytes, a `PIL.Image.Image`, or a
-    mapping with `bytes`, `path` or `image`. Raises `UserError` for a file that is not there and for addresses."""
+    """Return an image of a row, whose relative paths start at `folder`.
+
+    `source` is a path, a `data:` URI, bytes, a `PIL.Image.Image`, or a mapping with `bytes`, `path` or `image`. Raises
+    `UserError` for a missing file.
+    """
     if isinstance(source, RowImage):
         return source
     if isinstance(source, Mapping):
@@ -73,20 +81,22 @@ def row_image(source: Any, where: str, folder: Path) -> RowImage:
 
 
 def place_images(messages: Sequence[Message], images: Sequence[RowImage], where: str) -> list[Message]:
-    """The messages with every `<image>` of a text, and every image part without a picture, turned into an image part
-    of the next one of `images`. Raises `UserError` where their numbers differ."""
+    """Replace every `<image>` of a text and every empty image part by an image part with the next of `images`.
+
+    Raises `UserError` if their numbers differ.
+    """
     left = iter(images)
     wanted = sum(_places(message) for message in messages)
     if wanted != len(images):
         raise UserError(
-            f"{where}: the messages have {wanted} places for pictures ('{PLACEHOLDER}' or image parts) and there are "
-            f"{len(images)} in 'images'. Each picture needs one place."
+            f"{where}: the messages have {wanted} placeholders for images ('{PLACEHOLDER}' or image parts), and "
+            f"'images' has {len(images)}. Each image needs one placeholder."
         )
     return [_placed(message, left) for message in messages]
 
 
 def load_images(messages: Sequence[Message]) -> list[Message]:
-    """The messages with their `RowImage`s decoded. Raises `UserError`."""
+    """Decode the `RowImage`s of messages. Raises `UserError`."""
     return [
         _with_parts(message, map(_loaded, message["content"])) if _has_row_images(message) else message
         for message in messages
@@ -94,18 +104,18 @@ def load_images(messages: Sequence[Message]) -> list[Message]:
 
 
 def has_empty_parts(messages: Sequence[Message]) -> bool:
-    """Whether an image part waits for its picture."""
+    """Return whether an image part has no image yet."""
     parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
     return any(part["type"] == "image" and "image" not in part for part in parts)
 
 
 def has_row_images(messages: Sequence[Message]) -> bool:
-    """Whether `load_images` has anything to do."""
+    """Return whether any message has a `RowImage`."""
     return any(map(_has_row_images, messages))
 
 
 def without_stored(value: Any, images: Sequence[RowImage], where: str, folder: Path) -> Any:
-    """A column with the stored pictures in it replaced, by one of `images` where it is the same."""
+    """Replace stored images in a column by `RowImage`s, and reuse those of `images` with the same source."""
     if isinstance(value, Mapping):
         if set(value) == _STORED_KEYS and isinstance(value["bytes"], bytes):
             own = row_image(value, where, folder)

@@ -1,9 +1,9 @@
-"""Dataset rows: what a raw row must have, and the one shape that environments, rewards and tools see.
+"""Check raw rows and convert them to the one form that environments, rewards and tools see.
 
-A row says its prompt as `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes one
-user message). All other columns are kept for rewards and tools. Rows of verl's datasets are read as they are:
-`reward_model.ground_truth` also becomes `answer`, `extra_info.index` the id, and the pictures of `images` take the
-places of `<image>` in the messages. Pictures are decoded by `row_images.load_images`, when an episode begins.
+The prompt of a row is `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes one user
+message). Rewards and tools get all other columns. Rows of verl's datasets need no changes: `reward_model.ground_truth`
+also becomes `answer`, `extra_info.index` becomes the id, and the images of `images` replace `<image>` in the messages.
+`agentloop.envs.datasets.images.load_images` decodes them when an episode begins.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _ROLES = get_args(Role)
 
 
 def read_row(raw: object, where: str, index: int, folder: Path | None = None) -> dict[str, Any]:
-    """The row as a dict with `id` (str) and `messages`, and all its own columns; pictures in it are `RowImage`s.
+    """Return the row as a dict with `id` (str), `messages` and its own columns. Its images are `RowImage`s.
 
-    `where` ("data.jsonl, line 7") is for the error. Paths of pictures start at `folder`. Raises `UserError` for what is
-    no row.
+    `where` ("data.jsonl, line 7") is for error messages. Paths of images start at `folder`. Raises `UserError` for a
+    malformed row.
     """
     if not isinstance(raw, Mapping):
         raise UserError(f"{where}: a row must be an object with named columns, got {_shown(raw)}.")
     row = {key: value for key, value in raw.items() if not _is_missing(value)}
     if row.get("videos"):
-        raise UserError(f"{where}: 'videos' are not supported. Take the column, or the row, out.")
+        raise UserError(f"{where}: 'videos' are not supported. Remove the column or the row.")
     folder = folder or Path()
     messages = _messages(row, where, folder)
     if "images" in row:
@@ -39,7 +39,7 @@ def read_row(raw: object, where: str, index: int, folder: Path | None = None) ->
         row["images"] = images
         messages = place_images(messages, images, where)
     elif has_empty_parts(messages):
-        raise UserError(f"{where}: the messages have image parts without pictures, and the row has no 'images'.")
+        raise UserError(f"{where}: the messages have empty image parts, and the row has no 'images'.")
     row["messages"] = messages
     if "answer" not in row and (answer := _nested(row, "reward_model", "ground_truth")) is not None:
         row["answer"] = answer
@@ -50,7 +50,7 @@ def read_row(raw: object, where: str, index: int, folder: Path | None = None) ->
 
 def _images(column: object, where: str, folder: Path) -> list[RowImage]:
     if not isinstance(column, list | tuple):
-        raise UserError(f"{where}: 'images' must be a list of pictures, got {_shown(column)}.")
+        raise UserError(f"{where}: 'images' must be a list of images, got {_shown(column)}.")
     return [row_image(source, f"{where}: image {number}", folder) for number, source in enumerate(column, 1)]
 
 
@@ -59,12 +59,12 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     if column not in row:
         raise UserError(
             f"{where}: the row has neither 'messages' nor 'prompt', only {sorted(row)}."
-            f"{_nearest_column(row)} Give it a list of chat messages or a string."
+            f"{_nearest_column(row)} Add one with a list of chat messages or a string."
         )
     value = row[column]
     if isinstance(value, str):
         if not value.strip():
-            raise UserError(f"{where}: {column!r} is empty. Fill it in or take the row out.")
+            raise UserError(f"{where}: {column!r} is empty. Set it or remove the row.")
         return [{"role": "user", "content": value}]
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {_shown(value)}.")
@@ -86,7 +86,7 @@ def _message(item: object, where: str, folder: Path) -> Message:
         raise UserError(f"{where} must have a string or a list of parts as 'content', got {_shown(content)}.")
     if isinstance(content, list):
         content = [_part(part, f"{where}: part {number}", folder) for number, part in enumerate(content, 1)]
-    # Parquet gives every message all the columns of any message: those that are not set must not reach the template.
+    # Parquet adds the columns of any message to every message: the template must not see those that are null.
     message = {key: value for key, value in item.items() if value is not None}
     return {**message, "content": content}  # type: ignore[typeddict-item]
 
@@ -98,7 +98,7 @@ def _part(item: object, where: str, folder: Path) -> Any:
     if part.get("type") == "image":
         source = part.get("image", part.get("path"))
         return {"type": "image"} if source is None else {"type": "image", "image": row_image(source, where, folder)}
-    raise UserError(f"{where} must be a text with 'text' or an image (its 'type' says which), got {_shown(item)}.")
+    raise UserError(f"{where} must have the 'type' text, with 'text', or image, got {_shown(item)}.")
 
 
 def _nested(row: Mapping[str, Any], column: str, key: str) -> Any:
@@ -107,14 +107,14 @@ def _nested(row: Mapping[str, Any], column: str, key: str) -> Any:
 
 
 def _is_missing(value: object) -> bool:
-    """Null in a table: None, or the NaN that table libraries make of it."""
+    """Return whether a value is null: None, or the NaN into which table libraries convert it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _nearest_column(row: Mapping[str, Any]) -> str:
     for wanted in ("messages", "prompt"):
         if close := nearest(wanted, map(str, row)):
-            return close.replace("Did you mean", f"Should {wanted!r} be").replace("?", "?")
+            return close.replace("Did you mean", f"Should {wanted!r} be")
     return ""
 
 

@@ -1,1 +1,1 @@
-"""gymnasium environments as environments of agentloop."""
+"""Adapter that makes gymnasium environments environments of agentloop. `GymnasiumEnv` is the entry point."""

@@ -1,4 +1,4 @@
-"""`Blueprint`: what all episodes of one gymnasium environment share: how to make it, its spaces, the tool `act`."""
+"""`Blueprint`: what all episodes of one gymnasium environment share: its constructor, spaces and tool `act`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from agentloop.errors import UserError, nearest
 from agentloop.registry.named_objects import load_object
 
 _REGISTERED = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
-"""[module:][namespace/]Name-v0; whatever else has a colon is the place of a class or function."""
+"""[module:][namespace/]Name-v0. Any other id with a colon is the location of a class or function."""
 
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
+    """Shared parts of the episodes of one gymnasium environment."""
+
     make: Callable[[], Any]
     observation_space: Any
     action_space: Any
@@ -31,10 +33,10 @@ _CACHE: dict[str, Blueprint] = {}
 
 
 def blueprint_of(id: str, options: Mapping[str, Any], action_names: tuple[str, ...]) -> Blueprint:
-    """The blueprint of `id` (of gymnasium's registry, or 'file.py:Class'), made with `options`.
+    """Return the blueprint of `id` (of gymnasium's registry, or 'file.py:Class') with `options`.
 
-    The first time the environment is made once and closed, to see its spaces. Raises `UserError` where it cannot be
-    made, or where its actions have no JSON form.
+    The first call creates the environment once, to read its spaces, and closes it. Raises `UserError` if that fails or
+    if the actions have no JSON form.
     """
     key = json.dumps([id, options, action_names], sort_keys=True, default=repr)
     if key not in _CACHE:
@@ -53,7 +55,9 @@ def _maker(id: str) -> Callable[..., Any]:
     if ":" in id and not _REGISTERED.match(id):
         found = load_object(id, "gymnasium environment")
         if not callable(found):
-            raise UserError(f"{id!r} is {type(found).__name__}, not a gymnasium.Env class or a maker of one.")
+            raise UserError(
+                f"{id!r} must be a gymnasium.Env class or a function that returns one, got {type(found).__name__}."
+            )
         return found
     return partial(gymnasium.make, id)
 
@@ -63,13 +67,13 @@ def _spaces_of(make: Callable[[], Any], id: str) -> tuple[Any, Any]:
 
     try:
         env = make()
-    except Exception as error:  # the boundary: whatever keeps it from being made is for the user to see
+    except Exception as error:  # the boundary: third-party code
         known = nearest(id, gymnasium.registry) if isinstance(error, gymnasium.error.UnregisteredEnv) else ""
         raise UserError(
-            f"The gymnasium environment {id!r} cannot be made: {type(error).__name__}: {error}{known}"
+            f"The gymnasium environment {id!r} cannot be created: {type(error).__name__}: {error}{known}"
         ) from error
     if not isinstance(env, gymnasium.Env):
-        raise UserError(f"{id!r} makes a {type(env).__name__}, not a gymnasium.Env.")
+        raise UserError(f"{id!r} must create a gymnasium.Env, got {type(env).__name__}.")
     spaces = env.observation_space, env.action_space
     env.close()
     return spaces

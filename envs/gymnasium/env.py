@@ -1,12 +1,12 @@
-"""`GymnasiumEnv`: any gymnasium.Env as an environment of agentloop.
+"""`GymnasiumEnv`: makes any gymnasium.Env an environment of agentloop.
 
     env:
       factory: gymnasium
       options: {id: FrozenLake-v1, options: {map_name: 4x4, render_mode: ansi},
                 action_names: [left, down, right, up]}
 
-It is played in threads, as text or pictures in and calls of `act(...)` or text out. Rewards are those of the moves;
-`terminated` is COMPLETED, `truncated` (a time limit) ENV_TRUNCATED.
+It runs in threads. The model sees text or images and answers with calls of `act(...)` or text. Rewards are those of the
+moves. `terminated` becomes COMPLETED, and `truncated` (a time limit) becomes ENV_TRUNCATED.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ Show = Literal["observation", "render", "both"]
 
 
 class GymnasiumEnv(ActingEnv):
-    """One episode. Rows may have `seed`, `env_options` (on top of `options`) and `reset_options`.
+    """Episode of a gymnasium environment.
+
+    Rows may have `seed`, `env_options` (added to `options`) and `reset_options`.
 
     Args:
-        id: Of gymnasium's registry, "module:Name-v0", or a class: 'file.py:Class', 'package.module:Class'.
-        options: Arguments of `gymnasium.make`, `render_mode` among them.
+        id: Id in gymnasium's registry, "module:Name-v0", or a class: 'file.py:Class', 'package.module:Class'.
+        options: Arguments of `gymnasium.make`, such as `render_mode`.
         actions: "tool" for calls of `act(...)`, "text" for turns of plain text.
-        show: What the model sees; by default the rendering where there is a `render_mode`, else the observation.
+        show: What the model sees. Default: the rendering if there is a `render_mode`, else the observation.
         action_names: Words for the actions of a Discrete space.
         observation_names: Words for the elements of an observation, or for the values of a Discrete one.
-        action_pattern: Regular expression; its last match in a turn of text (the first group of it) is the action.
-        read_action: 'file.py:function', called with the text of a turn, gives the action. ValueError: feedback.
-        observe: 'file.py:function', called as (observation, info, env), gives a message's content.
-        step_timeout: Seconds that one call of the environment may take; after that the episode fails.
+        action_pattern: Regular expression. Its last match in a turn of text (its first group) is the action.
+        read_action: 'file.py:function' that turns the text of a turn into the action. A ValueError is feedback.
+        observe: 'file.py:function', called as (observation, info, env), that returns the content of a message.
+        step_timeout: Maximum seconds of one call of the environment. After that the episode fails.
     """
 
     def __init__(
@@ -76,11 +78,11 @@ class GymnasiumEnv(ActingEnv):
         self._show = show or ("render" if options.get("render_mode") else "observation")
         if self._show not in get_args(Show) or (self._show != "observation" and not options.get("render_mode")):
             raise UserError(
-                f"`show: {self._show}` of the environment: observation, or render or both with a render_mode."
+                f"`show` must be observation, or render or both together with a render_mode, got {self._show}."
             )
         self._pattern = _compiled(action_pattern)
         self._read_action = _function(read_action, "reader of actions")
-        self._observe = _function(observe, "function that shows observations")
+        self._observe = _function(observe, "function that formats observations")
         self._game = Game(self._blueprint.make, timeout=step_timeout)
 
     async def begin(self) -> Content:
@@ -96,7 +98,7 @@ class GymnasiumEnv(ActingEnv):
             return await self._game.run(self._step, action)
         except EnvError:
             raise
-        except Exception as error:  # the boundary: the environment is the user's
+        except Exception as error:  # the boundary: third-party code
             raise EnvError(f"the environment's step raised {type(error).__name__}: {error}") from error
 
     def read(self, text: str) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return None if pattern is None else re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise UserError(f"`action_pattern` of the environment is no regular expression: {error}.") from error
+        raise UserError(f"`action_pattern` of the environment is not a valid regular expression: {error}.") from error
 
 
 def _function(spec: str | None, what: str) -> Callable[..., Any] | None:
@@ -170,5 +172,5 @@ def _function(spec: str | None, what: str) -> Callable[..., Any] | None:
         return None
     function = load_object(spec, what)
     if not callable(function) or inspect.iscoroutinefunction(function):
-        raise UserError(f"The {what} {spec!r} must be a function that is not async.")
+        raise UserError(f"The {what} {spec!r} must be a synchronous function.")
     return function

@@ -1,4 +1,4 @@
-"""`Game`: one gymnasium.Env, called in threads, one call at a time, each within a time limit."""
+"""`Game`: runs the calls of one gymnasium.Env in threads, one at a time, each within a time limit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="agentloop-gymn
 
 
 class Game:
-    """Owns the environment that `make` gives. After a call that took too long it is lost: a thread cannot be ended, and
-    nobody knows what the environment is in the middle of."""
+    """Owner of the environment that `make` creates.
+
+    After a call that timed out the environment is lost: a thread cannot be stopped, and its state is unknown.
+    """
 
     def __init__(self, make: Callable[[], Any], *, timeout: float) -> None:
         self.env: Any = None
@@ -27,13 +29,14 @@ class Game:
         self._running: Future[Any] | None = None
 
     async def start(self) -> None:
+        """Create the environment."""
         await self.run(self._start)
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
-        """`function(*args)` in a thread. Raises what it raises, and `EnvError` where it takes too long."""
+        """Run `function(*args)` in a thread. Raises its errors, and `EnvError` if it takes too long."""
         async with self._lock:
             if self._running is not None:
-                raise EnvError("the environment is lost: its last call was given up and may still be running")
+                raise EnvError("the environment is lost: its last call timed out and may still be running")
             self._running = _THREADS.submit(function, *args)
             future = asyncio.wrap_future(self._running)
             done, _ = await asyncio.wait([future], timeout=self._timeout)
@@ -44,7 +47,7 @@ class Game:
             return future.result()
 
     async def close(self) -> None:
-        """Close the environment; one that is still at work when it has finished."""
+        """Close the environment, after its running call if there is one."""
         if self._running is not None:
             self._running.add_done_callback(lambda _: self._close())
         elif self.env is not None:
@@ -59,6 +62,6 @@ class Game:
 
 
 def _forget(future: asyncio.Future[Any]) -> None:
-    """Whatever came of a call that was given up: nobody waits for it."""
+    """Drop the outcome of a call that timed out."""
     if not future.cancelled():
         future.exception()

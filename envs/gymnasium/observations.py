@@ -1,10 +1,10 @@
-"""What an environment shows, as the content of a message: text, and images where there are any.
+"""Convert observations to the content of a message: text, and images if there are any.
 
     Text                as it is                              Discrete           the number, or its name
     Box, Multi*, Tuple  [1, 0.5], or a line for each name     Dict               a line for each key
     Box of pixels       an image (H x W, H x W x 1, 3 or 4, all from 0 to 255)
 
-What `render` gives is text too (mode "ansi"), or an image ("rgb_array").
+Renderings become text too (mode "ansi"), or an image ("rgb_array").
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 
 def shown(space: spaces.Space, observation: Any, names: Sequence[str] = ()) -> Parts:
-    """The parts of an observation. `names` are those of the elements of an array or tuple, or of the values of a
-    Discrete space."""
+    """Return the parts of an observation.
+
+    `names` are those of the elements of an array or tuple, or of the values of a Discrete space.
+    """
     if isinstance(space, spaces.Text):
         return [_text(str(observation))]
     if is_image(space):
@@ -48,7 +50,7 @@ def shown(space: spaces.Space, observation: Any, names: Sequence[str] = ()) -> P
 
 
 def rendered(frame: Any) -> Parts:
-    """The parts of what `render` gave: a string, an array of pixels, or a list of them, of which the last counts."""
+    """Return the parts of a rendering: a string, an array of pixels, or the last of a list of them."""
     if isinstance(frame, list) and frame:
         frame = frame[-1]
     if isinstance(frame, np.ndarray):
@@ -57,7 +59,7 @@ def rendered(frame: Any) -> Parts:
 
 
 def uncoloured(text: str) -> str:
-    """Terminal colours as characters that a model can read: highlighted as [x], coloured as <blue>x</blue>."""
+    """Replace terminal colours by text: [x] for a highlight, <blue>x</blue> for a colour."""
 
     def mark(match: re.Match[str]) -> str:
         codes = [int(code) for code in match[1].split(";") if code]
@@ -70,14 +72,14 @@ def uncoloured(text: str) -> str:
 
 
 def content_of(parts: Parts) -> Content:
-    """A string where there are no images, else the parts."""
+    """Return a string if there are no images, else the parts."""
     if any(part["type"] == "image" for part in parts):
         return [part for part in parts if part["type"] == "image" or part["text"]]
     return "\n".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def is_image(space: spaces.Space) -> bool:
-    """Pixels: bytes from 0 to 255 in two dimensions, with 1, 3 or 4 channels behind them or none."""
+    """Return whether a space holds images: bytes from 0 to 255, [H, W] or [H, W, 1, 3 or 4]."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     is_shaped = len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3, 4))
@@ -85,6 +87,7 @@ def is_image(space: spaces.Space) -> bool:
 
 
 def image_part(pixels: np.ndarray) -> ImagePart:
+    """Return an image part of an array of pixels."""
     from PIL import Image
 
     array = np.asarray(pixels, dtype=np.uint8)
@@ -101,7 +104,7 @@ def _fields(names: Sequence[str], elements: Sequence[tuple[spaces.Space, Any]]) 
 
 
 def _plain(value: Any) -> str:
-    """Numbers to 6 significant digits, arrays and tuples in brackets, whatever else as Python shows it."""
+    """Format numbers to 6 significant digits, arrays and tuples in brackets, and anything else with str()."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, float | np.floating):

@@ -1,4 +1,4 @@
-"""Rows for environments that need no data but a seed."""
+"""Dataset rows for environments whose only data is a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 def seeds(
     *, prompt: str, num_rows: int = 1024, first_seed: int = 0, system: str | None = None, **columns: Any
 ) -> Iterator[Mapping[str, Any]]:
-    """A row for each of the seeds from `first_seed` on; held-out rows are those of other seeds.
+    """Yield a row for each of `num_rows` seeds from `first_seed` on. Use other seeds for held-out rows.
 
         data:
           train: agentloop.envs.gymnasium.rows:seeds
@@ -19,10 +19,10 @@ def seeds(
           eval: agentloop.envs.gymnasium.rows:seeds
           eval_options: {prompt: "Get to the goal.", num_rows: 100, first_seed: 1000000}
 
-    `prompt` is the user message before the first observation; `columns` are in all rows. Raises `UserError`.
+    `prompt` is the user message before the first observation. All rows get `columns`. Raises `UserError`.
     """
     if num_rows < 1 or first_seed < 0 or not prompt.strip():
-        raise UserError("`seeds` makes rows of a prompt, from a seed of at least 0, and at least one.")
+        raise UserError("`seeds` needs a prompt, num_rows of at least 1 and first_seed of at least 0.")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     for seed in range(first_seed, first_seed + num_rows):

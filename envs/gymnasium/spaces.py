@@ -1,11 +1,11 @@
-"""Action spaces: their JSON Schema, and what a model wrote as an action of the space.
+"""JSON Schemas of action spaces, and conversion of JSON values to actions.
 
     Discrete          integer, or one of `names`          Text              string
     Box               number, or (nested) array           Dict              object
     MultiDiscrete     array of integers                   Tuple             array
     MultiBinary       array of 0 and 1
 
-As in other tools, a number may come as a string ("3") and an integer as 3.0.
+As for other tools, a number may be a string ("3") and an integer may be 3.0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SHOWN = 80
 
 
 class ActionArguments:
-    """What the tool `act` takes: the keys of a Dict space, else one argument, `action`.
+    """Arguments of the tool `act`: the keys of a Dict space, else one argument, `action`.
 
     `names` are those of the actions of a Discrete space. Raises `UserError` for spaces that have no JSON form.
     """
@@ -38,7 +38,7 @@ class ActionArguments:
         self.schema: dict[str, Any] = whole if is_object else _object({"action": whole})
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The action as an element of the space: under "action", or a Dict's own keys. Raises `ArgumentError`."""
+        """Return the action as an element of the space, under "action" or a Dict's keys. Raises `ArgumentError`."""
         if isinstance(self._space, spaces.Dict):
             return dict(read_action(self._space, arguments, ""))
         wrapper = spaces.Dict({"action": spaces.Discrete(1)})
@@ -46,7 +46,7 @@ class ActionArguments:
         return {"action": self.read(arguments["action"])}
 
     def read(self, value: Any) -> Any:
-        """`value`, as it comes from JSON, as an element of the space. Raises `ArgumentError`."""
+        """Convert a JSON value to an element of the space. Raises `ArgumentError`."""
         if self._names:
             return self._named(value)
         return read_action(self._space, value, "action")
@@ -60,7 +60,7 @@ class ActionArguments:
 
 
 def schema_of(space: spaces.Space, names: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON Schema of the elements of a space."""
+    """Return the JSON Schema of the elements of a space."""
     if isinstance(space, spaces.Discrete):
         if names:
             return {"type": "string", "enum": list(names)}
@@ -79,13 +79,13 @@ def schema_of(space: spaces.Space, names: Sequence[str] = ()) -> dict[str, Any]:
     if isinstance(space, spaces.Dict):
         return _object({str(key): schema_of(part) for key, part in space.spaces.items()})
     raise UserError(
-        f"The action space {space} has no JSON form here: Discrete, MultiDiscrete, MultiBinary, Box, Text, Tuple and "
-        "Dict have one. Wrap the environment (gymnasium.ActionWrapper) so that it takes one of them."
+        f"The action space {space} is not supported. Wrap the environment (gymnasium.ActionWrapper) so that its space "
+        "is a Discrete, MultiDiscrete, MultiBinary, Box, Text, Tuple or Dict."
     )
 
 
 def read_action(space: spaces.Space, value: Any, where: str) -> Any:
-    """`value`, as it comes from JSON, as an element of `space`. Raises `ArgumentError`, which calls it `where`."""
+    """Convert a JSON value to an element of `space`. Raises `ArgumentError`, which names the value `where`."""
     if isinstance(space, spaces.Discrete):
         return np.int64(_integer(value, int(space.start), int(space.start + space.n) - 1, where))
     if isinstance(space, spaces.MultiBinary):
@@ -141,7 +141,7 @@ def _number_schema(space: spaces.Box, index: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _filled(space: spaces.Space, value: Any, where: str, read: Callable[[Any, tuple[int, ...], str], Any]) -> Any:
-    """An array of the space's shape, each element read from the nested lists `value`."""
+    """Return an array of the space's shape whose elements are read from the nested lists `value`."""
     shape = space.shape
     assert shape is not None
     array: Any = np.empty(shape, space.dtype)
@@ -179,7 +179,7 @@ def _box_number(space: spaces.Box, value: Any, index: tuple[int, ...], where: st
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also one written as a string; else None."""
+    """Return a finite number, which may be a string, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

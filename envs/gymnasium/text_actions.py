@@ -1,4 +1,4 @@
-"""An action out of a turn of plain text: the last thing in it that can be one.
+"""Find the action in a turn of plain text: the last part of it that can be one.
 
 Text        the text                         Discrete with names    the last of the names
 Discrete    the last integer                 any other              the last JSON value
@@ -22,8 +22,11 @@ _DECODER = json.JSONDecoder()
 
 
 def action_in(text: str, space: spaces.Space, names: Sequence[str], pattern: re.Pattern[str] | None) -> Any:
-    """The value that stands for the action, not yet checked against the space. With a `pattern`, in its last match (in
-    the first group of that, where it has one). Raises `ArgumentError` where there is nothing that could be one."""
+    """Return the value of the action, which is not checked against the space yet.
+
+    With a `pattern`, only its last match counts, or the first group of that match. Raises `ArgumentError` if the text
+    has no action.
+    """
     if pattern is not None:
         matches = list(pattern.finditer(text))
         if not matches:
@@ -41,7 +44,7 @@ def action_in(text: str, space: spaces.Space, names: Sequence[str], pattern: re.
 
 
 def hint(space: spaces.Space, schema: dict[str, Any], names: Sequence[str]) -> str:
-    """How to answer, for the prompt of the first turn."""
+    """Return the instructions on how to answer, for the first prompt."""
     if isinstance(space, spaces.Text):
         return ""
     if names:
@@ -52,7 +55,7 @@ def hint(space: spaces.Space, schema: dict[str, Any], names: Sequence[str]) -> s
 
 
 def _last_name(text: str, names: Sequence[str]) -> str:
-    longest_first = sorted(names, key=len, reverse=True)  # of "up" and "up left" the second is meant where it stands
+    longest_first = sorted(names, key=len, reverse=True)  # "up left" must match before "up"
     found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", text, re.IGNORECASE)
     if not found:
         raise ArgumentError(f"There is no action in this: say one of {', '.join(names)}.")

@@ -1,1 +1,1 @@
-"""OpenEnv servers as environments of agentloop."""
+"""Adapter that makes sessions with OpenEnv servers environments of agentloop. `OpenEnv` is the entry point."""

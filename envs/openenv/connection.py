@@ -1,10 +1,10 @@
-"""`Connection`: one session with an OpenEnv server, by the frames of its websocket `/ws`.
+"""`Connection`: one session with an OpenEnv server over its websocket `/ws`.
 
     {"type": "reset", "data": {"seed": 1}}    ->  {"type": "observation",
     {"type": "step", "data": {<action>}}            "data": {"observation": {...}, "reward": 1.0, "done": false}}
     {"type": "close"}                         ->  {"type": "error", "data": {"message": ..., "code": ...}}
 
-Spoken here, not by OpenEnv's client: the frames are the same in all of its versions, its Python API is not.
+This module does not use OpenEnv's client: the frames are the same in all versions, but its Python API is not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAX_SHOWN = 500
 
 
 class RefusedAction(Exception):
-    """The server says that the action is none (VALIDATION_ERROR): the model's fault, and the session goes on."""
+    """The server refused an invalid action of the model (VALIDATION_ERROR). The session continues."""
 
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """What the server observed."""
+    """Answer of the server to a reset or a step."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -40,38 +40,40 @@ class Reply:
 
 
 class Connection:
-    """A session: the server makes an environment for it. Raises `EnvError` for whatever goes wrong."""
+    """Session, for which the server creates an environment. All failures raise `EnvError`."""
 
     def __init__(self, url: str, *, timeout: float) -> None:
-        """`url` is that of the websocket; `timeout` is for one answer, in seconds."""
+        """Prepare a session with the websocket at `url`. `timeout` is the seconds of one answer."""
         self._url = url
         self._timeout = timeout
         self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
+        """Connect. Raises `EnvError`."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
         try:
             self._socket = await connect(self._url, open_timeout=self._timeout, max_size=_MAX_FRAME, close_timeout=2)
         except (OSError, TimeoutError, WebSocketException) as error:
-            raise EnvError(f"no session with {self._url}: {type(error).__name__}: {error}") from error
+            raise EnvError(f"cannot connect to {self._url}: {type(error).__name__}: {error}") from error
 
     async def reset(self, arguments: Mapping[str, Any]) -> Reply:
+        """Reset the environment. Raises `EnvError`."""
         return await self._ask("reset", arguments)
 
     async def step(self, action: Mapping[str, Any]) -> Reply:
-        """Raises `RefusedAction` too."""
+        """Make a step. Raises `EnvError`, and `RefusedAction` for an invalid action."""
         return await self._ask("step", action)
 
     async def close(self) -> None:
-        """Say goodbye, so that the server frees the environment at once."""
+        """End the session, so that the server frees the environment at once."""
         from websockets.exceptions import WebSocketException
 
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        with suppress(WebSocketException):  # it may have gone already
+        with suppress(WebSocketException):  # the server may have closed it already
             await socket.send(json.dumps({"type": "close"}))
         await socket.close()
 
@@ -79,11 +81,14 @@ class Connection:
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         if self._socket is None:
-            raise EnvError("the session with the server is lost: an earlier frame had no answer")
-        socket, self._socket = self._socket, None  # until the answer is here: a late one would answer the next frame
+            raise EnvError("the session with the server is lost: an earlier request got no answer")
+        socket, self._socket = (
+            self._socket,
+            None,
+        )  # unusable until the answer arrives: a late one would answer the next request
         try:
             async with asyncio.timeout(self._timeout):
-                with suppress(ConnectionClosed):  # then the answer, which was there before, says why
+                with suppress(ConnectionClosed):  # the answer, sent before the close, has the reason
                     await socket.send(json.dumps({"type": kind, "data": dict(data)}))
                 frame = await socket.recv()
         except TimeoutError as error:
@@ -99,7 +104,7 @@ class Connection:
 
 
 def read_reply(frame: str | bytes, kind: str) -> Reply:
-    """What a frame that answers a reset or a step says. Raises `EnvError` and `RefusedAction`."""
+    """Parse the frame that answers a reset or a step. Raises `EnvError` and `RefusedAction`."""
     try:
         message = json.loads(frame)
     except ValueError as error:
@@ -120,12 +125,12 @@ def _reward(value: Any) -> float | None:
     if value is None:
         return None
     if not isinstance(value, bool | int | float) or not math.isfinite(value):
-        raise EnvError(f"the server gave the reward {_shown(value)}")
+        raise EnvError(f"the server returned an invalid reward: {_shown(value)}")
     return float(value)
 
 
 def _problems(data: Mapping[str, Any]) -> str:
-    """Pydantic's problems, a line each, where the server sends them."""
+    """Return pydantic's problems, one per line, if the server sends them, else its message."""
     errors = data.get("errors")
     if not isinstance(errors, list) or not all(isinstance(error, dict) for error in errors):
         return _shown(data.get("message"))

@@ -1,12 +1,12 @@
-"""`OpenEnv`: a session with an OpenEnv server as an environment of agentloop.
+"""`OpenEnv`: makes a session with an OpenEnv server an environment of agentloop.
 
     env:
       factory: openenv
       options: {url: "http://127.0.0.1:8000"}
 
-The model calls `act(...)` with the fields of the server's actions, or its text is one of them. Where the actions are
-calls of tools, the model calls these, and a turn without a call is its answer. `done` is COMPLETED: the protocol cannot
-say truncated. A reward of None is no reward, which is not 0.
+The model calls `act(...)` with the fields of the server's actions, or its text is one of the fields. If the actions are
+tool calls, the model calls these tools, and a turn without a call is its answer. `done` becomes COMPLETED, because the
+protocol has no truncation. A reward of None means no reward, which is not 0.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class OpenEnv(ActingEnv):
-    """One episode, in a session of its own. Rows may have `seed` and `reset_options`, both of which `reset` gets.
+    """Episode in a session of its own. Rows may have `seed` and `reset_options`, which `reset` gets.
 
     Args:
-        url: Of the server: http://host:port.
+        url: Address of the server: http://host:port.
         actions: "tool" for calls of `act(...)` or of the environment's tools, "text" for turns of plain text.
-        text_field: The field of an action that a turn of text is; by default the only one that is required.
-        observation_field: The field of an observation that is shown; by default all but `metadata`.
-        step_timeout: Seconds in which the server must answer; after that the episode fails.
+        text_field: Field of an action that gets the text of a turn. Default: the only required field.
+        observation_field: Field of an observation that the model sees. Default: all but `metadata`.
+        step_timeout: Seconds in which the server must answer. After that the episode fails.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class OpenEnv(ActingEnv):
         await self._connection.close()
 
     def _text_value(self, text: str) -> Any:
-        """The text as what its field takes: itself, or the JSON value (a number, say) that it is."""
+        """Return the text itself, or the JSON value in it if the field is not a string."""
         if self._server.arguments.schema["properties"][self._text_field].get("type") == "string":
             return text
         with suppress(ValueError):
@@ -108,7 +108,7 @@ class OpenEnv(ActingEnv):
 
 
 def _result(observation: Mapping[str, Any]) -> tuple[Content, bool]:
-    """What a call of a tool gave, and whether it failed. Raises `ArgumentError` for a call that fits no tool."""
+    """Return the content of a tool call and whether it failed. Raises `ArgumentError` for an invalid call."""
     error = observation.get("error")
     if isinstance(error, Mapping):
         message = str(error.get("message", ""))
@@ -132,7 +132,7 @@ def _text_field(server: Server, wanted: str | None) -> str:
         return str(required[0])
     if wanted is None or wanted not in fields:
         close = nearest(wanted, fields) if wanted else ""
-        raise UserError(f"`text_field` must name the field of an action that is the text: {', '.join(fields)}.{close}")
+        raise UserError(f"Set `text_field` to the field of an action that gets the text: {', '.join(fields)}.{close}")
     return wanted
 
 

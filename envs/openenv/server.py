@@ -1,7 +1,7 @@
-"""What an OpenEnv server says about itself, asked once: the schema of its actions, or the tools that it offers.
+"""`Server`: the action schema or the tools of an OpenEnv server, read once.
 
-Environments of tools (OpenEnv's RFC 003) take two actions: list_tools, which needs no reset, and call_tool. Their
-tools are tools of the model here, each under its own name and schema.
+Tool environments (OpenEnv's RFC 003) have two actions: list_tools, which needs no reset, and call_tool. The model sees
+each of their tools under its own name and schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentloop.envs.acting import Act, ActingEnv
 from agentloop.envs.openenv.connection import RefusedAction, read_reply
 from agentloop.errors import EnvError, UserError
 from agentloop.tools.base import ToolContext, ToolResult
-from agentloop.tools.json_schema import SchemaArguments
+from agentloop.tools.schema import SchemaArguments
 
 _SECONDS = 10.0
 _WEBSOCKET = {"http": "ws", "https": "wss"}
@@ -27,20 +27,20 @@ _CACHE: dict[str, Server] = {}
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What all episodes on one server share."""
+    """Properties that all episodes on one server share."""
 
     websocket: str
-    """The URL of its sessions."""
+    """URL of its sessions."""
     arguments: SchemaArguments
-    """Of an action."""
+    """Arguments of an action."""
     acts: tuple[Act, ...]
-    """What the model may call."""
+    """Tools that the model may call."""
     has_tools: bool
-    """Its actions are calls of tools."""
+    """Whether its actions are tool calls."""
 
 
 class ToolAct(Act):
-    """A tool that the environment offers; to call it is a move."""
+    """Tool that the environment offers. Calling it is a move."""
 
     def __init__(self, listed: Mapping[str, Any]) -> None:
         self.name = str(listed["name"])
@@ -53,12 +53,12 @@ class ToolAct(Act):
 
 
 def server_at(url: str) -> Server:
-    """The server at `url` (http or https). Raises `UserError` where there is none that answers as one."""
+    """Return the server at `url` (http or https). Raises `UserError` if it is not an OpenEnv server."""
     url = url.rstrip("/")
     if url not in _CACHE:
         parts = urlsplit(url)
         if parts.scheme not in _WEBSOCKET or not parts.netloc:
-            raise UserError(f"The OpenEnv server {url!r} must be given as http://host:port.")
+            raise UserError(f"Invalid address {url!r} of an OpenEnv server: use http://host:port.")
         arguments = SchemaArguments(_action_schema(url), what=f"the actions of the OpenEnv server {url}")
         websocket = urlunsplit((_WEBSOCKET[parts.scheme], parts.netloc, f"{parts.path}/ws", "", ""))
         has_tools = _takes_calls(arguments.schema)
@@ -75,21 +75,21 @@ def _action_schema(url: str) -> dict[str, Any]:
         properties = dict(schema["properties"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"There is no OpenEnv server at {url}: its /schema does not say what an action is "
-            f"({type(error).__name__}: {error}). Start the server, and give the address under which it serves /ws."
+            f"There is no OpenEnv server at {url}: its /schema has no action ({type(error).__name__}: {error}). Start "
+            "the server, and use the address under which it serves /ws."
         ) from error
-    properties.pop("metadata", None)  # of the protocol, not of the game
+    properties.pop("metadata", None)  # part of the protocol, not of the game
     return {**schema, "properties": properties}
 
 
 def _takes_calls(schema: Mapping[str, Any]) -> bool:
-    """Whether actions are list_tools and call_tool: either has a constant type. The schema shows one of them."""
+    """Return whether the actions are list_tools and call_tool. The schema has one of them, with a constant type."""
     kind = schema["properties"].get("type")
     return isinstance(kind, Mapping) and kind.get("const") in ("call_tool", "list_tools")
 
 
 def _tools(websocket: str) -> tuple[Act, ...]:
-    """The tools of the environment, which a session of its own is asked for."""
+    """List the tools of the environment in a session of its own."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 
@@ -101,8 +101,8 @@ def _tools(websocket: str) -> tuple[Act, ...]:
         tools = tuple(ToolAct(listed) for listed in reply.observation["tools"])
     except (OSError, WebSocketException, EnvError, RefusedAction, KeyError, TypeError) as error:
         raise UserError(
-            f"The OpenEnv server at {websocket} does not list its tools: {type(error).__name__}: {error}."
+            f"Cannot list the tools of the OpenEnv server at {websocket}: {type(error).__name__}: {error}."
         ) from error
     if not tools:
-        raise UserError(f"The OpenEnv server at {websocket} takes calls of tools and has none.")
+        raise UserError(f"The OpenEnv server at {websocket} has no tools, but its actions are tool calls.")
     return tools

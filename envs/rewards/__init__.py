@@ -1,8 +1,8 @@
-"""Rewards: what a finished trajectory is worth.
+"""Rewards of finished trajectories.
 
-A reward is a function `reward(trajectory, task, **options) -> float`, sync or async, or a `Reward` class. Configs name
-one by its place, 'package.module:name' or 'file.py:name', or by the name of a built-in one (`REWARDS`); or several
-with weights. docs/rewards.md has them all.
+A reward is a function `reward(trajectory, task, **options) -> float`, sync or async, or a `Reward` class. A config
+names a built-in one (`REWARDS`), or its location, 'package.module:name' or 'file.py:name', or several with weights.
+docs/rewards.md describes them all.
 """
 
 from agentloop.envs.rewards.base import Outcome, RawReward, Reward, inline

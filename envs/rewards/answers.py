@@ -1,4 +1,4 @@
-"""Rewards that compare the final text with the row's `answer`: 1.0 where it is right, 0.0 where not."""
+"""Rewards that compare the final text with the row's `answer`: 1.0 if it is correct, else 0.0."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _BOX_CHARS = 100
 
 @inline
 def exact(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-    """The final text is the answer, white space around it aside."""
+    """Return 1.0 if the final text is the answer, apart from white space around it."""
     return float(trajectory.final_text.strip() == str(answer_of(task)).strip())
 
 
 @inline
 def contains(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-    """The answer stands somewhere in the final text, as a word of its own; case does not count."""
+    """Return 1.0 if the final text contains the answer as a separate word, in any case."""
     answer = re.escape(str(answer_of(task)).strip())
     return float(re.search(rf"(?<!\w){answer}(?!\w)", trajectory.final_text, re.IGNORECASE) is not None)
 
 
 @inline
 def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: float = 1e-6) -> float:
-    """The last number of the final text equals the answer, to a relative `tolerance`."""
+    """Return 1.0 if the last number of the final text equals the answer, to a relative `tolerance`."""
     wanted = _numbers(str(answer_of(task)))
     if not wanted:
         raise ValueError(f"the row's answer {task['answer']!r} has no number")
@@ -44,10 +44,10 @@ def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: f
 
 @inline
 def exact_match(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | None = None) -> float:
-    """The exact match of question answering: the final text, or what stands in the last `<tag>` of it, is one of the
-    answers, after case, punctuation, articles and white space are taken off both. SQuAD, arXiv 1606.05250.
+    """Return 1.0 if the final text, or the content of its last `<tag>`, matches one of the answers.
 
-    `answer` is a string, a list of them, or Search-R1's `{"target": [...]}`.
+    Case, punctuation, articles and white space do not count: the exact match of SQuAD (arXiv 1606.05250). `answer` is a
+    string, a list of strings, or Search-R1's `{"target": [...]}`.
     """
     if tag is None:
         return float(_normal(trajectory.final_text) in _golds(task))
@@ -57,8 +57,10 @@ def exact_match(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | N
 
 @inline
 def search_r1(trajectory: Trajectory, task: Mapping[str, Any], *, format_reward: float = 0.0) -> float:
-    """Search-R1's reward (arXiv 2503.09516): exact match of what stands in the last `<answer>` of the final turn.
-    `format_reward` is what a wrong answer inside of the tags is worth."""
+    """Return Search-R1's reward (arXiv 2503.09516): exact match of the last `<answer>` of the final turn.
+
+    `format_reward` is the reward of a wrong answer inside the tags.
+    """
     if not inside(trajectory.final_text, "answer"):
         return 0.0
     return exact_match(trajectory, task, tag="answer") or format_reward
@@ -66,8 +68,10 @@ def search_r1(trajectory: Trajectory, task: Mapping[str, Any], *, format_reward:
 
 @inline
 def strict_box(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-    r"""The last `\boxed{...}` that begins in the last 100 characters of the final text is the answer, character for
-    character: `math_dapo` of verl with `strict_box_verify`."""
+    r"""Return 1.0 if the last `\boxed{...}` in the last 100 characters of the final text equals the answer exactly.
+
+    This is `math_dapo` of verl with `strict_box_verify`.
+    """
     return float(last_boxed(trajectory.final_text[-_BOX_CHARS:]) == str(answer_of(task)))
 
 
@@ -77,7 +81,7 @@ def _golds(task: Mapping[str, Any]) -> set[str]:
         answer = answer.get("target")
     golds = {_normal(str(gold)) for gold in (answer if isinstance(answer, list | tuple) else [answer])} - {""}
     if not golds or answer is None:
-        raise ValueError(f"the row's answer {task['answer']!r} is none that a text can match")
+        raise ValueError(f"no text can match the row's answer {task['answer']!r}")
     return golds
 
 

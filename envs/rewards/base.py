@@ -1,4 +1,4 @@
-"""What a reward is: a function, or a `Reward` where it has something of its own to start and to release."""
+"""`Reward`: base class of rewards that hold resources. Other rewards are plain functions."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 Outcome = float | Mapping[str, Any]
-"""The reward; or a mapping with it under `reward`, what single turns are worth under `turn_rewards` (a number for each
-sampled turn), and further numbers, which are logged."""
+"""The reward, or a mapping with `reward`, optionally `turn_rewards` (a number per sampled turn), and numbers to log."""
 RawReward = Callable[..., Outcome | Awaitable[Outcome]]
 F = TypeVar("F", bound=RawReward)
 
 
 class Reward(ABC):
-    """A reward that holds something: processes, connections, a sandbox. Made once a run with its options as keyword
-    arguments, asked by all episodes at once. Methods that are not `async` run in threads."""
+    """Reward that holds resources such as processes, connections or a sandbox.
+
+    A run creates it once, with its options as keyword arguments, and all episodes share it. Methods that are not
+    `async` run in threads.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         run_in_threads(cls, ("start", "shutdown", "__call__"))
 
-    async def start(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Make ready; again it does nothing. Raises `UserError` where it cannot work here, before any episode."""
+    async def start(self) -> None:  # noqa: B027 - most rewards prepare nothing
+        """Prepare, before any episode. A second call does nothing. Raises `UserError` if it cannot work here."""
 
     async def shutdown(self) -> None:  # noqa: B027
-        """Release what it holds, whether or not `start` ran."""
+        """Release the resources. Runs even if `start` did not."""
 
     @abstractmethod
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        """What the trajectory is worth. Whatever it raises leaves the trajectory without a reward and is counted as a
-        failure of the judge: raise where the answer cannot be judged, never return 0 for it."""
+        """Return the reward of a trajectory.
+
+        Any error leaves the trajectory without a reward and counts as a failure of the judge. Raise one if the answer
+        cannot be judged: never return 0 for it.
+        """
 
 
 def inline(function: F) -> F:
-    """Mark a synchronous reward as one of microseconds: it is called on the event loop, without a thread."""
+    """Mark a synchronous reward that takes microseconds, to call it on the event loop without a thread."""
     function.runs_inline = True  # type: ignore[attr-defined]
     return function
 
 
 def answer_of(task: Mapping[str, Any]) -> Any:
-    """The column `answer`, which rows of verl have as `reward_model.ground_truth`. Raises `LookupError`."""
+    """Return the column `answer` (`reward_model.ground_truth` in rows of verl). Raises `LookupError`."""
     if "answer" not in task:
         raise LookupError(f"the row has no 'answer' column, only {sorted(task)}")
     return task["answer"]

@@ -1,4 +1,4 @@
-"""DeepEyes' reward (arXiv 2505.14362): 0.8 accuracy + 0.2 format + 1.2 tool."""
+"""`DeepEyes`: the reward of the paper (arXiv 2505.14362), 0.8 accuracy + 0.2 format + 1.2 tool."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _CORRECT_ABOVE = 0.5
 
 
 class DeepEyes(Reward):
-    """Accuracy of the `<answer>` by another reward; format is 0 or -1; the tool counts where a crop was really shown
-    and the answer is correct. A call that failed, or text that looks like one, earns nothing."""
+    """Weighted sum of accuracy, format and tool use.
+
+    Another reward judges the `<answer>`. Format is 0 or -1. The tool counts if the model saw a crop and the answer is
+    correct. A failed call, or text that looks like a call, earns nothing.
+    """
 
     def __init__(
         self,
@@ -30,9 +33,12 @@ class DeepEyes(Reward):
         tool: str = "image_zoom_in_tool",
         max_answer_chars: int = 1000,
     ) -> None:
-        """`accuracy`: the reward that judges the answer, as `judge` or `{name: judge, options: {...}}`. The defaults
-        are those for visual search; for the mathematics of ThinkLite the weights are 1.2, 0.4 and 0. An answer of
-        `max_answer_chars` or more is wrong and of a wrong format, unasked: long answers persuade judges."""
+        """Load `accuracy`, the reward that judges the answer: `judge` or `{name: judge, options: {...}}`.
+
+        The default weights are those for visual search. For the mathematics of ThinkLite they are 1.2, 0.4 and 0. An
+        answer of `max_answer_chars` or more is wrong in content and format, without a call of the judge: long answers
+        persuade judges.
+        """
         from agentloop.envs.rewards.loading import load_reward
 
         self._accuracy = load_reward([_term(accuracy)])

@@ -1,4 +1,4 @@
-"""`RewardFunction`: any reward as the environment calls it: asynchronous, off the event loop, its result checked."""
+"""`RewardFunction`: wraps any reward for the environment."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Judgement:
-    """A checked outcome."""
+    """Checked outcome."""
 
     reward: float
     turn_rewards: Sequence[float] = ()
-    """Empty, or one for each sampled turn."""
+    """Empty, or one reward per sampled turn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardFunction:
-    """A reward as the environment calls it: asynchronous, off the event loop where it may take time, checked."""
+    """Reward for the environment: asynchronous, off the event loop if it may take time, with checked results."""
 
     def __init__(self, function: RawReward | Reward, *, name: str, options: Mapping[str, Any] | None = None) -> None:
-        """`options` are keyword arguments of every call."""
+        """Wrap a function or a `Reward`. `options` are keyword arguments of every call."""
         self.name = name
         self._reward = function if isinstance(function, Reward) else None
         self._call: RawReward = partial(function, **(options or {}))
@@ -39,19 +39,20 @@ class RewardFunction:
         self._is_inline = getattr(function, "runs_inline", False)
 
     async def start(self) -> None:
-        """See `Reward.start`."""
+        """Start the reward. Raises `UserError` if it cannot work here."""
         if self._reward is not None:
             with blaming(f"The reward {self.name!r} cannot start"):
                 await self._reward.start()
 
     async def shutdown(self) -> None:
-        """See `Reward.shutdown`."""
+        """Release the resources of the reward."""
         if self._reward is not None:
             await self._reward.shutdown()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-        """The outcome reward. Rewards of turns are added to `trajectory.turn_rewards`, numbers beside it go to
-        `trajectory.metrics` as `reward/<name>`. Raises as `judge` does, and then changes nothing.
+        """Return the outcome reward, and add the rewards of turns and the metrics to the trajectory.
+
+        Metrics are in `trajectory.metrics` as `reward/<name>`. Raises as `judge` does, and then changes nothing.
         """
         judgement = await self.judge(trajectory, task)
         for turn, value in enumerate(judgement.turn_rewards):
@@ -61,8 +62,11 @@ class RewardFunction:
         return judgement.reward
 
     async def judge(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Judgement:
-        """Ask the reward. Raises whatever it raises, `TypeError` for a result that is no reward and `ValueError` for
-        one that is not finite or has another number of turns."""
+        """Call the reward and check its outcome.
+
+        Raises the errors of the reward, `TypeError` for a result of a wrong type, and `ValueError` for one that is not
+        finite or has a wrong number of turns.
+        """
         if self._is_async or self._is_inline:
             outcome = self._call(trajectory, task)
         else:

@@ -1,4 +1,4 @@
-"""`Judge`: another model says whether the answer is right. Where it cannot be asked, or says neither, it has failed."""
+"""`Judge`: another model decides whether the answer is correct. No verdict is a failure, not a reward of 0."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Verdict: INCORRECT"""
 
 _VERDICT = re.compile(r"\W*verdict\W*:\W*(correct|incorrect)\W*", re.IGNORECASE)
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_FIRST_PAUSE, _LAST_PAUSE = 0.5, 20.0
-"""Seconds before asking again where the server failed: doubling from the first to the last."""
+_LONGEST_PAUSE = 20.0
+"""Maximum seconds between attempts."""
 _RETRY_TEMPERATURE = 0.5
-"""At least, where the same question gave no verdict at the first time: at 0 it would give the same again."""
+"""Minimum temperature after a reply without a verdict: at 0 the reply would be the same again."""
 
 
 class JudgeError(EpisodeError):
@@ -52,10 +52,10 @@ class JudgeError(EpisodeError):
 
 
 class Judge(Reward):
-    """1.0 or 0.0 by the verdict of a model behind an OpenAI-compatible endpoint (`/chat/completions`).
+    """Reward of 1.0 or 0.0 by the verdict of a model behind an OpenAI-compatible endpoint (`/chat/completions`).
 
-    The verdict is the last line of the reply, as a whole: "not correct" is none. A reply without one is asked for
-    again, as is a server that fails; after `attempts` the judge has failed.
+    The verdict is the whole last line of the reply: "not correct" is not a verdict. Replies without one and failures of
+    the server are retried up to `attempts` times.
     """
 
     def __init__(
@@ -72,11 +72,15 @@ class Judge(Reward):
         attempts: int = 5,
         timeout: float = 60.0,
         max_concurrency: int = 64,
+        pause: float = 0.5,
     ) -> None:
-        """`base_url`: up to /v1. `api_key_env`: the environment variable that holds the key, if there is one. `prompt`:
-        with {question}, {reference} and {answer}; it must ask for a last line "Verdict: CORRECT" or "Verdict:
-        INCORRECT". `tag`: judge what stands in the last `<tag>` of the final text, which is worth 0 without it.
-        `max_answer_chars`: longer answers are worth 0, unasked. `timeout`: seconds of one attempt. Raises `UserError`.
+        """Set the endpoint and the prompt. Raises `UserError` for invalid options.
+
+        `base_url` ends with /v1. `api_key_env` is the environment variable with the key, if there is one. `prompt` has
+        {question}, {reference} and {answer}, and must request a last line "Verdict: CORRECT" or "Verdict: INCORRECT".
+        With `tag`, the judge sees the last `<tag>` of the final text, and a text without it gets 0. So do answers
+        longer than `max_answer_chars`. `timeout` is the seconds of one attempt. `pause` is the seconds before the
+        second attempt, and each further pause doubles.
         """
         if missing := [each for each in ("{question}", "{reference}", "{answer}") if each not in prompt]:
             raise UserError(f"The prompt of the judge lacks {', '.join(missing)}.")
@@ -87,13 +91,13 @@ class Judge(Reward):
         self._temperature = temperature
         self._key = os.environ.get(api_key_env)
         self._prompt, self._tag, self._max_answer_chars = prompt, tag, max_answer_chars
-        self._attempts, self._seconds, self._max_concurrency = attempts, timeout, max_concurrency
+        self._attempts, self._seconds, self._pause, self._max_concurrency = attempts, timeout, pause, max_concurrency
         self._client: httpx.AsyncClient | None = None
         self._room = asyncio.Semaphore(max_concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Raises `UserError` where nothing answers at `base_url`, or the key is refused."""
+        """Check the endpoint. Raises `UserError` if nothing answers at `base_url` or it refuses the key."""
         try:
             response = await self._connected().get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -101,7 +105,7 @@ class Judge(Reward):
                 f"The judge at {self._base_url} cannot be reached: {type(error).__name__} {error}. Check base_url."
             ) from error
         if response.status_code in (401, 403):
-            raise UserError(f"The judge at {self._base_url} refuses the key ({response.status_code}): see api_key_env.")
+            raise UserError(f"The judge at {self._base_url} refuses the key ({response.status_code}): set api_key_env.")
 
     async def shutdown(self) -> None:
         client, self._client = self._client, None
@@ -109,7 +113,7 @@ class Judge(Reward):
             await client.aclose()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        """Raises `JudgeError` where there is no verdict."""
+        """Judge the answer. Raises `JudgeError` if there is no verdict."""
         reference = answer_of(task)
         text = trajectory.final_text
         if self._tag is not None:
@@ -121,7 +125,7 @@ class Judge(Reward):
         return await self.ask(re.sub(r"\{(question|reference|answer)\}", lambda m: _inert(fields[m[1]]), self._prompt))
 
     async def ask(self, prompt: str) -> dict[str, float]:
-        """The verdict on a whole prompt, as 1.0 or 0.0, and how many attempts it took. Raises `JudgeError`."""
+        """Return the verdict on a prompt as 1.0 or 0.0, and the number of attempts. Raises `JudgeError`."""
         problem = ""
         temperature = self._temperature
         client = self._connected()
@@ -144,11 +148,11 @@ class Judge(Reward):
                 if response.status_code not in _RETRIED:
                     break
             if attempt < self._attempts:
-                await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (attempt - 1), _LAST_PAUSE) * random.uniform(0.5, 1.0))
+                await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
         raise JudgeError(f"the judge at {self._base_url} gave no verdict in {attempt} attempts: {problem}")
 
     def _connected(self) -> httpx.AsyncClient:
-        """The client of this event loop."""
+        """Return the client of this event loop."""
         if self._client is None or self._loop is not asyncio.get_running_loop():
             self._loop = asyncio.get_running_loop()
             self._room = asyncio.Semaphore(self._max_concurrency)
@@ -158,7 +162,7 @@ class Judge(Reward):
 
 
 def read_verdict(reply: str) -> bool | None:
-    """The last line as a verdict; None where it is none, or where other lines say the opposite."""
+    """Return the verdict in the last line, or None if there is none or another line contradicts it."""
     lines = [line for line in reply.splitlines() if line.strip()]
     verdicts = [match[1].lower() for line in lines if (match := _VERDICT.fullmatch(line))]
     if not lines or _VERDICT.fullmatch(lines[-1]) is None or len(set(verdicts)) != 1:
@@ -167,7 +171,7 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def _reply(response: httpx.Response) -> str:
-    """The text of a completion; empty where the body is none."""
+    """Return the text of a completion, or "" if the body is not one."""
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
@@ -176,18 +180,18 @@ def _reply(response: httpx.Response) -> str:
 
 
 def _question(trajectory: Trajectory) -> str:
-    """The last thing that was asked before the model began."""
+    """Return the last user message before the first turn of the model."""
     asked = [m for m in trajectory.messages[: _first_answer(trajectory)] if m["role"] == "user"]
     return text_of(asked[-1].get("content", "")) if asked else ""
 
 
 def _first_answer(trajectory: Trajectory) -> int:
-    """Index of the first message that the model wrote: behind examples in the prompt."""
+    """Return the index of the first message of the model, after examples in the prompt."""
     own = len(trajectory.turn_rewards)
     places = [i for i, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
     return places[-own] if own and len(places) >= own else (places[0] if places else len(trajectory.messages))
 
 
 def _inert(text: str) -> str:
-    """Without what closes the place of the answer in the prompt."""
+    """Remove the tags with which an answer could break out of its place in the prompt."""
     return re.sub(r"</?\s*(student|reference|question)\s*>", "", text, flags=re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""From the reward of a config to a `RewardFunction`."""
+"""Load the reward of a config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REWARDS: Registry[Any] = Registry(
         "judge": f"{_HERE}.judge:Judge",
         "last_number": f"{_HERE}.answers:last_number",
         "math": f"{_HERE}.math.equivalence:MathEquivalence",
-        "retool": f"{_HERE}.retool:ReTool",
+        "retool": f"{_HERE}.math.retool:ReTool",
         "search_r1": f"{_HERE}.answers:search_r1",
         "skyrl_sql": f"{_HERE}.sql_execution:SkyRlSql",
         "sql_execution": f"{_HERE}.sql_execution:SqlExecution",
@@ -69,7 +69,7 @@ def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
     found = REWARDS.get(spec)
     if isinstance(found, type) and issubclass(found, Reward):
         _check(found, (), spec, options)
-        with blaming(f"The reward {spec!r} cannot be made"):
+        with blaming(f"The reward {spec!r} cannot be created"):
             return RewardFunction(found(**options), name=spec)
     if not callable(found):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Rewards for SQL: the query gives the same rows as the reference query."""
+"""Rewards for SQL: compare the rows of the query with those of the gold query."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 _FENCES = ("sql", "sqlite", "postgresql", "duckdb")
 _MAX_ROWS, _MAX_BYTES = 100_000, 16 << 20
-"""Of one result. A reference that gives more cannot be judged; a query that does is wrong."""
+"""Limits on one result. A gold query that exceeds them cannot be judged; any other query is wrong."""
 
 
 class SqlExecution(Reward):
-    """1.0 where the query gives what the row's reference query gives, on all the row's databases, else 0.0.
+    """Reward of 1.0 if the query returns the rows of the gold query on all databases of the row, else 0.0.
 
-    The query is what stands in the last `<tag>` of the final text, or in its last SQL fence, or the text itself. A
-    reference that fails, or a database that cannot be read, leaves the trajectory without a reward: neither says
-    anything about the query.
+    The query is the last `<tag>` of the final text, its last SQL fence, or the text itself. If the gold query fails or
+    a database is not readable, the trajectory has no reward, because neither is a fault of the query.
     """
 
     def __init__(
@@ -42,10 +41,12 @@ class SqlExecution(Reward):
         timeout: float = 30.0,
         workers: int = 4,
     ) -> None:
-        """`database`: the path of a SQLite or DuckDB file, or postgresql://...; by default each row names a file below
-        `folder`, or a list of them, in its column `database_field`. `gold_field`: the column of the reference query.
-        `compare`: bird_set, multiset, ordered or test_suite. `timeout`: seconds of a query; `workers`: queries at once.
-        Raises `UserError` for what of it cannot be."""
+        """Open `database`: a SQLite or DuckDB file, or postgresql://... By default each row names its own.
+
+        A row names a file below `folder`, or a list of them, in its column `database_field`. `gold_field` is the column
+        of the gold query. `compare` is bird_set, multiset, ordered or test_suite. `timeout` is the seconds of a query,
+        `workers` the number of concurrent queries. Raises `UserError` for invalid options.
+        """
         if timeout <= 0 or workers < 1:
             raise UserError("timeout and workers of sql_execution must be above 0.")
         self._same = comparator(compare)
@@ -61,11 +62,14 @@ class SqlExecution(Reward):
         await self._databases.shutdown()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        """Raises `LookupError`, `UserError` and `GoldQueryError` for rows that cannot be judged, `ToolError` where a
-        database fails."""
+        """Judge the query.
+
+        Raises `LookupError`, `UserError` and `GoldQueryError` for rows that cannot be judged, and `ToolError` if a
+        database fails.
+        """
         gold = task.get(self._gold_field)
         if not isinstance(gold, str):
-            raise LookupError(f"the row has no reference query in its column {self._gold_field!r}")
+            raise LookupError(f"the row has no gold query in its column {self._gold_field!r}")
         databases = self._databases_of(task)
         query = self._query_of(trajectory)
         if not query:
@@ -74,7 +78,7 @@ class SqlExecution(Reward):
         for database in databases:
             predicted, wanted = await asyncio.gather(self._run(database, query), self._run(database, gold))
             ran = min(ran, float(predicted.ok))
-            # Many rows take long to compare, and so do many columns that may be permuted.
+            # In a thread: many rows, or permutations of many columns, take long to compare.
             if not await asyncio.to_thread(self._matches, predicted, wanted, gold):
                 return {"reward": 0.0, "ran": ran}
         return {"reward": 1.0, "ran": ran}
@@ -104,14 +108,15 @@ class SqlExecution(Reward):
 
 
 class SkyRlSql(SqlExecution):
-    """SkyRL-SQL's reward: 1.0 for the right rows, 0.0 for others, -1.0 for a wrong format.
+    """SkyRL-SQL's reward: 1.0 for correct rows, 0.0 for others, -1.0 for a wrong format.
 
-    The format: one `<solution>` in all turns, in the last of them; at least one turn thinks, and every turn behind an
-    observation begins with thinking. `compare` is bird_set, as there; it takes (a), (a) for (a): multiset does not.
+    The format requires exactly one `<solution>`, in the last turn. At least one turn must think, and every turn after
+    an observation must begin with thinking. `compare` is bird_set as in SkyRL-SQL, which ignores duplicate rows;
+    multiset does not.
     """
 
     def __init__(self, database: str | None = None, *, compare: str = "bird_set", **options: Any) -> None:
-        """As `SqlExecution`; the tag is `solution`."""
+        """Set the options of `SqlExecution`, with the tag `solution`."""
         super().__init__(database, compare=compare, tag="solution", **options)
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:

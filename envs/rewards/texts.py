@@ -1,4 +1,4 @@
-"""What rewards look for in what a model wrote."""
+"""Find parts of a model's text, for rewards."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _FENCE = "```"
 
 
 def turn_text(message: Message) -> str:
-    """A turn with its thinking, which the parser takes out of the content, back in its tags."""
+    """Return the text of a turn, with the thinking that the parser extracted in its tags again."""
     content = text_of(message.get("content", ""))
     reasoning = message.get("reasoning_content")
     return content if reasoning is None else f"<think>\n{reasoning}\n</think>\n{content}"
 
 
 def assistant_turns(trajectory: Trajectory) -> list[Message]:
-    """What the model wrote, turn by turn. Examples in the prompt are not the model's."""
+    """Return the turns that the model wrote, without examples in the prompt."""
     turns = [message for message in trajectory.messages if message["role"] == "assistant"]
     num_sampled = len(trajectory.turn_rewards)
     return turns[-num_sampled:] if num_sampled else turns
 
 
 def inside(text: str, tag: str) -> list[str]:
-    """What stands between `<tag>` and the next `</tag>`, of each pair in order, stripped."""
+    """Return the stripped texts between each `<tag>` and the next `</tag>`, in order."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     found = []
     place = 0
-    # Not a regular expression: with many opening tags and no closing one that takes quadratic time.
+    # A regular expression takes quadratic time with many opening tags and no closing one.
     while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
         found.append(text[start + len(opening) : end].strip())
         place = end + len(closing)
@@ -39,8 +39,7 @@ def inside(text: str, tag: str) -> list[str]:
 
 
 def last_fence(text: str, *languages: str) -> str | None:
-    """The content of the last Markdown fence that is marked with one of the languages, or of the last unmarked one
-    where none is. A fence that is not closed is none."""
+    """Return the content of the last closed Markdown fence in one of the languages, else of the last unmarked one."""
     found: dict[bool, str] = {}
     language: str | None = None
     lines: list[str] = []
@@ -59,7 +58,7 @@ def last_fence(text: str, *languages: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, braces inside it balanced; None where there is none or it is cut off."""
+    r"""Return the content of the last `\boxed{...}`, or None if there is none or its braces are not balanced."""
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None

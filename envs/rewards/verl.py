@@ -1,5 +1,7 @@
-"""Reward functions that were written for verl, as they are: `compute_score(data_source, solution_str, ground_truth,
-extra_info)`."""
+"""`VerlScore`: reward functions written for verl, used without changes.
+
+Their signature is `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class VerlScore(Reward):
-    """verl's `custom_reward_function`.
+    """Reward that calls verl's `custom_reward_function`.
 
-    `function`: where it is, 'file.py:compute_score'; sync (called in a thread) or async. `reward_kwargs`: its further
-    arguments. `tokenizer`: a folder or a name on the hub; `solution_str` is then what verl decodes, token for token.
-    Without one it is the same text put together from the messages: turns, calls in `<tool_call>` tags, results in
-    `<tool_response>` tags. Raises `UserError` where the function or the tokenizer cannot be had.
+    `function` is its location, 'file.py:compute_score', sync (called in a thread) or async. `reward_kwargs` are further
+    arguments. With `tokenizer`, a folder or a name on the hub, `solution_str` is the decoded tokens, as in verl.
+    Without it, `solution_str` is the same text built from the messages: turns, calls in `<tool_call>` tags, results in
+    `<tool_response>` tags. Raises `UserError` if the function or the tokenizer cannot be loaded.
     """
 
     def __init__(
@@ -38,29 +40,29 @@ class VerlScore(Reward):
     ) -> None:
         found = load_object(function, "reward function of verl")
         if not callable(found):
-            raise UserError(f"The reward function {function!r} is {type(found).__name__}, which cannot be called.")
+            raise UserError(f"The reward function {function!r} must be callable, got {type(found).__name__}.")
         self._is_async = inspect.iscoroutinefunction(found)
         self._call = partial(found, **(reward_kwargs or {}))
         self._tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        said = _said(trajectory)
+        messages = _response(trajectory)
         extra_info = {
             **(task.get("extra_info") or {}),
-            "num_turns": 1 + len(_by_speaker(said)),
+            "num_turns": 1 + len(_by_role(messages)),
             "rollout_reward_scores": {},
         }
         call = partial(
             self._call,
             data_source=task.get("data_source"),
-            solution_str=_transcript(said) if self._tokenizer is None else await self._decoded(trajectory),
+            solution_str=_transcript(messages) if self._tokenizer is None else await self._decoded(trajectory),
             ground_truth=answer_of(task),
             extra_info=extra_info,
         )
         return _outcome(await (call() if self._is_async else asyncio.to_thread(call)))
 
     async def _decoded(self, trajectory: Trajectory) -> str:
-        """Everything behind the prompt, without special tokens."""
+        """Decode everything after the prompt, without special tokens."""
         assert self._tokenizer is not None
         start = trajectory.segments[0].end if len(trajectory) else 0
         return await asyncio.to_thread(self._tokenizer.decode, list(trajectory.ids[start:]), skip_special_tokens=True)
@@ -72,15 +74,15 @@ def _load_tokenizer(name: str) -> Tokenizer:
     file = Path(name).expanduser() / "tokenizer.json"
     try:
         return Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library has no specific errors
         raise UserError(
-            f"The tokenizer {name!r} of the reward cannot be loaded ({error}). Name a folder with a tokenizer.json, or "
-            "a model on the hub that can be reached from here."
+            f"The tokenizer {name!r} of the reward cannot be loaded ({error}). Use a folder with a tokenizer.json, or "
+            "the name of a model on a hub that is reachable."
         ) from error
 
 
-def _said(trajectory: Trajectory) -> list[Message]:
-    """From the model's first turn on; nothing where it had none."""
+def _response(trajectory: Trajectory) -> list[Message]:
+    """Return the messages from the model's first turn on."""
     turns = assistant_turns(trajectory)
     if not turns:
         return []
@@ -88,16 +90,16 @@ def _said(trajectory: Trajectory) -> list[Message]:
     return trajectory.messages[first:]
 
 
-def _by_speaker(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
-    """Runs of messages of one role, as ChatML shows it: results of tools come from the user."""
+def _by_role(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
+    """Group adjacent messages by their role in ChatML, in which tool results come from the user."""
     runs = itertools.groupby(messages, key=lambda message: "user" if message["role"] == "tool" else message["role"])
     return [(str(role), list(run)) for role, run in runs]
 
 
 def _transcript(messages: Sequence[Message]) -> str:
-    """As ChatML reads without its special tokens: the first turn bare, names of roles before what follows it."""
+    """Return the messages in ChatML without special tokens: role names before all groups but the first."""
     parts: list[str] = []
-    for role, run in _by_speaker(messages):
+    for role, run in _by_role(messages):
         parts += [*([role] if parts else []), *map(_text, run)]
     return "\n".join(parts)
 
@@ -113,7 +115,7 @@ def _text(message: Message) -> str:
 
 
 def _outcome(result: Any) -> Outcome:
-    """A number, or verl's dict with `score`; the numbers beside it are for the log."""
+    """Convert a number, or verl's dict with `score` and numbers to log."""
     if not isinstance(result, Mapping):
         return result
     if "score" not in result:

@@ -1,4 +1,4 @@
-"""`WeightedSum`: several rewards as one, each with a weight."""
+"""`WeightedSum`: combines several rewards, each with a weight."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 _COUNTS_ABOVE = 0.5
-"""What another term must have given for a term with `only_if` to count."""
+"""Reward that the term named by `only_if` must exceed."""
 
 
 class RewardTerm(Config):
-    """One reward of several."""
+    """One term of a weighted sum."""
 
     name: ConfigPath
-    """A built-in reward, or 'file.py:name' / 'package.module:name'."""
+    """Built-in reward, or 'file.py:name' / 'package.module:name'."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     options: ConfigOptions = Field(default_factory=dict)
     only_if: str | None = None
-    """The label of a term further up: where that gave 0.5 or less, this one is not asked and counts 0."""
+    """Label of an earlier term. If its reward is at most 0.5, this term is not computed and counts 0."""
     label: str | None = None
-    """What it is called in the log and by `only_if`; default: its name, without the place."""
+    """Name in the log and for `only_if`. Default: `name` without the location."""
 
     @property
     def shown(self) -> str:
+        """Label, or the name without the location."""
         return self.label or self.name.rpartition(":")[2]
 
 
@@ -46,33 +47,35 @@ RewardSpec = Annotated[
     | Annotated[list[Annotated[RewardTerm, BeforeValidator(_named), HAS_PATHS]], Tag("<several>")],
     Discriminator(lambda value: "<several>" if isinstance(value, list | tuple) else "<one>"),
 ]
-"""What a config may say: the name of a reward, or a list of terms."""
+"""Value of a config: the name of a reward, or a list of terms."""
 
 
 @dataclass(slots=True, frozen=True)
 class LoadedTerm:
+    """Term with its loaded reward."""
+
     reward: RewardFunction
     term: RewardTerm
 
 
 class WeightedSum(Reward):
-    """The sum of rewards times their weights, asked in their order; rewards of turns are weighted in the same way.
+    """Weighted sum of rewards, computed in order. Rewards of turns get the same weights.
 
-    Each term is logged as `reward/<label>`, before its weight, and the numbers that it gives as
-    `reward/<label>/<name>`. A term that raises leaves the whole without a reward.
+    The log has each term without its weight as `reward/<label>`, and its metrics as `reward/<label>/<name>`. If a term
+    raises, the trajectory has no reward.
     """
 
     def __init__(self, terms: Sequence[LoadedTerm]) -> None:
-        """Raises `UserError` for labels that are taken or unknown."""
+        """Check the labels. Raises `UserError` for duplicate and unknown ones."""
         seen: set[str] = set()
         for each in terms:
             label, gate = each.term.shown, each.term.only_if
             if label in seen:
-                raise UserError(f"Two terms of the reward are called {label!r}: give one of them a label of its own.")
+                raise UserError(f"Two terms of the reward have the label {label!r}: give one of them another label.")
             if gate is not None and gate not in seen:
                 raise UserError(
-                    f"The term {label!r} of the reward counts only if {gate!r}, which is no term further up: "
-                    f"{', '.join(sorted(seen)) or 'there is none'}."
+                    f"only_if of the reward term {label!r} must name an earlier term, got {gate!r}. Earlier terms: "
+                    f"{', '.join(sorted(seen)) or 'none'}."
                 )
             seen.add(label)
         self._terms = tuple(terms)

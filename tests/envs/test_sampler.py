@@ -38,5 +38,5 @@ def test_without_shuffling_the_order_is_that_of_the_dataset():
 
 
 def test_a_dataset_of_another_size_is_refused():
-    with pytest.raises(UserError, match=r"3 tasks when the checkpoint was written and has 4"):
+    with pytest.raises(UserError, match=r"3 tasks when the checkpoint was written, and now it has 4"):
         TaskSampler(4).load_state_dict(TaskSampler(3).state_dict())

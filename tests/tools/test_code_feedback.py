@@ -51,14 +51,14 @@ def error(*lines: str, name: str = "ValueError") -> CellError:
         ({"timed_out": True, "session_ended": "killed"},
          "[timed out after 10 s]\n[Python was killed: variables and files are lost, and the next call starts afresh]"),
         ({"displays": [{"text/plain": "é" * 600}, {"text/plain": "more"}]}, "é" * 500 + "\n[output cut]"),
-        ({"displays": [{"text/plain": "<Figure>", "image/png": b""}]}, "[a picture, not shown]"),
+        ({"displays": [{"text/plain": "<Figure>", "image/png": b""}]}, "[an image, not shown]"),
     ],
 )  # fmt: skip
 async def test_text(cell, text):
     assert await feedback(**cell) == text
 
 
-async def test_pictures_are_parts_between_the_text_around_them():
+async def test_images_are_parts_between_the_text_around_them():
     shown = [{"text/plain": "first"}, {"image/png": png(), "text/plain": "<Figure>"}, {"text/plain": "second"}]
     parts = await feedback(stdout="out\n", displays=shown, max_images=1)
     assert [part["type"] for part in parts] == ["text", "image", "text"]
@@ -69,14 +69,15 @@ async def test_pictures_are_parts_between_the_text_around_them():
     assert parts[1]["image"].getpixel((0, 0)) == (255, 255, 255)  # transparency is paper, not black
 
 
-async def test_only_so_many_pictures():
+async def test_only_so_many_images():
     parts = await feedback(displays=[{"image/png": png()}] * 3, max_images=2)
     assert [part["type"] for part in parts] == ["image", "image", "text"]
-    assert parts[2]["text"] == "[a picture, not shown]"
+    assert parts[2]["text"] == "[an image, not shown]"
 
 
 @pytest.mark.parametrize(
-    ("picture", "text"), [(b"\x89PNG\r\n\x1a\nbroken", "no picture"), (png(13000, 13000, "1"), "at most 16,000,000")]
+    ("image", "text"),
+    [(b"\x89PNG\r\n\x1a\nbroken", "unknown format"), (png(13000, 13000, "1"), "the limit is 16,000,000")],
 )
-async def test_pictures_that_are_none(picture, text):
-    assert text in await feedback(displays=[{"image/png": picture}], max_images=1)
+async def test_images_that_are_none(image, text):
+    assert text in await feedback(displays=[{"image/png": image}], max_images=1)

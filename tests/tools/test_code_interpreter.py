@@ -130,7 +130,7 @@ def test_fences(text, code):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*Give the others to `agentloop tools serve`"),
+        ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*give the others to `agentloop tools serve`"),
         ({"sandbox": "http://"}, "must be the address of a daemon"),
         ({"sandbox": "bubblewarp"}, "Did you mean 'bubblewrap'"),
         ({"timeout": -1}, "timeout must be a finite number above 0"),
@@ -289,17 +289,17 @@ async def test_much_output_of_a_cell(notebook):
     assert shown.content == "'" + "y" * 999 + "\n[output cut]"
 
 
-async def test_plots_are_pictures(notebook):
+async def test_plots_are_images(notebook):
     plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nprint('drawn')\nplt.show()"
     (result,) = await run_cells(plot, packages=["matplotlib"], max_images=2, **notebook)
     assert [part["type"] for part in result.content] == ["text", "image"], result.content
     assert result.content[0]["text"].startswith("drawn")
-    picture = result.content[1]["image"]
-    assert picture.mode == "RGB"
-    assert picture.width > 100
-    assert len(picture.getcolors(1 << 16)) > 2
+    image = result.content[1]["image"]
+    assert image.mode == "RGB"
+    assert image.width > 100
+    assert len(image.getcolors(1 << 16)) > 2
     (result,) = await run_cells(plot, packages=["matplotlib"], **notebook)
-    assert result.content.endswith("[a picture, not shown]")
+    assert result.content.endswith("[an image, not shown]")
 
 
 async def test_a_lost_session_is_a_failure_of_the_tool_and_the_next_call_has_a_new_one():

@@ -74,8 +74,15 @@ def test_slots_of_a_killed_process_come_back(tmp_path):
     holder = worker(tmp_path, {"max_concurrency": 2}, 2, 60)
     deadline = time.monotonic() + 30
     limit = SharedLimit("t", folder=tmp_path, max_concurrency=2)
-    while (slot := limit._free_slot()) is not None:
-        os.close(slot)
+
+    async def is_full() -> bool:
+        try:
+            async with asyncio.timeout(0.1), limit.admitted():
+                return False
+        except TimeoutError:
+            return True
+
+    while not asyncio.run(is_full()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(holder.pid, signal.SIGKILL)

@@ -122,7 +122,7 @@ async def test_a_tool_that_cannot_be_made_or_started_says_where(tmp_path):
         "    def start(self): raise OSError('no server')\n"
         "    def call(self, ctx) -> str: return ''\n"
     )
-    with pytest.raises(UserError, match=r"cannot be made: KeyError: 'KEY' \(own.py, line 3\)"):
+    with pytest.raises(UserError, match=r"cannot be created: KeyError: 'KEY' \(own.py, line 3\)"):
         registry.load(f"{tmp_path}/own.py:Made")
     with pytest.raises(UserError, match=r"'started' cannot start: OSError: no server \(own.py, line 5\)"):
         await Toolset([registry.load(f"{tmp_path}/own.py:Started")]).start()

@@ -177,7 +177,7 @@ def test_skipped_parameters_need_no_hint():
         ("**cities: str", r"'\*\*cities'"),
         ("city: str, /", "'city'"),
         ("city: 'Nowhere'", "names 'Nowhere'"),
-        ("city: object()", "no JSON Schema"),
+        ("city: object()", "No JSON Schema"),
     ],
 )
 def test_signatures_that_cannot_be_shown(signature, message):

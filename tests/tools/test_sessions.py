@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel
 from agentloop.errors import FailureKind, ToolError, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.function import tool
-from agentloop.tools.json_schema import SchemaArguments
+from agentloop.tools.schema import SchemaArguments
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
@@ -22,11 +22,13 @@ class Counter(Tool):
 
     def __init__(self):
         self.opened = self.closed = 0
+        self.drawn: list[int] = []
 
     async def open(self, ctx: ToolContext) -> list[int]:
         self.opened += 1
         await asyncio.sleep(0.01)
-        return [ctx.rng.randrange(1000)]
+        self.drawn.append(ctx.rng.randrange(1000))
+        return self.drawn[-1:]
 
     async def call(self, ctx: ToolContext, by: int = 1) -> str | ToolResult:
         ctx.state.append(by)
@@ -97,12 +99,10 @@ async def test_two_calls_at_once_open_once():
 
 
 async def test_the_rng_is_that_of_the_seed():
-    states = []
+    counter = Counter()
     for seed in (1, 1, 2):
-        session = sessions(Counter(), seed=seed)
-        await session.call(call("counter"), soon())
-        states.append(session._sessions["counter"].ctx.state[0])
-    assert states[0] == states[1] != states[2]
+        await sessions(counter, seed=seed).call(call("counter"), soon())
+    assert counter.drawn[0] == counter.drawn[1] != counter.drawn[2]
 
 
 async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
@@ -127,10 +127,10 @@ async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
         ("raises a timeout of its own", "TimeoutError: upstream"),
         ("exits", "SystemExit: 1"),
         ("cancels itself", "The tool was cancelled."),
-        ("returns nothing", "TypeError: the tool 'misbehaves' returned nothing, and a model has to read something"),
+        ("returns nothing", "TypeError: the tool 'misbehaves' returned None: return a text for the model"),
         (
             "returns itself",
-            "TypeError: the tool 'misbehaves' returned Misbehaves, which is neither text, nor a ToolResult, nor JSON",
+            "TypeError: the tool 'misbehaves' returned Misbehaves: return a string, a ToolResult or a JSON value",
         ),
     ],
 )
@@ -168,13 +168,15 @@ class Blocking(Tool):
 
     timeout = 5.0
     threads: set[str]
+    event: threading.Event
 
     def start(self):
         self.threads = {threading.current_thread().name}
 
     def open(self, ctx):
         self.threads.add(threading.current_thread().name)
-        return threading.Event()
+        self.event = threading.Event()
+        return self.event
 
     def call(self, ctx: ToolContext, sign: str = "") -> str:
         """Wait for a call that gives the sign."""
@@ -236,10 +238,9 @@ async def test_methods_without_async_run_in_threads():
     waits = asyncio.create_task(session.call(call("blocking"), soon()))
     answered = await session.call(call("blocking", sign="go"), soon())
     assert [(await waits).content, answered.content] == ["seen ", "seen go"]
-    event = session._sessions["blocking"].ctx.state
     assert await session.close() == []
     await tools.shutdown()
-    assert not event.is_set()
+    assert not blocking.event.is_set()
     assert all(name.startswith("agentloop-tool") for name in blocking.threads)
     assert tools.schemas[0]["function"]["parameters"]["properties"]["sign"]["type"] == "string"
 

@@ -1,4 +1,4 @@
-"""Content of MCP as content of ours."""
+"""Convert content of MCP to content of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.vision.decoding import load_image
 
 
 def as_content(items: Iterable[Any]) -> Content:
-    """What a call gave: text where it is text only, else parts. What models cannot be shown is named."""
+    """Return a string if all items are text, else parts. Content that no model can see becomes a note."""
     parts = [_part(item) for item in items]
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts if part["type"] == "text")

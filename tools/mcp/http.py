@@ -1,4 +1,4 @@
-"""An MCP server behind HTTP ("streamable HTTP"): each message is a POST, answered by JSON or by an event stream."""
+"""MCP over "streamable HTTP": each message is a POST, and its answer is JSON or an event stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_BYTES = 64 << 20
 
 
 class HttpTransport:
-    """Talks to a server that somebody else runs."""
+    """Transport to a server that is already running."""
 
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
         self._url = url
@@ -39,7 +39,7 @@ class HttpTransport:
                         await self.notify(answer)
         except httpx.HTTPError as error:
             raise McpError(f"{self._url} cannot be reached: {type(error).__name__} {error}".strip()) from error
-        raise McpError(f"{self._url} gave no answer")
+        raise McpError(f"{self._url} closed the connection without an answer")
 
     async def notify(self, message: Message) -> None:
         assert self._client is not None
@@ -55,9 +55,9 @@ class HttpTransport:
         if response.status_code == 404 and "Mcp-Session-Id" in self._headers:
             raise McpError(f"{self._url} has ended the session")
         if response.status_code in (401, 403):
-            raise McpError(f"{self._url} wants other credentials (HTTP {response.status_code}): set headers")
+            raise McpError(f"{self._url} refuses the credentials (HTTP {response.status_code}): set headers")
         if response.status_code >= 400:
-            raise McpError(f"{self._url} answers with HTTP {response.status_code}")
+            raise McpError(f"{self._url} answered with HTTP {response.status_code}")
 
     async def close(self) -> None:
         if self._client is None:
@@ -67,19 +67,19 @@ class HttpTransport:
             if "Mcp-Session-Id" in self._headers:
                 await client.delete(self._url, headers=self._headers)
         except httpx.HTTPError:
-            return  # it is gone, and its session with it
+            return  # the server is gone, and the session with it
         finally:
             await client.aclose()
 
 
 async def _messages(response: httpx.Response) -> AsyncIterator[Message]:
-    """What an answer holds. Raises `McpError` for something else than messages."""
+    """Yield the messages of an answer. Raises `McpError` if it has anything else."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         content = b""
         async for chunk in response.aiter_bytes():
             content += chunk
             if len(content) > _MAX_BYTES:
-                raise McpError(f"the answer has more than {_MAX_BYTES >> 20} MiB")
+                raise McpError(f"the answer is larger than {_MAX_BYTES >> 20} MiB")
         for message in _parsed(content):
             yield message
         return
@@ -99,8 +99,8 @@ def _parsed(text: str | bytes) -> list[Message]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise McpError("the server answers with something else than JSON") from error
+        raise McpError("the answer of the server is not JSON") from error
     messages = value if isinstance(value, list) else [value]
     if not all(isinstance(message, dict) for message in messages):
-        raise McpError("the server answers with something else than JSON-RPC messages")
+        raise McpError("the answer of the server is not JSON-RPC")
     return messages

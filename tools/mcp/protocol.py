@@ -1,4 +1,4 @@
-"""What a client of an MCP server says, over any transport. Messages are JSON-RPC 2.0.
+"""`Client`: a session with an MCP server over any `Transport`. Messages are JSON-RPC 2.0.
 
 https://modelcontextprotocol.io/specification/2025-11-25
 """
@@ -18,37 +18,41 @@ Message = dict[str, Any]
 
 
 class McpError(AgentLoopError):
-    """The server failed, or answered what cannot be used."""
+    """The server failed, or its answer is not usable."""
 
 
 class Transport(Protocol):
-    """Carries messages to one server and back."""
+    """Connection that carries messages to one server and back."""
 
     async def open(self) -> None:
-        """Raises `McpError` where there is no server."""
+        """Connect to the server. Raises `McpError` if there is none."""
 
     async def request(self, message: Message, on_request: Callable[[Message], Message | None]) -> Message:
-        """Send a request and wait for its answer. `on_request` answers what the server asks meanwhile. Raises
-        `McpError`."""
+        """Send a request and wait for its answer. Raises `McpError`.
+
+        `on_request` answers requests that the server sends in the meantime.
+        """
         ...
 
-    async def notify(self, message: Message) -> None: ...
+    async def notify(self, message: Message) -> None:
+        """Send a message that has no answer."""
 
     def negotiated(self, version: str) -> None:
-        """The version that both sides speak from now on."""
+        """Adopt the protocol version that both sides agreed on."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Disconnect."""
 
 
 class Client:
-    """A session with one server."""
+    """Session with one server."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._numbers = itertools.count(1)
 
     async def open(self) -> None:
-        """Raises `McpError`."""
+        """Connect and initialize the session. Raises `McpError`."""
         await self._transport.open()
         answer = await self._request(
             "initialize",
@@ -62,7 +66,7 @@ class Client:
         await self._transport.notify({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """`{"name", "description", "inputSchema", ...}` each."""
+        """Return `{"name", "description", "inputSchema", ...}` of each tool."""
         tools: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -70,10 +74,10 @@ class Client:
             tools += page.get("tools", ())
             if not (cursor := page.get("nextCursor")):
                 return tools
-        raise McpError(f"the list of its tools has more than {_MAX_PAGES} pages")
+        raise McpError(f"its list of tools has more than {_MAX_PAGES} pages")
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """`{"content": [...], "isError": bool, ...}`."""
+        """Call a tool and return `{"content": [...], "isError": bool, ...}`."""
         return await self._request("tools/call", {"name": name, "arguments": arguments})
 
     async def close(self) -> None:
@@ -93,10 +97,10 @@ class Client:
 
 
 def _answer(message: Message) -> Message | None:
-    """To what the server asks of us: we are alive, and offer nothing (no sampling, no roots, no elicitation)."""
+    """Answer a request of the server: pings succeed, and all else (sampling, roots, elicitation) is refused."""
     if "method" not in message or "id" not in message:
         return None
     if message["method"] == "ping":
         return {"jsonrpc": "2.0", "id": message["id"], "result": {}}
-    error = {"code": -32601, "message": f"{message['method']} is not offered"}
+    error = {"code": -32601, "message": f"{message['method']} is not supported"}
     return {"jsonrpc": "2.0", "id": message["id"], "error": error}

@@ -1,4 +1,4 @@
-"""`McpServer`: the tools of an MCP server, as tools of a task."""
+"""`McpServer`: offers the tools of an MCP server as tools of a task."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from agentloop.errors import ToolError, UserError, nearest
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.json_schema import SchemaArguments
 from agentloop.tools.mcp.content import as_content
 from agentloop.tools.mcp.http import HttpTransport
 from agentloop.tools.mcp.protocol import Client, McpError, Transport
 from agentloop.tools.mcp.stdio import StdioTransport
+from agentloop.tools.schema import SchemaArguments
 
 
 class McpServer:
-    """The tools of an MCP server, as many as a task may use: `tools()` gives them.
+    """Source of the tools of an MCP server.
 
-    `command`: starts it, a list or a line as in a shell; or `url`: where it runs. `env` and `folder`: of the command,
-    which gets nothing else of our environment but what programs need to run. `headers`: sent to the URL. `include`:
-    names of the tools to use, all by default; `prefix`: put before their names. With `stateful` (default) each
-    trajectory has a session of its own, which for a command is a process; else all share one. `timeout`: seconds of
-    one call. Raises `UserError` for settings that do not fit together.
+    `command`, a list or a shell-like line, starts the server; `url` is the address of a running one. `env` and
+    `folder` are the environment and working directory of the command. It inherits only the variables that programs need
+    to run. `headers` go to the URL. `include` names the tools to use (default: all), and `prefix` goes before their
+    names. With `stateful` (default) each trajectory has its own session, which is a process for a command. Otherwise
+    all share one. `timeout` is the seconds of one call. Raises `UserError` for settings that contradict each other.
     """
 
     needs = "command or url"
-    """What `agentloop tools list` says of its options."""
+    """Required options, for `agentloop tools list`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class McpServer:
         timeout: float = 60.0,
     ) -> None:
         if (command is None) == (url is None):
-            raise UserError("An MCP server is given by its command or by its url, one of the two.")
+            raise UserError("Set either command or url of an MCP server, and not both.")
         self._command = shlex.split(command) if isinstance(command, str) else list(command or ())
         self._url = url
         self._env, self._folder, self._headers = dict(env or {}), folder, dict(headers or {})
@@ -55,20 +55,21 @@ class McpServer:
 
     @property
     def name(self) -> str:
+        """URL or command line, for messages."""
         return self._url or shlex.join(self._command)
 
     def tools(self) -> list[Tool]:
-        """Asks the server for its tools, in a session of its own. Raises `UserError` where that fails."""
+        """List the tools of the server in a session of its own. Raises `UserError` if that fails."""
         try:
             listed = _run(self._list())
         except (McpError, TimeoutError) as error:
             reason = str(error) or f"no answer in {self.timeout:g} s"
-            raise UserError(f"The MCP server {self.name} cannot be used: {reason}.") from error
+            raise UserError(f"The MCP server {self.name} is not usable: {reason}.") from error
         known = {str(tool.get("name")): tool for tool in listed}
         for name in self._include or ():
             if name not in known:
                 raise UserError(
-                    f"The MCP server {self.name} has no tool {name!r}.{nearest(name, known)} It has: "
+                    f"The MCP server {self.name} has no tool {name!r}.{nearest(name, known)} Its tools: "
                     f"{', '.join(known) or 'none'}."
                 )
         return [McpTool(self, known[name], self._prefix) for name in self._include or known]
@@ -83,7 +84,7 @@ class McpServer:
                 await client.close()
 
     async def acquire(self, trajectory_id: str) -> Client:
-        """The session of a trajectory, which its tools share. Raises `ToolError`."""
+        """Return the session that the tools of a trajectory share. Raises `ToolError`."""
         shared = self._open.setdefault(self._key(trajectory_id), _Shared())
         shared.users += 1
         try:
@@ -100,11 +101,11 @@ class McpServer:
         except BaseException as error:
             await self.release(trajectory_id)
             if isinstance(error, McpError):
-                raise ToolError(f"The tool server cannot be used: {error}.") from error
+                raise ToolError(f"The tool server is not usable: {error}.") from error
             raise
 
     async def release(self, trajectory_id: str) -> None:
-        """Ends the session with its last user."""
+        """Release the session. The last user closes it."""
         key = self._key(trajectory_id)
         shared = self._open[key]
         shared.users -= 1
@@ -123,7 +124,7 @@ class McpServer:
 
 
 class _Shared:
-    """A session that several tools use."""
+    """Session that several tools use."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
@@ -132,7 +133,7 @@ class _Shared:
 
 
 class McpTool(Tool):
-    """One tool of a server. Its schema is the server's."""
+    """One tool of a server, with the schema that the server lists."""
 
     def __init__(self, server: McpServer, listed: Mapping[str, Any], prefix: str) -> None:
         self._server = server
@@ -144,13 +145,13 @@ class McpTool(Tool):
         self._holds = False
 
     async def start(self) -> None:
-        """A session that all trajectories share stays open as long as the tool."""
+        """Open the session that all trajectories share, if they do. It stays open until `shutdown`."""
         if self._server.stateful or self._holds:
             return
         try:
             await self._server.acquire("")
         except ToolError as error:
-            raise UserError(f"The MCP server {self._server.name} cannot be used: {error}") from error
+            raise UserError(f"The MCP server {self._server.name} is not usable: {error}") from error
         self._holds = True
 
     async def shutdown(self) -> None:
@@ -174,7 +175,7 @@ class McpTool(Tool):
 
 
 def _run(coroutine: Any) -> Any:
-    """From code that is not asynchronous, whether or not an event loop runs above it."""
+    """Run a coroutine from synchronous code, even if an event loop is running."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as thread:

@@ -1,4 +1,4 @@
-"""An MCP server as a child process: messages are lines on its stdin and stdout."""
+"""MCP over stdio: the server is a child process, and messages are lines on its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LINE_BYTES = 64 << 20
 _STDERR_BYTES = 2000
 _END_SECONDS = 2.0
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
-"""What a server needs to run; our secrets stay here unless they are named."""
+"""Variables that a server inherits. Others may be secrets, and the option `env` must name them."""
 
 
 class StdioTransport:
-    """Starts the server and ends it, with all that it started."""
+    """Transport that starts the server, and at the end kills it with all processes it started."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
         self._command = command
@@ -42,7 +42,7 @@ class StdioTransport:
                 limit=_LINE_BYTES,
                 env=self._env,
                 cwd=self._folder,
-                start_new_session=True,  # so that what it starts can be ended with it
+                start_new_session=True,  # so that close() can kill its children too
             )
         except OSError as error:
             raise McpError(f"{self._command[0]} cannot be started: {error.strerror}") from error
@@ -73,10 +73,10 @@ class StdioTransport:
             raise self._ended() from error
 
     def negotiated(self, version: str) -> None:
-        """The stream has no place for it."""
+        """Do nothing: messages on stdio do not carry the version."""
 
     def _write(self, message: Message) -> None:
-        """Raises `BrokenPipeError` where the server has ended."""
+        """Write a message. Raises `BrokenPipeError` if the server has exited."""
         assert self._process is not None
         assert self._process.stdin is not None
         if self._process.returncode is not None or self._process.stdin.is_closing():
@@ -102,37 +102,37 @@ class StdioTransport:
         try:
             message = json.loads(line)
         except ValueError:
-            return  # servers that print to stdout exist
+            return  # some servers print other lines to stdout
         if not isinstance(message, dict):
             return
         if "method" in message:
             if (answer := self._on_request(message)) is not None:
-                with contextlib.suppress(BrokenPipeError):  # gone meanwhile: the reader is about to say so
+                with contextlib.suppress(BrokenPipeError):  # it has exited, and the reader is about to report it
                     self._write(answer)
         elif (future := self._waiting.get(message.get("id", 0))) is not None and not future.done():
             future.set_result(message)
 
     async def _read_errors(self) -> None:
-        """The end of what it says of itself, for when it fails."""
+        """Keep the end of stderr for error messages."""
         assert self._process is not None
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(65536):
             self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
 
     async def _last_words(self) -> None:
-        """Wait until what it said at its end was read."""
+        """Wait until the end of stderr is read."""
         await asyncio.wait(self._tasks[1:], timeout=1.0)
 
     def _ended(self) -> McpError:
         last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2].rstrip(".")
-        return McpError(f"the server {self._command[0]} ended" + (f": {last}" if last else ""))
+        return McpError(f"the server {self._command[0]} exited" + (f": {last}" if last else ""))
 
     async def close(self) -> None:
         process = self._process
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()  # which is how it is told to end
+            process.stdin.close()  # asks the server to exit
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await process.wait()

@@ -1,1 +1,4 @@
-"""Find passages: in an index on disk, on a retrieval server, on the web."""
+"""Tools that search a corpus: an index on disk (SQLite, tantivy) or a retrieval server.
+
+`agentloop tools index` writes the indexes.
+"""

@@ -1,4 +1,4 @@
-"""A full-text index in one file: SQLite's FTS5, ranked by BM25. Nothing to install, nothing to run."""
+"""Full-text index in one file: SQLite's FTS5, ranked by BM25. It needs no packages and no server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.tools.search.passages import Passage, passage_of, valid
 
 FORMAT = "agentloop search index 1"
 MAX_TERMS = 16
-"""Of a query; the rarest ones. Each more costs time and says less."""
+"""Maximum terms of a query: the rarest ones, which narrow the search most."""
 MAX_QUERY_CHARS = 10_000
 _TERM = re.compile(r"\w+")
 _BATCH = 10_000
@@ -25,13 +25,14 @@ _TOKENIZER = "unicode61 remove_diacritics 2"
 
 
 def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
-    """Write an index of passages; returns how many. The file appears whole or not at all.
+    """Write an index of passages and return their number. The file appears atomically.
 
-    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus and for a folder.
+    `on_progress` gets the number of passages after each batch. Raises `UserError` for an empty corpus and if `path` is
+    a folder.
     """
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a folder, and the index is a file: name another.")
+        raise UserError(f"{path} is a folder, but this index is a file: choose another path.")
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
             if on_progress is not None:
                 on_progress(count)
         if not count:
-            raise UserError("The corpus holds no passages: there is nothing to index.")
+            raise UserError("The corpus has no passages: there is nothing to index.")
         connection.execute("INSERT INTO found(found) VALUES ('optimize')")
         connection.execute("INSERT INTO about VALUES (?)", (FORMAT,))
         connection.close()
@@ -72,13 +73,15 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Passages of a JSONL file (`id` and `contents`, or `title` and `text`, a line each), or of a folder of .txt and
-    .md files, one each. Raises `UserError` with the line that cannot be read."""
+    """Yield the passages of a JSONL file, or one passage per .txt and .md file of a folder.
+
+    A line of JSONL has `id` and `contents`, or `title` and `text`. Raises `UserError` with the line that is malformed.
+    """
     path = Path(path)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
         if not files:
-            raise UserError(f"The folder {path} holds no .txt and no .md file.")
+            raise UserError(f"The folder {path} has no .txt or .md files.")
         for file in files:
             name = str(file.relative_to(path))
             yield Passage(name, file.stem, file.read_text(encoding="utf-8", errors="replace"))
@@ -86,7 +89,7 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
     try:
         lines = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"There is no corpus {path}: {error.strerror}.") from error
+        raise UserError(f"Cannot read the corpus {path}: {error.strerror}.") from error
     with lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -94,14 +97,14 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
             try:
                 document = json.loads(line)
                 if not isinstance(document, dict):
-                    raise ValueError("it is no JSON object")
+                    raise ValueError("expected a JSON object")
                 yield passage_of(document)
             except ValueError as error:
-                raise UserError(f"{path}, line {number} is no document: {error}.") from error
+                raise UserError(f"{path}, line {number} is not a document: {error}.") from error
 
 
 class LocalIndex:
-    """A `Retriever` over a file that `build` wrote."""
+    """`Retriever` over a file that `build` wrote."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -115,13 +118,13 @@ class LocalIndex:
             (what,) = self._connection().execute("SELECT what FROM about").fetchone()
         except (sqlite3.Error, TypeError) as error:
             raise UserError(
-                f"{self._path} is not a search index: {error}. Make one: agentloop tools index CORPUS {self._path}"
+                f"{self._path} is not a search index: {error}. Build one: agentloop tools index CORPUS {self._path}"
             ) from error
         if what != FORMAT:
-            raise UserError(f"{self._path} has another format ({what!r}, not {FORMAT!r}): build it again.")
+            raise UserError(f"{self._path} has the format {what!r}, expected {FORMAT!r}: build it again.")
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever`. Threads: SQLite gives up the GIL while it searches."""
+        # In threads: SQLite releases the GIL while it searches.
         try:
             return list(await asyncio.gather(*(asyncio.to_thread(self._search, query, topk) for query in queries)))
         except sqlite3.Error as error:
@@ -132,7 +135,7 @@ class LocalIndex:
         terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:MAX_QUERY_CHARS].lower())))
         if not terms:
             return []
-        # In quotes a term is text: nothing in it is an operator.
+        # Quotes make a term plain text without operators.
         match = " OR ".join(f'"{term}"' for term in terms)
         rows = connection.execute(
             "SELECT p.id, p.title, p.text, -f.rank FROM (SELECT rowid, rank FROM found WHERE found MATCH ? ORDER BY "
@@ -143,17 +146,17 @@ class LocalIndex:
 
     @staticmethod
     def _rarest(connection: sqlite3.Connection, terms: Iterable[str]) -> list[str]:
-        """The terms that most narrow the search, of those in the index."""
+        """Return the rarest of the terms that are in the index."""
         counts = {}
         for term in terms:
-            # The tokenizer folds what `lower` does not (accents); such a term is looked up by the search itself.
+            # The tokenizer also folds accents. Keep such terms: only the search itself can look them up.
             row = connection.execute("SELECT doc FROM terms WHERE term = ?", (term,)).fetchone()
             if row is not None or not term.isascii():
                 counts[term] = row[0] if row else 0
         return sorted(counts, key=counts.__getitem__)[:MAX_TERMS]
 
     def _connection(self) -> sqlite3.Connection:
-        """One a thread; the file does not change once it is there."""
+        """Return the connection of this thread. The file never changes."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             uri = f"file:{quote(str(self._path.resolve()))}?mode=ro&immutable=1"
@@ -162,7 +165,7 @@ class LocalIndex:
         return connection
 
     async def close(self) -> None:
-        """Connections close with their threads."""
+        """Do nothing: connections close with their threads."""
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:

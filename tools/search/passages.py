@@ -1,4 +1,4 @@
-"""What retrieval gives, and how a model reads it."""
+"""Passages, the retrievers that find them, and their text for the model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Passage:
     title: str
     text: str
     score: float = math.nan
-    """Higher is better; NaN where the server gives none."""
+    """Relevance, higher is better; NaN if the server returns none."""
 
     @property
     def contents(self) -> str:
-        """Title and text as Search-R1's corpora have them: clients split at the first line break."""
+        """Title and text in the form of Search-R1's corpora, which clients split at the first line break."""
         return f'"{self.title}"\n{self.text}'
 
 
@@ -28,18 +28,20 @@ class Retriever(Protocol):
     """Finds passages for queries."""
 
     async def start(self) -> None:
-        """Raises `UserError` where it cannot be used."""
+        """Prepare the retriever. Raises `UserError` if it is not usable."""
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """For each query at most `topk` passages, best first. Raises `ToolError` where retrieval fails."""
+        """Return at most `topk` passages per query, best first. Raises `ToolError` if retrieval fails."""
         ...
 
     async def close(self) -> None: ...
 
 
 def passage_of(document: dict[str, Any], score: float = math.nan) -> Passage:
-    """From a corpus line or a server's answer: `contents` ("title\\ntext"), or `title` and `text`. Raises `ValueError`
-    where there is neither."""
+    r"""Parse a line of a corpus or a server's answer: `contents` ("title\ntext"), or `title` and `text`.
+
+    Raises `ValueError` if it has neither.
+    """
     identifier = str(document.get("id", document.get("_id", "")))
     if isinstance(contents := document.get("contents"), str):
         title, _, rest = contents.partition("\n")
@@ -50,12 +52,12 @@ def passage_of(document: dict[str, Any], score: float = math.nan) -> Passage:
 
 
 def valid(text: str) -> str:
-    """Without lone surrogates, which JSON may hold and no index takes."""
+    """Replace lone surrogates, which JSON may contain and no index accepts."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def as_text(passages: Sequence[Passage], *, max_chars: int) -> str:
-    """Numbered, with titles, at most `max_chars` characters of each text: the wording of Search-R1."""
+    """Format passages in the wording of Search-R1, with at most `max_chars` characters of each text."""
     if not passages:
         return "Nothing was found."
     lines = []

@@ -1,4 +1,4 @@
-"""`RetrievalServer`: a retriever behind HTTP, as Search-R1, verl, slime and SkyRL run them."""
+"""`RetrievalServer`: an HTTP retriever with the protocol of Search-R1, verl, slime and SkyRL."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from agentloop.errors import ToolError, UserError
 from agentloop.tools.search.passages import Passage, passage_of
 
 _RETRIED = (500, 502, 503, 504)
-_FIRST_PAUSE = 0.5
 
 
 class RetrievalServer:
-    """A `Retriever` that POSTs `{"queries": [...], "topk": k, "return_scores": true}`.
+    """`Retriever` that POSTs `{"queries": [...], "topk": k, "return_scores": true}`.
 
-    Reads both shapes of answers: documents with scores, and documents alone. A server that knows only `query` (SkyRL's)
-    is asked so from then on.
+    It reads documents with and without scores. If the server accepts only `query` (SkyRL's), it switches to that form.
+    `url` is that of the route, http://host:port/retrieve. `timeout` is the seconds of one attempt, and `pause` those
+    before the second one: each further pause doubles.
     """
 
-    def __init__(self, url: str, *, timeout: float = 30.0, tries: int = 4, token: str | None = None) -> None:
-        """`url`: of the route itself, http://host:port/retrieve. `timeout`: seconds of one try."""
+    def __init__(
+        self, url: str, *, timeout: float = 30.0, tries: int = 4, token: str | None = None, pause: float = 0.5
+    ) -> None:
         self._url = url
         self._timeout = timeout
         self._tries = tries
+        self._pause = pause
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._one_by_one = False
         self._client: httpx.AsyncClient | None = None
@@ -37,7 +39,7 @@ class RetrievalServer:
         try:
             await self.retrieve(["test"], 1)
         except ToolError as error:
-            raise UserError(f"The retrieval server {self._url} cannot be used: {error}") from error
+            raise UserError(f"The retrieval server {self._url} is not usable: {error}") from error
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         if self._one_by_one:
@@ -51,15 +53,15 @@ class RetrievalServer:
     async def _one(self, query: str, topk: int) -> list[Passage]:
         answer = await self._post({"query": query, "topk": topk, "return_scores": True})
         if answer is None:
-            raise ToolError("it refuses requests with `queries` and with `query`.")
+            raise ToolError("it accepts requests neither with `queries` nor with `query`.")
         return self._read(answer, 1)[0]
 
     async def _post(self, body: dict[str, Any]) -> Any:
-        """The answer; None where the server does not take such a request."""
+        """Return the parsed answer, or None if the server does not accept such a request."""
         problem = ""
         for attempt in range(self._tries):
             if attempt:
-                await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
+                await asyncio.sleep(self._pause * 2 ** (attempt - 1))
             try:
                 response = await self._connection().post(self._url, json=body)
             except httpx.HTTPError as error:
@@ -75,7 +77,7 @@ class RetrievalServer:
             try:
                 return response.json()
             except ValueError as error:
-                raise ToolError("the retrieval server answers with something else than JSON.") from error
+                raise ToolError("the answer of the retrieval server is not JSON.") from error
         raise ToolError(f"the retrieval server does not answer: {problem}.")
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""A full-text index in a folder, by tantivy: Rust, ranked by BM25 as the one of SQLite, for corpora of millions.
+"""Full-text index in a folder by tantivy (Rust), ranked by BM25, for corpora of millions of passages.
 
-Needs `pip install 'agentloop[tantivy]'`. Title and text are searched as one field, so that passages are ranked by the
-same counts in both kinds of index; scores differ in their constants.
+It needs `pip install 'agentloop[tantivy]'`. Title and text are one field, so that both kinds of index rank by the same
+counts. Their scores differ by constants.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _BATCH = 10_000
 
 
 def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
-    """Write an index of passages; returns how many. The folder appears whole or not at all; one that is there and is
-    an index is replaced.
+    """Write an index of passages and return their number. The folder appears atomically and replaces an older index.
 
-    `on_progress` is told the number so far, now and then. Raises `UserError` for an empty corpus and for a folder that
-    holds something else.
+    `on_progress` gets the number of passages now and then. Raises `UserError` for an empty corpus and if `path` exists
+    and is not an index.
     """
     path = Path(path)
     if path.exists() and not (path / _ABOUT).is_file():
-        raise UserError(f"{path} is there and is no index: name another folder, or remove it.")
+        raise UserError(f"{path} exists and is not a search index: choose another folder, or remove it.")
     unfinished = path.with_name(path.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -52,7 +51,7 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
 def _write(corpus: Iterable[Passage], folder: Path, on_progress: Callable[[int], None]) -> int:
     index = _tantivy().Index(_schema(), path=str(folder))
     index.register_tokenizer(_TOKENIZER, _words())
-    # One thread: passages of equal score come in the order of the corpus.
+    # One thread keeps passages of equal score in the order of the corpus.
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     try:
         count = 0
@@ -62,17 +61,17 @@ def _write(corpus: Iterable[Passage], folder: Path, on_progress: Callable[[int],
             if count % _BATCH == 0:
                 on_progress(count)
         if not count:
-            raise UserError("The corpus holds no passages: there is nothing to index.")
+            raise UserError("The corpus has no passages: there is nothing to index.")
         writer.commit()
         writer.wait_merging_threads()
     finally:
-        del writer  # ends its threads, which write to the folder
+        del writer  # stops its threads, which write to the folder
     on_progress(count)
     return count
 
 
 class TantivyIndex:
-    """A `Retriever` over a folder that `build` wrote."""
+    """`Retriever` over a folder that `build` wrote."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -86,18 +85,17 @@ class TantivyIndex:
         try:
             what = (self._path / _ABOUT).read_text(encoding="utf-8")
             if what != FORMAT:
-                raise UserError(f"{self._path} has another format ({what!r}, not {FORMAT!r}): build it again.")
+                raise UserError(f"{self._path} has the format {what!r}, expected {FORMAT!r}: build it again.")
             index = tantivy.Index.open(str(self._path))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self._path} is not a search index: {error}. Make one: agentloop tools index CORPUS {self._path} "
+                f"{self._path} is not a search index: {error}. Build one: agentloop tools index CORPUS {self._path} "
                 "--engine tantivy"
             ) from error
         index.register_tokenizer(_TOKENIZER, _words())
         self._index, self._searcher = index, index.searcher()
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """See `Retriever`."""
         if self._searcher is None:
             await self.start()
         try:
@@ -127,7 +125,7 @@ class TantivyIndex:
 
 @cache
 def _words() -> Any:
-    """Words without case and accents, as SQLite's `unicode61 remove_diacritics 2` finds them."""
+    """Return an analyzer that folds case and accents like SQLite's `unicode61 remove_diacritics 2`."""
     tantivy = _tantivy()
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     return builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold()).build()

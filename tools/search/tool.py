@@ -1,4 +1,4 @@
-"""`Search`: the model looks something up in a corpus."""
+"""`Search`: lets the model search a corpus."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Search(Tool):
         timeout: float = 30.0,
         token: str | None = None,
     ) -> None:
-        """`source`: an index that `agentloop tools index` wrote (SQLite's file or tantivy's folder), or the URL of a
-        retrieval server's route (http://host:port/retrieve). `topk`: passages a query; `max_passage_chars`: of each,
-        what is shown. `timeout`: seconds of one try at a server; `token`: sent to it. Raises `UserError` for limits
-        that cannot be.
+        """Open `source`: an index of `agentloop tools index` (SQLite's file or tantivy's folder) or a server's URL.
+
+        The URL is that of a route: http://host:port/retrieve. `topk` is the passages per query, and `max_passage_chars`
+        how much of each the model sees. `timeout` is the seconds of one attempt at a server, `token` its bearer token.
+        Raises `UserError` for invalid limits.
         """
         if topk < 1 or max_passage_chars < 1:
             raise UserError("topk and max_passage_chars of search must be at least 1.")
@@ -54,5 +55,5 @@ class Search(Tool):
         return ToolResult(as_text(passages, max_chars=self._max_chars), metrics={"found": float(len(passages))})
 
     async def retrieve(self, queries: list[str], topk: int) -> list[list[Passage]]:
-        """The passages themselves, for `/retrieve` of the daemon. See `Retriever.retrieve`."""
+        """Return at most `topk` passages per query, for the route `/retrieve` of the daemon."""
         return await self.retriever.retrieve(queries, topk)

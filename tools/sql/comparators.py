@@ -1,7 +1,7 @@
-"""Do two results say the same? The rules of the benchmarks, for rewards.
+"""Compare two query results by the rules of the benchmarks, for rewards.
 
-All take (predicted, gold). A gold query that failed says nothing about the prediction: that is a `GoldQueryError`, for
-the caller to count, never a match.
+Every comparator takes (predicted, gold). A failed gold query raises `GoldQueryError`, for the caller to count: it is
+never a match.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from agentloop.tools.sql.results import QueryResult, Row
 Comparator = Callable[[QueryResult, QueryResult], bool]
 
 _DIGITS = 9
-"""Significant digits of floats: sums come out differently with the order of their rows."""
+"""Significant digits of floats, because a sum depends on the order of its rows."""
 
 
 class GoldQueryError(AgentLoopError):
-    """The reference query failed: the task cannot be judged."""
+    """The gold query failed, so the task cannot be judged."""
 
 
 def bird_set(predicted: QueryResult, gold: QueryResult) -> bool:
-    """BIRD's execution accuracy: the same set of rows, whatever their order and number. arXiv 2305.03111."""
+    """Return whether the sets of rows are equal: BIRD's execution accuracy (arXiv 2305.03111)."""
     return _both_ok(predicted, gold) and set(map(_plain, predicted.rows)) == set(map(_plain, gold.rows))
 
 
 def multiset(predicted: QueryResult, gold: QueryResult) -> bool:
-    """The same rows, each as often, in any order."""
+    """Return whether both have the same rows, each as often, in any order."""
     return _both_ok(predicted, gold) and Counter(map(_plain, predicted.rows)) == Counter(map(_plain, gold.rows))
 
 
 def ordered(predicted: QueryResult, gold: QueryResult) -> bool:
-    """The same rows in the same order."""
+    """Return whether both have the same rows in the same order."""
     return _both_ok(predicted, gold) and list(map(_plain, predicted.rows)) == list(map(_plain, gold.rows))
 
 
 def test_suite(predicted: QueryResult, gold: QueryResult, *, order_matters: bool = False) -> bool:  # noqa: PT028
-    """Spider's test-suite accuracy on one database: the same multiset of rows after some permutation of the columns.
-    Set `order_matters` where the gold query `sorts`: then in the same order. arXiv 2010.02840."""
+    """Return whether a permutation of the columns makes the multisets of rows equal.
+
+    This is Spider's test-suite accuracy on one database (arXiv 2010.02840). With `order_matters`, for a gold query
+    that `sorts`, the order of the rows must be equal too.
+    """
     if not _both_ok(predicted, gold):
         return False
     ours, theirs = [list(map(_plain, result.rows)) for result in (predicted, gold)]
@@ -56,7 +59,7 @@ def test_suite(predicted: QueryResult, gold: QueryResult, *, order_matters: bool
     same: Callable[[Any, Any], bool] = (
         (lambda a, b: a == b) if order_matters else (lambda a, b: Counter(a) == Counter(b))
     )
-    # A column of ours can stand for one of theirs only if it holds the same values.
+    # A predicted column can match a gold column only if both have the same values.
     candidates = [
         [i for i in range(width) if same([row[i] for row in ours], [row[j] for row in theirs])] for j in range(width)
     ]
@@ -67,7 +70,7 @@ test_suite.__test__ = False  # type: ignore[attr-defined]  # pytest would collec
 
 
 def sorts(sql: str) -> bool:
-    """Whether a query asks for an order of its rows: it has ORDER BY outside of parentheses and strings."""
+    """Return whether a query orders its rows: it has ORDER BY outside parentheses and strings."""
     depth, outside = 0, []
     for piece in re.findall(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|[()]|[^()'\"]", sql, re.DOTALL):
         depth += {"(": 1, ")": -1}.get(piece, 0)
@@ -77,7 +80,7 @@ def sorts(sql: str) -> bool:
 
 
 def comparator(name: str) -> Comparator:
-    """By name: bird_set, multiset, ordered, test_suite. Raises `UserError`."""
+    """Return a comparator by name: bird_set, multiset, ordered or test_suite. Raises `UserError`."""
     known: dict[str, Comparator] = {
         "bird_set": bird_set,
         "multiset": multiset,
@@ -92,8 +95,11 @@ def comparator(name: str) -> Comparator:
 def _match_columns(
     ours: Sequence[Row], theirs: Sequence[Row], candidates: Sequence[Sequence[int]], same: Callable[[Any, Any], bool]
 ) -> bool:
-    """Whether a permutation of our columns gives their rows: depth first, the columns with fewest candidates first,
-    cut where the columns chosen so far already differ."""
+    """Return whether a permutation of our columns gives their rows.
+
+    The search is depth first, starts with the columns that have the fewest candidates, and stops a branch as soon as
+    the chosen columns differ.
+    """
     order = sorted(range(len(candidates)), key=lambda j: len(candidates[j]))
 
     def search(chosen: list[int]) -> bool:
@@ -109,14 +115,10 @@ def _match_columns(
     return search([])
 
 
-def _same_counts(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    return Counter(ours) == Counter(theirs)
-
-
 def _both_ok(predicted: QueryResult, gold: QueryResult) -> bool:
     if not gold.ok or gold.truncated:
-        reason = "it took too long" if gold.timed_out else gold.error or "it gives more rows than are read"
-        raise GoldQueryError(f"the reference query cannot be used: {reason}")
+        reason = "it timed out" if gold.timed_out else gold.error or "it returns more rows than the limit"
+        raise GoldQueryError(f"the gold query is not usable: {reason}")
     return predicted.ok and not predicted.truncated
 
 

@@ -1,4 +1,4 @@
-"""Databases by their place: a SQLite or DuckDB file, or a PostgreSQL server. All are only read."""
+"""Read-only databases: SQLite and DuckDB files, and PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from agentloop.tools.sql.results import QueryResult
 from agentloop.tools.sql.workers import WorkerPool
 
 _MAX_NAMED = 64
-"""Databases that tasks name and that are kept open."""
+"""Maximum number of databases of tasks that stay open."""
 
 
 class Database(Protocol):
-    """Runs queries that cannot change anything. Safe to use from many episodes at once."""
+    """Database that runs read-only queries of many episodes at once."""
 
     async def start(self) -> None:
-        """Raises `UserError` where it cannot be used."""
+        """Check the database. Raises `UserError` if it is not usable."""
 
     async def query(self, sql: str, *, seconds: float, max_rows: int, max_bytes: int) -> QueryResult:
-        """One statement, for at most `seconds`; the first `max_rows` rows, as long as they fit into `max_bytes`.
+        """Run one statement for at most `seconds` and return the first `max_rows` rows that fit into `max_bytes`.
 
-        What is wrong with the query is in the result. Raises `ToolError` where the database itself fails.
+        Errors of the query are in the result. Raises `ToolError` if the database itself fails.
         """
         ...
 
@@ -32,10 +32,10 @@ class Database(Protocol):
 
 
 class FileDatabase:
-    """A SQLite or DuckDB file, read in processes that can be killed. The file must not change meanwhile."""
+    """SQLite or DuckDB file, read in processes that can be killed. The file must not change while it is in use."""
 
     def __init__(self, path: str | Path, pool: WorkerPool) -> None:
-        """Raises `UserError` where it is no database that is known."""
+        """Detect the type of the file. Raises `UserError` if it is neither SQLite nor DuckDB."""
         self.path = Path(path)
         self.engine = _engine_of(self.path)
         self._pool = pool
@@ -59,7 +59,7 @@ class FileDatabase:
         )
 
     async def close(self) -> None:
-        """The pool is shared: whoever made it closes it."""
+        """Do nothing: the owner of the shared pool closes it."""
 
 
 def _engine_of(path: Path) -> Literal["sqlite", "duckdb"]:
@@ -67,24 +67,28 @@ def _engine_of(path: Path) -> Literal["sqlite", "duckdb"]:
         with path.open("rb") as file:
             head = file.read(16)
     except OSError as error:
-        raise UserError(f"There is no database {path}: {error.strerror}.") from error
+        raise UserError(f"Cannot read the database {path}: {error.strerror}.") from error
     if head == b"SQLite format 3\0" or not head:  # an empty file is an empty SQLite database
         return "sqlite"
     if head[8:12] == b"DUCK":
         try:
             import duckdb  # noqa: F401
         except ImportError as error:
-            raise UserError(f"{path} is a DuckDB database: `pip install agentloop[sql]`.") from error
+            raise UserError(
+                f"{path} is a DuckDB database, which needs duckdb: `pip install agentloop[sql]`."
+            ) from error
         return "duckdb"
     raise UserError(f"{path} is neither a SQLite nor a DuckDB database.")
 
 
 class Databases:
-    """The databases of a tool or a reward: one for all tasks, or those that tasks name, opened once each."""
+    """Databases of a tool or a reward: one for all tasks, or those that tasks name, each opened once."""
 
     def __init__(self, database: str | None, folder: str, workers: int) -> None:
-        """`database`: the one for all. `folder`: where the files lie that tasks name. `workers`: queries at once.
-        Raises `UserError` where the one for all cannot be opened."""
+        """Open the one `database` of all tasks, if given. Raises `UserError` if that fails.
+
+        `folder` has the files that tasks name. `workers` is the number of concurrent queries.
+        """
         self._folder = folder
         self._workers = workers
         self._pool = WorkerPool(workers)
@@ -92,7 +96,7 @@ class Databases:
         self.common = self._open(database) if database else None
 
     def named(self, name: str) -> Database:
-        """The one of a task. Raises `UserError` where it cannot be opened."""
+        """Return the database that a task names. Raises `UserError` if it cannot be opened."""
         if name not in self._named:
             if len(self._named) == _MAX_NAMED:
                 del self._named[next(iter(self._named))]
@@ -100,7 +104,7 @@ class Databases:
         return self._named[name]
 
     async def start(self) -> None:
-        """Raises `UserError` where the one for all cannot be used."""
+        """Check the one database of all tasks. Raises `UserError` if it is not usable."""
         if self.common is not None:
             await self.common.start()
 
@@ -113,15 +117,15 @@ class Databases:
         if database.startswith(("postgresql://", "postgres://")):
             return PostgresDatabase(database, connections=self._workers)
         if "://" in database:
-            raise UserError(f"Databases are files or postgresql://, not {database.partition(':')[0]}://.")
+            raise UserError(f"Unsupported database {database.partition(':')[0]}://: use a file or postgresql://.")
         return FileDatabase(database, self._pool)
 
 
 class PostgresDatabase:
-    """A PostgreSQL database, as a role that may only read."""
+    """PostgreSQL database, used with a role that may only read."""
 
     def __init__(self, dsn: str, *, connections: int = 8) -> None:
-        """`dsn`: postgresql://user:password@host/database. `connections`: queries at once."""
+        """Prepare `connections` concurrent queries. `dsn` is postgresql://user:password@host/database."""
         try:
             import psycopg
         except ImportError as error:
@@ -134,18 +138,20 @@ class PostgresDatabase:
         self._idle: list[Any] = []
 
     async def start(self) -> None:
-        """Also refuses a role whose queries could do more than read."""
+        """Check the connection. Raises `UserError` too if the role may do more than read."""
         try:
             connection = await self._connect()
         except self._psycopg.Error as error:
-            raise UserError(f"PostgreSQL cannot be reached: {_first_line(error)}. Check database.") from error
+            raise UserError(
+                f"Cannot connect to PostgreSQL: {_first_line(error)}. Check the option database."
+            ) from error
         try:
             row = await (await connection.execute(_RIGHTS)).fetchone()
         finally:
             await connection.close()
         if row is not None and any(row[1:]):
             raise UserError(
-                f"The PostgreSQL role {row[0]!r} may do more than read. What a model writes needs a role of its own: "
+                f"The PostgreSQL role {row[0]!r} may do more than read. Create a role for the queries of models: "
                 "CREATE ROLE reader LOGIN PASSWORD '...'; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader."
             )
 
@@ -174,13 +180,13 @@ class PostgresDatabase:
 
     async def _read(self, connection: Any, sql: str, seconds: float, max_rows: int, max_bytes: int) -> QueryResult:
         started = time.monotonic()
-        # One transaction a query, rolled back: what a query sets ends with it.
+        # Roll back the transaction of each query, so that its settings end with it.
         async with connection.transaction(force_rollback=True):
             await connection.execute(f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}")
             cursor = connection.cursor()
             rows: list[Any] = []
             room, truncated = max_bytes, False
-            # Streaming takes the extended protocol, which refuses a second statement behind a semicolon.
+            # Streaming uses the extended protocol, which refuses a second statement after a semicolon.
             async for row in cursor.stream(sql):
                 room -= sum(len(value) if isinstance(value, str | bytes) else 16 for value in row)
                 if len(rows) == max_rows or room < 0:

@@ -1,4 +1,4 @@
-"""What a query gave, and how a model reads it."""
+"""`QueryResult`, and its text for the model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Row = tuple[Value, ...]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class QueryResult:
-    """Rows, or why there are none."""
+    """Rows of a query, or the reason why there are none."""
 
     columns: Sequence[str] = ()
     rows: Sequence[Row] = ()
     truncated: bool = False
-    """There were more rows, or more bytes, than were asked for."""
+    """Whether the result had more rows or bytes than the limits."""
     error: str | None = None
-    """What the database said; the query's own fault."""
+    """Message of the database about a faulty query."""
     timed_out: bool = False
     seconds: float = 0.0
 
@@ -29,7 +29,7 @@ class QueryResult:
 
 
 def as_text(result: QueryResult, *, max_chars: int = 4000, max_cell_chars: int = 200) -> str:
-    """A header, one line a row, cells between bars; as many rows as fit into `max_chars`."""
+    """Format a header and one line per row, with cells between bars, up to `max_chars` characters."""
     if result.timed_out:
         return f"The query took too long and was stopped after {result.seconds:.3g} s."
     if result.error is not None:

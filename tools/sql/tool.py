@@ -1,4 +1,4 @@
-"""`SqlQuery`: the model asks a database."""
+"""`SqlQuery`: lets the model query a database."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class SqlQuery(Tool):
         max_bytes: int = 1 << 20,
         workers: int = 4,
     ) -> None:
-        """`database`: the path of a SQLite or DuckDB file, or postgresql://...; by default each task names a file
-        below `folder` in its field `database_field`. `timeout`: seconds of a query. `max_rows`, `max_bytes`: what is
-        read of its result; `max_chars`: what is shown of it. `workers`: queries at once.
+        """Open `database`: a SQLite or DuckDB file, or postgresql://... By default each task names its own.
 
-        Raises `UserError` for limits that cannot be.
+        A task names a file below `folder` in its field `database_field`. `timeout` is the seconds of a query.
+        `max_rows` and `max_bytes` limit how much of its result is read, `max_chars` how much the model sees. `workers`
+        is the number of concurrent queries. Raises `UserError` for invalid limits.
         """
         if not (timeout > 0 and max_rows > 0 and max_chars > 0 and max_bytes > 0 and workers > 0):
             raise UserError("timeout, max_rows, max_chars, max_bytes and workers of sql_query must be above 0.")
         self.seconds = timeout
-        self.timeout = timeout + 600.0  # queries wait for workers, which bound their time
+        self.timeout = timeout + 600.0  # includes the wait for a worker; the worker limits the query
         self._field = database_field
         self._max_rows, self._max_chars, self._max_bytes = max_rows, max_chars, max_bytes
         self._databases = Databases(database, folder, workers)

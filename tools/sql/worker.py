@@ -1,7 +1,6 @@
-"""Runs queries on files, in a process of its own: what the database's C code does cannot be interrupted, a process can
-be killed. A script: standard library only (and duckdb where it is asked for).
+"""Script that queries database files in its own process, which can be killed: the database's C code cannot.
 
-Requests and answers are JSON, a line each, on stdin and stdout.
+It uses the standard library only, and duckdb for DuckDB files. Requests on stdin and answers on stdout are JSON lines.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _REFUSED_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "randomblob", "zeroblob"}
-"""The last two make gigabytes of nothing."""
+"""Functions that read or write files, load code, or (the last two) allocate gigabytes."""
 _MAX_VALUE_BYTES = 5_000_000
 _HEAP_BYTES = 256 << 20
 _STEPS_BETWEEN_LOOKS = 10_000
@@ -73,7 +72,7 @@ def _open_duckdb(path: str) -> Any:
 
 
 def _check_duckdb(sql: str) -> None:
-    """DuckDB runs any number of statements, and of those that change something some are no writes to it."""
+    """Refuse all but one reading statement: DuckDB runs several, and does not count all changes as writes."""
     import duckdb
 
     statements = duckdb.extract_statements(sql)
@@ -129,14 +128,15 @@ def _outcome(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     except MemoryError:
         return {"error": "out of memory: the result, or a value in it, is too large"}
-    # The database's own errors, of sqlite and duckdb; whatever it is, it is about the query.
+    # Errors of sqlite and duckdb have no common type. All are about the query.
     except Exception as error:
         return {"error": str(error) or type(error).__name__}
 
 
 def main() -> None:
+    """Answer requests until stdin ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes to pipes only
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes only to pipes
     resource.setrlimit(resource.RLIMIT_DATA, (4 * _HEAP_BYTES, 4 * _HEAP_BYTES))
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)

@@ -1,4 +1,4 @@
-"""A pool of query workers (`worker.py`), killed when a query outlives its time."""
+"""`WorkerPool`: query workers (`worker.py`), killed if a query exceeds its time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from agentloop.process.worker_pool import WorkerDiedError, Workers
 from agentloop.tools.sql.results import QueryResult, Value
 
 _GRACE = 0.5
-"""Seconds that the database has to stop by itself before its process is killed."""
+"""Seconds for the database to stop by itself before its process is killed."""
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class WorkerPool:
-    """At most `size` queries at once; others wait. Belongs to one event loop at a time."""
+    """Runs at most `size` queries at once; others wait. It serves one event loop at a time."""
 
     def __init__(self, size: int = 4) -> None:
         self._workers = Workers(_SCRIPT, size)
 
     async def query(self, request: dict[str, Any]) -> QueryResult:
-        """Run one request of `worker.py`. Raises `ToolError` where the worker fails, not for the query's faults."""
+        """Run one request of `worker.py`. Raises `ToolError` if the worker fails, not if the query does."""
         try:
             answer = await self._workers.ask(request, seconds=request["timeout"] + _GRACE)
         except TimeoutError:
             return QueryResult(timed_out=True, seconds=request["timeout"] + _GRACE)
         except WorkerDiedError:
             return QueryResult(error="the query used more memory than it may")
-        except ValueError as error:  # a line above the limit: max_bytes of the request is far below it
+        except ValueError as error:  # a line above the limit, far above any max_bytes
             raise ToolError(f"The answer of the database cannot be read: {error}.") from error
         return _result(answer)
 
     async def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         await self._workers.close()
 
 

@@ -1,5 +1,8 @@
-"""Tools that were written for verl, as they are. `BaseTool`, `ToolResponse` and `OpenAIFunctionToolSchema` stand in for
-verl's own where verl is not installed: import them from here in its place."""
+"""Tools written for verl, used without changes.
+
+`BaseTool`, `ToolResponse` and `OpenAIFunctionToolSchema` stand in for verl's classes if verl is not installed: import
+them from here instead.
+"""
 
 from agentloop.tools.verl.stand_ins import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 

@@ -1,4 +1,4 @@
-"""The names that a tool written for verl imports from it, with verl's meaning."""
+"""Stand-ins for the classes that a tool written for verl imports from verl."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Open(BaseModel):
-    """Keeps what it does not know: verl's own schema drops `items`, bounds, defaults and nested properties."""
+    """Model that keeps unknown fields: verl's own drops `items`, bounds, defaults and nested properties."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class OpenAIFunctionSchema(_Open):
+    """The `function` of a tool in OpenAI's format."""
+
     name: str
     description: str = ""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class OpenAIFunctionToolSchema(_Open):
-    """A tool in OpenAI's format."""
+    """Tool in OpenAI's format."""
 
     type: str = "function"
     function: OpenAIFunctionSchema
 
 
 class ToolResponse(BaseModel):
-    """What a call gives back."""
+    """Result of a call."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -36,7 +38,7 @@ class ToolResponse(BaseModel):
 
 
 class BaseTool:
-    """verl's base class: `create`, `execute` and `release` of one instance."""
+    """Base class with verl's `create`, `execute` and `release` of an instance."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         self.config = config
@@ -44,7 +46,7 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """For classes that have no schema in the YAML file."""
+        """Return the schema. Classes without one in the YAML file override this."""
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:

@@ -1,4 +1,4 @@
-"""`VerlTool`: an object with verl's `create`, `execute` and `release` as a `Tool`."""
+"""`VerlTool`: makes a `Tool` of an object with verl's `create`, `execute` and `release`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.json_schema import SchemaArguments
+from agentloop.tools.schema import SchemaArguments
 from agentloop.types.messages import Content, ImagePart, TextPart
 
 
 @dataclass(slots=True)
 class AgentData:
-    """What verl hands to `execute` as `agent_data`, as far as tools use it."""
+    """The fields of verl's `agent_data` that tools use in `execute`."""
 
     request_id: str
-    """Of the trajectory."""
+    """Id of the trajectory."""
     tools_kwargs: Mapping[str, Any]
-    """The column of the row."""
+    """Column `tools_kwargs` of the row."""
     image_data: list[Any] = field(default_factory=list)
-    """The pictures that were shown so far."""
+    """Images shown so far."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """For the tool's own use, until the trajectory ends."""
+    """State of the tool, until the trajectory ends."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,10 @@ class _Instance:
 
 
 class VerlTool(Tool):
-    """One tool of verl's. `per_call`: an instance for each call, as verl does it since 0.5, in place of one for each
-    trajectory."""
+    """One tool of verl.
+
+    With `per_call` each call has an instance, as in verl since 0.5; otherwise each trajectory has one.
+    """
 
     def __init__(self, inner: Any, schema: Mapping[str, Any], *, timeout: float, per_call: bool = False) -> None:
         self.name = str(schema["name"])
@@ -67,7 +69,7 @@ class VerlTool(Tool):
 
     async def _create(self, data: AgentData) -> str:
         given = (data.tools_kwargs.get(self.name) or {}).get("create_kwargs") or {}
-        # Tools of early versions name what they want; later ones take it from `create_kwargs`.
+        # Tools for early versions declare each argument; later ones read `create_kwargs`.
         named = inspect.signature(self._inner.create).parameters
         by_name = {key: value for key, value in given.items() if key in named}
         created = await self._inner.create(create_kwargs=given, **by_name)
@@ -83,9 +85,9 @@ class VerlTool(Tool):
 
 
 def _content(name: str, response: Any) -> Content:
-    """Text and pictures of a `ToolResponse`, in the order in which verl shows them."""
+    """Return the images and text of a `ToolResponse` in verl's order."""
     if getattr(response, "video", None):
-        raise TypeError(f"the tool {name!r} returned a video, which no model here is shown")
+        raise TypeError(f"the tool {name!r} returned a video, which is not supported")
     text = response.text or ""
     images = [ImagePart(type="image", image=image) for image in response.image or () if image is not None]
     if not images:

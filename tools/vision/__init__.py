@@ -1,1 +1,1 @@
-"""Tools that look at pictures."""
+"""Tools that show the model parts of images."""

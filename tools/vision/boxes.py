@@ -1,6 +1,6 @@
-"""Bounding boxes that a model writes: made usable or refused, and carried from the frame it saw to the source picture.
+"""Correct or refuse bounding boxes that a model writes, and map them from the image it saw to the source image.
 
-The rules of policy `verl` are those of verl 0.7's `image_zoom_in_tool`, for parity; `kind` refuses less.
+Policy `verl` has the rules of verl 0.7's `image_zoom_in_tool`, for parity. Policy `kind` refuses less.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 MIN_SIDE = 28
-"""Pixels: the smallest picture that Qwen's vision towers take."""
+"""Pixels of a side of the smallest image that Qwen's vision towers accept."""
 MAX_ASPECT = 100
 _NORM = 1000.0
 
 
 def resolve_box(bbox: Any, width: int, height: int, policy: Policy = "kind") -> Box | None:
-    """A box inside of a picture of `width` x `height` pixels, large enough to be looked at; None where it is refused.
+    """Return a box inside an image of `width` x `height` pixels, large enough to show, or None if it is refused.
 
-    Both policies cut off what lies outside and refuse what is not four finite numbers, reversed, empty or wholly
-    outside. `verl` also refuses a ratio of the sides above 100 and enlarges a box with a side below 28 pixels in
-    proportion, as far as the picture allows, which refuses long thin ones. `kind` lengthens only the short side: to 28
-    pixels and a hundredth of the long one, or to what the picture has.
+    Both policies cut off parts outside the image. They refuse boxes that are not four finite numbers, reversed, empty
+    or completely outside. `verl` also refuses side ratios above 100. It enlarges a box with a side below 28 pixels in
+    proportion, as far as the image allows, which refuses long thin boxes. `kind` enlarges only the short side: to 28
+    pixels and a hundredth of the long side, or to the side of the image.
     """
     numbers = _four_numbers(bbox)
     if numbers is None:
@@ -45,9 +45,9 @@ def _four_numbers(bbox: Any) -> Box | None:
         return None
     try:
         left, top, right, bottom = map(float, bbox)
-    except OverflowError:  # an int beyond floats
+    except OverflowError:  # an int too large for a float
         return None
-    # max() and min() would turn NaN into a side of the picture.
+    # max() and min() would replace NaN by a side of the image.
     return (left, top, right, bottom) if all(map(math.isfinite, (left, top, right, bottom))) else None
 
 
@@ -83,7 +83,7 @@ def _lengthen(box: Box, width: int, height: int) -> Box:
 
 
 def _stretched(start: float, end: float, shortest: float, available: int) -> tuple[int, int]:
-    """Whole pixels around [start, end], `shortest` of them where there are so many, moved inside."""
+    """Extend [start, end] to `shortest` whole pixels, or all `available` ones, inside the image."""
     missing = shortest - (end - start)
     if missing > 0:
         start = min(max(0.0, start - missing / 2), max(0.0, available - shortest))
@@ -92,8 +92,10 @@ def _stretched(start: float, end: float, shortest: float, available: int) -> tup
 
 
 def to_source(box: Box, seen: tuple[int, int], source: tuple[int, int]) -> tuple[int, int, int, int]:
-    """A box of the picture as the model saw it (`seen`: width, height), in whole pixels of the `source`, at least one
-    of them."""
+    """Map a box from the image as seen to whole pixels of the source image, at least one.
+
+    `seen` and `source` are (width, height).
+    """
     scale_x, scale_y = source[0] / seen[0], source[1] / seen[1]
     left, top = _down(box[0] * scale_x), _down(box[1] * scale_y)
     right, bottom = min(_up(box[2] * scale_x), source[0]), min(_up(box[3] * scale_y), source[1])
@@ -102,7 +104,7 @@ def to_source(box: Box, seen: tuple[int, int], source: tuple[int, int]) -> tuple
 
 
 def _down(value: float) -> int:
-    """Floor that takes 2.9999999999 for 3: the error of a scale factor is no pixel."""
+    """Round down, but 2.9999999999 to 3: the error of a scale factor must not cost a pixel."""
     return math.floor(value + 1e-6)
 
 
@@ -111,7 +113,7 @@ def _up(value: float) -> int:
 
 
 def to_seen(bbox: Any, frame: Frame, seen: tuple[int, int], source: tuple[int, int]) -> Any:
-    """What the model wrote, in pixels of the picture that it saw; as it is where it is no box."""
+    """Convert a box to pixels of the image as the model saw it. Anything but a box is returned unchanged."""
     if frame == "pixel_seen" or _four_numbers(bbox) is None:
         return bbox
     unit = (_NORM, _NORM) if frame == "norm1000" else source

@@ -1,6 +1,6 @@
-"""`ImageZoomIn`: the model asks for a region of a picture and gets it in full resolution.
+"""`ImageZoomIn`: shows the model a region of an image in full resolution.
 
-DeepEyes, arXiv 2505.14362; names, schema and texts are those of verl 0.7.
+It is the tool of DeepEyes (arXiv 2505.14362) with the names, schema and texts of verl 0.7.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FAMILIES: dict[str, tuple[Frame, int]] = {
     "qwen3_vl_moe": ("norm1000", 32),
     "internvl": ("norm1000", 28),
 }
-"""`model_type` of the config -> how the family was trained to write boxes, and the unit of its picture sizes."""
+"""`model_type` -> (coordinates in which the family writes boxes, factor of its image sizes)."""
 
 
 def _no_default(schema: dict[str, Any]) -> None:
-    """The schema that models were trained with says of the label that it is optional and no more."""
+    """Remove the default of the label, which the schema that models were trained with does not have."""
     schema.pop("default", None)
 
 
 class ImageZoomIn(Tool):
-    """The zoom tool of DeepEyes and verl: same name, schema and texts."""
+    """Zoom tool of DeepEyes and verl, with the same name, schema and texts."""
 
     name = "image_zoom_in_tool"
     description = (
@@ -56,18 +56,17 @@ class ImageZoomIn(Tool):
         max_pixels: int = 28 * 28 * 1280,
         max_images: int = 16,
     ) -> None:
-        """`family`: the model's `model_type`, which says how it writes boxes: in pixels of the picture as it saw it
-        (Qwen2.5-VL) or in thousandths of its sides (Qwen3-VL); `frame` overrides that. `min_pixels` and `max_pixels`
-        are those of its processor; a crop above them is scaled down. `policy`: see `resolve_box`. With `nested` a box
-        is one of the last picture shown, with the prompt's first picture as the start; without, always of the first.
-        `max_images`: pictures that one trajectory may show.
+        """Configure the tool for a model family. Raises `UserError` for an unknown family.
 
-        Raises `UserError` for an unknown family.
+        `family` is the `model_type`. It decides whether boxes are in pixels of the image as seen (Qwen2.5-VL) or in
+        thousandths of its sides (Qwen3-VL); `frame` overrides it. `min_pixels` and `max_pixels` are those of its
+        processor, and larger crops are scaled down. `policy` is that of `resolve_box`. With `nested` a box refers to
+        the last image shown, otherwise to the first one of the prompt. `max_images` limits the images of a trajectory.
         """
         if family not in _FAMILIES:
             raise UserError(
-                f"image_zoom_in_tool does not know how the family {family!r} writes boxes: set family to one of "
-                f"{', '.join(_FAMILIES)}, or the nearest of them and frame to pixel_seen, pixel_source or norm1000."
+                f"image_zoom_in_tool does not know the family {family!r}: set family to one of {', '.join(_FAMILIES)}, "
+                "or to the most similar one and frame to pixel_seen, pixel_source or norm1000."
             )
         usual, factor = _FAMILIES[family]
         self.frame = frame or usual
@@ -112,7 +111,7 @@ class ImageZoomIn(Tool):
         return ToolResult(parts, metrics={"success": 1.0})
 
     def crop(self, image: Image.Image, bbox: Any) -> Image.Image | None:
-        """The region that a model means by `bbox`, out of the source picture; None where the box is refused."""
+        """Crop the region of `bbox` from the source image. Returns None if the box is refused."""
         seen = self.seen_size(*image.size)
         box = resolve_box(to_seen(bbox, self.frame, seen, image.size), *seen, self.policy)
         if box is None:
@@ -120,17 +119,17 @@ class ImageZoomIn(Tool):
         region = image.convert("RGB").crop(to_source(box, seen, image.size))
         try:
             target = self.seen_size(*region.size)
-        except UserError:  # longer than the processor takes
+        except UserError:  # too long for the processor
             return None
         larger = region.width * region.height > self.seen_size.max_pixels
         return region.resize(target) if larger else region
 
 
 def _refused(text: str) -> ToolResult:
-    # The penalty of verl's tool.
+    # The reward is the penalty of verl's tool.
     return ToolResult(text, is_error=True, reward=-0.05, metrics={"success": 0.0})
 
 
 def _plain(bbox: list[float]) -> list[float]:
-    """As the model wrote it: 100 and not 100.0."""
+    """Return the box as the model wrote it: 100 instead of 100.0."""
     return [int(value) if float(value).is_integer() else value for value in bbox]

@@ -1,1 +1,1 @@
-"""The web, for models: pages as text, fetched so that nothing inside of the own network can be reached."""
+"""Web search and page fetching for models, restricted to the public internet."""

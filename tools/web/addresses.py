@@ -1,7 +1,7 @@
-"""Which addresses may be connected to, and connecting to exactly the one that was checked.
+"""Connect only to allowed addresses.
 
-A name is resolved once; what was checked is what is connected to, so that a second answer of the name server (DNS
-rebinding) changes nothing. OWASP, Server-Side Request Forgery Prevention.
+A name is resolved once, and the connection uses the checked address, so a second DNS answer (DNS rebinding) changes
+nothing. See OWASP, Server-Side Request Forgery Prevention.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SIX_TO_FOUR = ipaddress.ip_network("2002::/16")
 
 
 class AddressError(Exception):
-    """The address may not be connected to; the message is for the model."""
+    """The address is not allowed. The message is for the model."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, an IPv4 one inside of an IPv6 one included."""
+    """Return whether an address is on the public internet. IPv4 addresses inside IPv6 ones are checked too."""
     if isinstance(address, ipaddress.IPv6Address):
         for inner in (address.ipv4_mapped, address.teredo and address.teredo[1]):
             if inner:
@@ -39,7 +39,7 @@ def is_public(address: Address) -> bool:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name. Raises `AddressError`."""
+    """Resolve a host name. Raises `AddressError`."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -48,10 +48,10 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class PublicOnly(httpcore.AsyncNetworkBackend):
-    """Connects to public addresses on allowed ports, nothing else."""
+    """Network backend that connects only to public addresses on allowed ports."""
 
     def __init__(self, ports: Iterable[int], resolve: Resolve = resolve, allowed: Iterable[str] = ()) -> None:
-        """`allowed`: networks (CIDR) that may be reached although they are not public."""
+        """Allow `ports` of public addresses and of the networks `allowed` (CIDR)."""
         self._backend = httpcore.AnyIOBackend()
         self._ports = frozenset(ports)
         self._resolve = resolve
@@ -61,7 +61,7 @@ class PublicOnly(httpcore.AsyncNetworkBackend):
         if port not in self._ports:
             raise AddressError(f"port {port} is not one of {', '.join(map(str, sorted(self._ports)))}")
         addresses = await self._resolve(host, port)
-        for text in addresses:  # one that is not public condemns the name
+        for text in addresses:  # refuse the name if any of its addresses is not public
             address = ipaddress.ip_address(text.partition("%")[0])
             if not is_public(address) and not any(address in network for network in self._allowed):
                 raise AddressError(f"the host {host!r} is not on the public internet")

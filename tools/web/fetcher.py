@@ -1,4 +1,4 @@
-"""`Fetcher`: one page, as text, within bounds of size, time and redirects."""
+"""`Fetcher`: fetches a page as text, with limits on size, time and redirects."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _CHUNK = 1 << 16
 
 
 class FetchError(Exception):
-    """Why there is no page; the message is for the model."""
+    """The page cannot be fetched. The message is for the model."""
 
 
 @dataclass(slots=True, frozen=True)
 class Page:
+    """Fetched page."""
+
     url: str
-    """Where the redirects ended."""
+    """Address after redirects."""
     title: str
     text: str
     truncated: bool
-    """Only the beginning was read."""
+    """Whether only the beginning was read."""
 
 
 class Fetcher:
-    """Fetches pages. `network` decides what may be connected to."""
+    """Client that fetches pages. `network` decides which addresses it may connect to."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Fetcher:
         max_redirects: int = 5,
         user_agent: str = "agentloop",
     ) -> None:
-        """`seconds`: for the whole page, redirects included. `max_bytes`: read of it, after decompression."""
+        """Set the limits: `seconds` includes redirects, and `max_bytes` counts after decompression."""
         self._network = network
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -56,11 +58,11 @@ class Fetcher:
         ]
 
     async def fetch(self, url: str) -> Page:
-        """Raises `FetchError`."""
+        """Fetch a page. Raises `FetchError`."""
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                # A pool for each page: what one site does to its connection is no other's concern.
+                # One pool per page, so that a site can affect only its own connection.
                 httpcore.AsyncConnectionPool(network_backend=self._network, http2=False) as pool,
             ):
                 url, content_type, body, truncated = await self._follow(pool, url)
@@ -91,7 +93,7 @@ class Fetcher:
         raise FetchError(f"there are more than {self._max_redirects} redirects")
 
     async def _read(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
-        """The beginning of the body. Decompressed in steps, so that a bomb never is there whole."""
+        """Read the beginning of the body. Decompressing in steps never holds a zip bomb in memory."""
         if encoding not in ("identity", "gzip", "x-gzip", ""):
             raise FetchError(f"the page is encoded as {encoding}, which was not asked for")
         inflate = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
@@ -110,7 +112,7 @@ class Fetcher:
 
 
 def checked_url(url: str) -> str:
-    """An http(s) URL without a user, whose host is one. Raises `FetchError`."""
+    """Normalize an http(s) URL. Raises `FetchError` for a user name, an invalid host and other schemes."""
     try:
         parts = urlsplit(url.strip())
         host, port = parts.hostname, parts.port

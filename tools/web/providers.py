@@ -1,4 +1,4 @@
-"""Search engines of the web, by name: how each is asked and what it answers."""
+"""Web search providers by name: the request that each expects, and how to read its answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from agentloop.errors import UserError, nearest
 
 @dataclass(slots=True, frozen=True)
 class Hit:
+    """One search result."""
+
     title: str
     url: str
     snippet: str
@@ -18,13 +20,16 @@ class Hit:
 
 @dataclass(slots=True, frozen=True)
 class Provider:
-    """One engine. `request(query, count, key)` gives what httpx sends besides the URL; `hits(answer)` reads the JSON
-    that comes back and raises `KeyError` or `TypeError` where it is another."""
+    """One provider.
+
+    `request(query, count, key)` returns the arguments of `httpx.request` besides the URL. `hits(answer)` reads the
+    parsed JSON and raises `KeyError` or `TypeError` if its structure is unexpected.
+    """
 
     name: str
     method: str
     url: str
-    """Empty where it runs at a place of one's own."""
+    """Address of the provider; empty if users run their own."""
     needs_key: bool
     request: Callable[[str, int, str], dict[str, Any]]
     hits: Callable[[Any], list[Hit]]
@@ -74,7 +79,7 @@ _PROVIDERS = (
 
 
 def provider(name: str) -> Provider:
-    """Raises `UserError`."""
+    """Return a provider by name. Raises `UserError`."""
     known = {each.name: each for each in _PROVIDERS}
     if name not in known:
         raise UserError(f"There is no web search provider {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")

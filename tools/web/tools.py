@@ -1,4 +1,4 @@
-"""`WebSearch` and `WebFetch`: the model searches the web and reads pages."""
+"""`WebSearch` and `WebFetch`: let the model search the web and read pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class WebSearch(Tool):
         topk: int = 5,
         timeout: float = 20.0,
     ) -> None:
-        """`provider_name`: serper, brave, tavily or searxng. `url`: of its route, where that is not the usual one.
-        `key`: by default that of the environment variable AGENTLOOP_WEB_SEARCH_KEY. `timeout`: seconds.
+        """Select a provider: serper, brave, tavily or searxng.
 
-        Raises `UserError` for an unknown provider, and where its key or its place is missing.
+        `url` replaces the usual address of its route. `key` defaults to the environment variable
+        AGENTLOOP_WEB_SEARCH_KEY. `timeout` is in seconds. Raises `UserError` for an unknown provider and for a missing
+        key or address.
         """
         self._provider = provider(provider_name)
         self._url = url or self._provider.url
@@ -39,7 +40,7 @@ class WebSearch(Tool):
         self.timeout = timeout
         if not self._url:
             raise UserError(
-                f"web_search with {provider_name} needs url: the place of its route, such as https://HOST/search."
+                f"web_search with {provider_name} needs url, the address of its route: https://HOST/search."
             )
         if self._provider.needs_key and not self._key:
             raise UserError(f"web_search with {provider_name} needs a key: set AGENTLOOP_WEB_SEARCH_KEY.")
@@ -74,12 +75,15 @@ class WebFetch(Tool):
         ports: Sequence[int] = (80, 443),
         allowed_networks: Sequence[str] = (),
     ) -> None:
-        """`timeout`: seconds for a page. `max_chars`: shown of it; `max_bytes`: read of it. Only public addresses are
-        connected to, on `ports`; `allowed_networks` (CIDR) are reached as well. Raises `UserError`."""
+        """Set the limits. Raises `UserError` for invalid networks.
+
+        `timeout` is the seconds of a page. At most `max_bytes` of it are read, and the model sees `max_chars`. The tool
+        connects to `ports` of public addresses and of `allowed_networks` (CIDR).
+        """
         try:
             network = PublicOnly(ports, allowed=allowed_networks)
         except ValueError as error:
-            raise UserError(f"allowed_networks of web_fetch holds no network: {error}.") from error
+            raise UserError(f"Invalid network in allowed_networks of web_fetch: {error}.") from error
         self.timeout = timeout + 10.0
         self._fetcher = Fetcher(network, seconds=timeout, max_bytes=max_bytes, max_redirects=max_redirects)
         self._max_chars = max_chars

@@ -1,1 +1,1 @@
-"""Rewards of programs: run a solution against test cases in a sandbox."""
+"""Reward of programs: run a solution on test cases in a sandbox."""

@@ -1,4 +1,4 @@
-"""Test cases of programming tasks, in the shapes that datasets have them."""
+"""Read the test cases of programming tasks in the formats of datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True, frozen=True)
 class ProgramCases:
-    """The program is run once a case."""
+    """Cases that each run the program once."""
 
     stdin: Sequence[str]
     stdout: Sequence[str]
@@ -18,7 +18,7 @@ class ProgramCases:
 
 @dataclass(slots=True, frozen=True)
 class CallCases:
-    """A function of the program, or a method of its class `Solution`, is called once a case."""
+    """Cases that each call a function of the program, or a method of its class `Solution`."""
 
     function: str
     arguments: Sequence[Sequence[Any]]
@@ -27,7 +27,7 @@ class CallCases:
 
 @dataclass(slots=True, frozen=True)
 class AssertCases:
-    """Statements that run behind the program, and raise where it is wrong."""
+    """Statements that run after the program and raise if it is wrong."""
 
     statements: Sequence[str]
 
@@ -36,10 +36,10 @@ Cases = ProgramCases | CallCases | AssertCases
 
 
 def read_cases(raw: Any, *, most: int) -> Cases:
-    """The first `most` cases out of what a row holds.
+    """Return the first `most` cases of a row.
 
-    `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO, verl's PRIME data); a list of assert
-    statements, or Python code that raises (MBPP, HumanEval); each also as a JSON string. Raises `ValueError` for
+    `raw` is `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO, verl's PRIME data), a list of
+    assert statements, or Python code that raises (MBPP, HumanEval). It may be a JSON string. Raises `ValueError` for
     anything else.
     """
     raw = _from_json(raw)
@@ -49,7 +49,7 @@ def read_cases(raw: Any, *, most: int) -> Cases:
         return AssertCases(list(raw[:most]))
     if not isinstance(raw, Mapping) or not raw.get("inputs"):
         raise ValueError(
-            "the row's tests are neither {'inputs': [...], 'outputs': [...]} nor assert statements, but "
+            "the row's tests must be {'inputs': [...], 'outputs': [...]} or assert statements, got "
             f"{type(raw).__name__} {str(raw)[:60]!r}"
         )
     inputs, outputs = raw["inputs"], raw.get("outputs") or ()
@@ -62,13 +62,13 @@ def read_cases(raw: Any, *, most: int) -> Cases:
 
 
 def same_output(got: str, wanted: str) -> bool:
-    """The same words in the same lines; white space at the ends and empty lines at the end aside."""
+    """Return whether both have the same words in the same lines, apart from empty lines at the end."""
     ours, theirs = [[line.split() for line in text.rstrip().splitlines()] for text in (got, wanted)]
     return ours == theirs
 
 
 def _arguments(raw: Any) -> list[Any]:
-    """A list of arguments, or a line of JSON for each."""
+    """Return the arguments from a list, or from one line of JSON each."""
     if isinstance(raw, str):
         return [_from_json(line) for line in raw.splitlines()]
     return list(raw) if isinstance(raw, list | tuple) else [raw]

@@ -1,8 +1,8 @@
-"""Runs inside of the sandbox, behind the solution: calls its function, or runs statements, and says what came out.
+"""Script that runs in the sandbox after the solution, and calls its function or executes statements.
 
-A script: standard library only. What it is to do is one JSON object in the last line of stdin, read when the solution
-has run: a solution that reads stdin to its end gets nothing done. Each case that is done adds a line to `done.jsonl`.
-The process may end anywhere, by whatever the solution does: what is not in that file was not done.
+It uses the standard library only. It reads its job, a JSON object in the last line of stdin, after the solution,
+so a solution that reads all of stdin passes no case. Each finished case adds a line to `done.jsonl`. The solution may
+end the process at any time: cases that are not in the file did not finish.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import Any
 
 
 def main() -> None:
-    # Not "__main__": what a program does for itself only, such as reading stdin, is not asked for here.
+    """Run the solution and then the cases of the job."""
+    # Not "__main__", so that a program does not run its main part, such as reading stdin.
     namespace: dict[str, Any] = {"__name__": "solution", "__file__": "solution.py"}
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()
@@ -26,7 +27,7 @@ def main() -> None:
                     exec(compile(case, "tests.py", "exec"), namespace)
                     result = job["marker"]
                 line = json.dumps({"case": number, "result": result})
-            except Exception:  # whatever the solution raises, or a result that JSON cannot hold
+            except Exception:  # any error of the solution, or a result that JSON cannot express
                 if job["stop"]:
                     break
                 continue

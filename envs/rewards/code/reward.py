@@ -1,4 +1,4 @@
-"""`CodeTests`: runs the program of the final answer against the row's test cases, in a sandbox."""
+"""`CodeTests`: runs the program of the final answer on the row's test cases in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 _HARNESS = Path(__file__).with_name("harness.py").read_text()
 _DONE = "done.jsonl"
 _AT_ONCE = 8
-"""Cases of one program that run at once."""
+"""Maximum concurrent cases of one program."""
 _FENCES = ("python", "py", "python3")
 
 
 class CodeTests(Reward):
-    """1.0 where the program in the last Python fence of the final text passes all cases, else 0.0.
+    """Reward of 1.0 if the program in the last Python fence of the final text passes all cases, else 0.0.
 
-    Inputs go into the sandbox and outputs come out: expected outputs stay outside, where the program cannot read them.
-    Assert statements have to run beside the program; they count when a random marker comes back that they are given
-    after the program ran, so that `os._exit(0)` passes nothing. Against code that searches its own interpreter for the
-    marker, or overloads `==`, only cases with outputs help.
+    Expected outputs stay outside the sandbox, where the program cannot read them. Assert statements must run in the
+    program's process. They count only if they return a random marker, which arrives after the program ran, so
+    `os._exit(0)` passes nothing. Only cases with outputs protect against code that searches its own interpreter for the
+    marker or overloads `==`.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class CodeTests(Reward):
         memory_mb: int = 1024,
         **sandbox_options: Any,
     ) -> None:
-        """`sandbox` and `sandbox_options`: as `code_interpreter` takes them. `tests_field`: the row's column with the
-        cases (see `cases.read_cases`), `answer` where it has none. `partial`: the share of cases that pass, in place of
-        all or nothing. `max_tests`: cases that are run, the first ones. `timeout`: seconds of one run of a program, or
-        of all calls and assert statements together. Raises `UserError` for an unknown level or option."""
+        """Create the sandbox, with the options of `code_interpreter`. Raises `UserError` for an invalid one.
+
+        `tests_field` is the row's column with the cases (formats: `cases.read_cases`), by default `answer` if the row
+        does not have it. With `partial` the reward is the share of cases that pass. Only the first `max_tests` cases
+        run. `timeout` is the seconds of one run of a program, or of all calls and assert statements together.
+        """
         if max_tests < 1:
             raise UserError("max_tests of code_tests must be at least 1.")
         self.sandbox = sandbox_at(sandbox, sandbox_options)
@@ -67,7 +69,7 @@ class CodeTests(Reward):
         await self.sandbox.close()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        """Raises `ValueError` for a row whose cases cannot be read, `SandboxError` where the sandbox fails."""
+        """Judge the program. Raises `ValueError` for malformed cases and `SandboxError` if the sandbox fails."""
         raw = task.get(self._field, task.get("answer"))
         cases = read_cases(raw, most=self._max_tests)
         program = last_fence(trajectory.final_text, *_FENCES)
@@ -79,7 +81,7 @@ class CodeTests(Reward):
         return {"reward": reward, "passed": passed / total, "has_program": 1.0}
 
     async def passed(self, program: str, cases: ProgramCases | CallCases | AssertCases) -> tuple[int, int]:
-        """How many cases pass, of how many. Without `partial` the rest is not run once one has failed."""
+        """Return (passed cases, all cases). Without `partial`, a failed case stops the run."""
         if isinstance(cases, ProgramCases):
             return await self._programs(program, cases), len(cases.stdin)
         if isinstance(cases, CallCases):
@@ -105,7 +107,7 @@ class CodeTests(Reward):
         return passed
 
     async def _results(self, program: str, cases: Any, *, function: str = "", marker: str = "") -> dict[int, list[Any]]:
-        """Case -> [its result], of the cases that gave one."""
+        """Return {case: [result]} of the cases that finished."""
         job = {"function": function, "marker": marker, "cases": list(cases), "stop": not self._partial}
         result = await self.sandbox.run(
             replace(
@@ -120,7 +122,7 @@ class CodeTests(Reward):
 
 
 def _numbered(line: str) -> tuple[int, list[Any]]:
-    """A line of the harness; the solution may have written into the file, too: what cannot be read is no result."""
+    """Parse a line of the harness. Malformed lines, which the solution may have written, have the number -1."""
     try:
         read = json.loads(line)
         return int(read["case"]), [read["result"]]

@@ -1,1 +1,1 @@
-"""Rewards of mathematical answers, compared by math-verify in a process of its own."""
+"""Rewards of mathematical answers: equivalence by math-verify, which runs in its own process, and ReTool's reward."""

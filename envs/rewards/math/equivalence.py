@@ -1,4 +1,4 @@
-"""`MathEquivalence`: the answer says the same in mathematics, by the library math-verify."""
+"""`MathEquivalence`: compares answers mathematically, with the library math-verify."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _MAX_CHARS = 2000
-"""Of the end of the final text, where the answer stands; what is parsed takes time with its length."""
+"""Characters at the end of the final text that are parsed, because parsing takes time."""
 
 
 class MathEquivalence(Reward):
-    r"""1.0 where the final text's answer equals the row's in mathematics (1/2, \frac{1}{2}, 0.5), else 0.0.
+    r"""Reward of 1.0 if the final answer is mathematically equal to the row's (1/2, \frac{1}{2}, 0.5), else 0.0.
 
-    It runs in processes of its own, because an answer such as 9^{9^{9^9}} keeps sympy busy for hours, in C code that no
-    signal ends: the process is killed, the answer is worth 0, and `timed_out` is logged.
+    It runs in separate processes, because an answer such as 9^{9^{9^9}} keeps sympy busy for hours in C code that
+    ignores signals. After the timeout the process is killed, the reward is 0, and `timed_out` is logged.
     """
 
     def __init__(self, *, boxed: bool = False, timeout: float = 5.0, workers: int = 2) -> None:
-        r"""`boxed`: only what stands in the last `\boxed{...}` counts; otherwise the library looks for the answer.
-        `timeout`: seconds of one comparison; `workers`: comparisons at once. Raises `UserError` where math-verify is
-        not installed."""
+        r"""Prepare `workers` concurrent comparisons of `timeout` seconds. Raises `UserError` without math-verify.
+
+        With `boxed`, only the last `\boxed{...}` counts. Otherwise the library searches for the answer.
+        """
         if find_spec("math_verify") is None:
             raise UserError("The reward math needs math-verify: pip install 'agentloop[math]'.")
         if timeout <= 0 or workers < 1:
@@ -43,7 +44,7 @@ class MathEquivalence(Reward):
         await self._workers.close()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
-        """Raises `ValueError` where the row's answer is nothing that math-verify can read."""
+        """Judge the answer. Raises `ValueError` if math-verify cannot read the row's answer."""
         text = trajectory.final_text[-_MAX_CHARS:]
         if self._boxed:
             box = last_boxed(text)
@@ -53,7 +54,7 @@ class MathEquivalence(Reward):
         return await self.compare(text, answer_of(task))
 
     async def compare(self, text: str, gold: Any) -> Outcome:
-        """Whether `text` says what `gold` says: a number, a text, or a list of them of which one is enough."""
+        """Return whether `text` equals `gold`: a number, a text, or a list of alternatives."""
         golds = [str(each) for each in gold] if isinstance(gold, list | tuple) else [str(gold)]
         for each in golds:
             try:

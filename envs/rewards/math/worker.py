@@ -1,6 +1,6 @@
-"""Compares answers with math-verify, in a process of its own that can be killed. A script: nothing of agentloop.
+"""Script that compares answers with math-verify in its own process, which can be killed. It does not use agentloop.
 
-A line {"gold": ..., "text": ...} on stdin is answered by {"readable": ..., "equal": ...} on stdout.
+It answers a line {"gold": ..., "text": ...} on stdin with {"readable": ..., "equal": ...} on stdout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _DATA_BYTES = 1 << 30
 
 
 def compare(gold: str, text: str) -> dict[str, bool]:
-    # Its own time limits are alarms, which do not end C code: whoever started this process kills it.
+    """Return whether `gold` is readable, and whether `text` equals it."""
+    # No time limits here: alarms do not interrupt C code, so the parent process kills this one.
     wanted = parse(gold if "\\boxed" in gold else rf"\boxed{{{gold}}}", parsing_timeout=None)
     if not wanted:
         return {"readable": False, "equal": False}
@@ -28,6 +29,7 @@ def compare(gold: str, text: str) -> dict[str, bool]:
 
 
 def main() -> None:
+    """Answer requests until stdin ends."""
     logging.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))

@@ -92,16 +92,16 @@ def test_a_decompression_bomb_is_refused_from_its_header(side):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (b"no picture", "no picture of a known format"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "no picture of a known format"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture of a known format"),
-        (b"%PDF-1.4\n", "no picture of a known format"),
+        (b"not an image", "unknown format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "unknown format"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "unknown format"),
+        (b"%PDF-1.4\n", "unknown format"),
         ("http://169.254.169.254/latest", "not fetched"),
         ("file:///etc/passwd", "not fetched"),
         ("/nowhere/at/all.png", "cannot be read"),
         ("data:image/png;base64,@@@", "not base64"),
-        (17, "not as int"),
-        ({"bytes": None}, "not as NoneType"),
+        (17, "got int"),
+        ({"bytes": None}, "got NoneType"),
     ],
 )
 def test_what_is_no_picture_is_refused(source, message):

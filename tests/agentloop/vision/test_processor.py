@@ -65,8 +65,8 @@ def test_a_picture_of_another_mode_is_seen_in_colours():
 
 
 @pytest.mark.parametrize("what", ["picture.png", None, b"\x89PNG"])
-def test_what_is_no_picture_is_said(what):
-    with pytest.raises(UserError, match="must hold a picture"):
+def test_what_is_not_an_image_is_refused(what):
+    with pytest.raises(UserError, match="must have a PIL.Image.Image"):
         PROCESSOR.num_tokens(what)
 
 
@@ -86,7 +86,7 @@ def test_image_tokens_are_expanded_once_and_found_again():
 
 @pytest.mark.parametrize("counts", [[], [4, 4]])
 def test_a_template_shows_each_picture_once(counts):
-    with pytest.raises(UserError, match=f"1 images where the messages have {len(counts)}"):
+    with pytest.raises(UserError, match=f"1 images, but the messages have {len(counts)}"):
         PROCESSOR.expand([1, 9, 2], counts)
 
 

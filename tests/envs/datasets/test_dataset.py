@@ -62,7 +62,7 @@ def test_empty_dataset(tmp_path):
 
 
 def test_unknown_kind():
-    with pytest.raises(UserError, match=r"'data\.csv' is of no known kind"):
+    with pytest.raises(UserError, match=r"'data\.csv' is unknown"):
         load_dataset("data.csv")
 
 
@@ -72,7 +72,7 @@ def test_function_of_a_file_gets_the_options(tmp_path):
     )
     rows = load_dataset(f"{tmp_path}/tasks.py:make", options={"num": 3})
     assert [row["answer"] for row in rows] == [0, 1, 2]
-    with pytest.raises(UserError, match="does not take the options"):
+    with pytest.raises(UserError, match="does not accept the options"):
         load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
 
 
@@ -132,7 +132,7 @@ def test_folders_that_the_library_datasets_saved(tmp_path):
     read = load_dataset(f"{tmp_path}/data/train")
     assert sorted(row["answer"] for row in read) == ["0", "1", "2", "3", "4"]
     assert [row["answer"] for row in read] != ["0", "1", "2", "3", "4"]
-    with pytest.raises(UserError, match=r"several splits \(train\): give the folder of one"):
+    with pytest.raises(UserError, match=r"several splits \(train\): use the folder of one"):
         load_dataset(f"{tmp_path}/data")
 
 
@@ -154,7 +154,7 @@ def test_several_files_follow_each_other_as_one_dataset(tmp_path):
     ("body", "words"),
     [
         ("return [{'prompt': 'a'}][3:4] + [unknown]", r"failed: NameError: .*'unknown'.* \(tasks.py, line 2\)"),
-        ("yield {'prompt': 'a'}\n    yield {}['b']", r"failed behind row 1: KeyError: 'b' \(tasks.py, line 3\)"),
+        ("yield {'prompt': 'a'}\n    yield {}['b']", r"failed after row 1: KeyError: 'b' \(tasks.py, line 3\)"),
         ("raise TypeError('own')", r"failed: TypeError: own \(tasks.py, line 2\)"),
     ],
 )

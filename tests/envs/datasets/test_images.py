@@ -1,4 +1,4 @@
-"""Rows with pictures, as verl's datasets have them."""
+"""Rows with images, as verl's datasets have them."""
 
 import gc
 import io
@@ -42,7 +42,7 @@ async def shown(row):
     return list((await ToolEnv(row).reset()).messages)
 
 
-async def test_placeholders_of_verl_become_the_pictures_in_their_order(tmp_path):
+async def test_placeholders_of_verl_become_the_images_in_their_order(tmp_path):
     parquet.write_table(pa.Table.from_pylist([verl_row("red", "blue")]), tmp_path / "d.parquet")
     (row,) = load_dataset(str(tmp_path / "d.parquet"))
     system, user = await shown(row)
@@ -53,7 +53,7 @@ async def test_placeholders_of_verl_become_the_pictures_in_their_order(tmp_path)
     assert (row["answer"], row["id"], row["data_source"]) == ("a square", "3", "vstar")
 
 
-async def test_pictures_stay_undecoded_in_the_row_and_out_of_what_is_written(tmp_path):
+async def test_images_stay_undecoded_in_the_row_and_out_of_what_is_written(tmp_path):
     row = read_row(verl_row("red", "blue"), "d.parquet, row 1", 0)
     assert all(isinstance(image, RowImage) for image in row["images"])
     own = row["extra_info"]["tools_kwargs"]["image_zoom_in_tool"]["create_kwargs"]["image"]
@@ -64,13 +64,13 @@ async def test_pictures_stay_undecoded_in_the_row_and_out_of_what_is_written(tmp
     assert len(written) < 2000
 
 
-async def test_a_group_shares_a_picture():
+async def test_a_group_shares_a_image():
     row = read_row(verl_row("red", content="<image>"), "d", 0)
     first, second = await shown(row), await shown(row)
     assert images_of(first)[0] is images_of(second)[0]
 
 
-def test_a_picture_goes_when_no_episode_holds_it_and_can_go_to_other_processes():
+def test_a_image_goes_when_no_episode_holds_it_and_can_go_to_other_processes():
     (stored,) = read_row(verl_row("red", content="<image>"), "d", 0)["images"]
     reference = weakref.ref(stored.load())
     gc.collect()
@@ -79,20 +79,20 @@ def test_a_picture_goes_when_no_episode_holds_it_and_can_go_to_other_processes()
 
 
 async def test_paths_start_at_the_folder_of_the_dataset(tmp_path, monkeypatch):
-    (tmp_path / "data" / "pictures").mkdir(parents=True)
-    (tmp_path / "data" / "pictures" / "a.png").write_bytes(png("lime"))
-    line = {"prompt": [{"role": "user", "content": "See <image>"}], "images": ["pictures/a.png"]}
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "images" / "a.png").write_bytes(png("lime"))
+    line = {"prompt": [{"role": "user", "content": "See <image>"}], "images": ["images/a.png"]}
     path = tmp_path / "data" / "d.jsonl"
-    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"images": [{"path": "pictures/a.png"}]}) + "\n")
+    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"images": [{"path": "images/a.png"}]}) + "\n")
     monkeypatch.chdir(tmp_path)
     for row in load_dataset("data/d.jsonl"):
         assert images_of(await shown(row))[0].getpixel((0, 0)) == (0, 255, 0)
 
 
 async def test_image_parts_of_chat_messages():
-    picture = Image.new("RGB", (3, 3), "red")
+    image = Image.new("RGB", (3, 3), "red")
     parts = [
-        {"type": "image", "image": picture, "text": None},
+        {"type": "image", "image": image, "text": None},
         {"type": "text", "text": "and", "image": None},
         {"type": "image", "image": None, "text": None},
     ]
@@ -102,7 +102,7 @@ async def test_image_parts_of_chat_messages():
     assert text == {"type": "text", "text": "and"}
 
 
-def test_a_text_that_says_image_in_a_row_without_pictures_is_a_text():
+def test_a_text_that_says_image_in_a_row_without_images_is_a_text():
     row = read_row({"prompt": "The tag <image> of HTML"}, "d", 0)
     assert row["messages"] == [{"role": "user", "content": "The tag <image> of HTML"}]
 
@@ -110,13 +110,13 @@ def test_a_text_that_says_image_in_a_row_without_pictures_is_a_text():
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (verl_row("red"), "2 places for pictures .* and there are 1 in 'images'"),
-        (verl_row("red", content="no place"), "0 places for pictures .* and there are 1"),
-        ({"prompt": "<image>", "images": "a.png"}, "'images' must be a list of pictures, got str"),
+        (verl_row("red"), "2 placeholders for images .*'images' has 1"),
+        (verl_row("red", content="no place"), "0 placeholders for images .*'images' has 1"),
+        ({"prompt": "<image>", "images": "a.png"}, "'images' must be a list of images, got str"),
         ({"prompt": "<image>", "images": ["nothing.png"]}, "image 1: there is no file nothing.png"),
         ({"prompt": "<image>", "images": [{"height": 3}]}, "neither 'bytes' nor 'path'"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "image parts without pictures"),
-        ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "part 1 must be a text .* or an image"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "empty image parts"),
+        ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "part 1 must have the 'type' text"),
         ({"prompt": "Hi", "videos": ["a.mp4"]}, "'videos' are not supported"),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_cannot_be_placed_names_the_row(raw, words):
         read_row(raw, "d, row 7", 6)
 
 
-async def test_a_broken_picture_is_an_error_of_its_row_when_the_episode_begins():
+async def test_a_broken_image_is_an_error_of_its_row_when_the_episode_begins():
     row = read_row({"prompt": "<image>", "images": [png("red")[:40]]}, "d, row 7", 6)
-    with pytest.raises(UserError, match=r"d, row 7: image 1: .* (cannot be decoded|no picture)"):
+    with pytest.raises(UserError, match=r"d, row 7: image 1: .* (cannot be decoded|unknown format)"):
         await shown(row)

@@ -160,7 +160,7 @@ def test_a_group_starts_alike_and_rows_differ():
     [
         ({"id": "FrozenLake-v1", "options": {"nothing": 1}}, "FrozenLake-v1"),
         ({"id": "FrozenLaek-v1"}, "Did you mean 'FrozenLake-v1'"),
-        ({"id": "agentloop.errors:UserError"}, "not a gymnasium.Env"),
+        ({"id": "agentloop.errors:UserError"}, "must create a gymnasium.Env"),
         ({"id": "FrozenLake-v1", "action_names": ["a", "b"]}, "action_names"),
         ({"id": "FrozenLake-v1", "show": "render"}, "render_mode"),
         ({"id": "FrozenLake-v1", "actions": "both"}, "'tool' or 'text'"),

@@ -119,7 +119,7 @@ def test_a_server_that_lists_no_tools():
     server = HTTPServer(("127.0.0.1", 0), _SchemaOnly)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(UserError, match="does not list its tools"):
+        with pytest.raises(UserError, match="Cannot list the tools"):
             OpenEnv(ROW, url=f"http://127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

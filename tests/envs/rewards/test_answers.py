@@ -19,7 +19,7 @@ async def test_exact_match_is_that_of_question_answering(episode, text, answer, 
 
 @pytest.mark.parametrize("answer", ["the", "", [], {"target": None}, {"targets": ["x"]}])
 async def test_answers_that_nothing_or_everything_matches_are_errors(episode, answer):
-    with pytest.raises(ValueError, match="none that a text can match"):
+    with pytest.raises(ValueError, match="no text can match"):
         await load_reward("exact_match")(episode("the"), {"answer": answer})
 
 

@@ -152,7 +152,7 @@ async def test_a_reward_that_cannot_be_made_or_started_says_where(tmp_path):
         "    def __call__(self, trajectory, task): return 1.0\n"
         "Own.__call__ = Late.__call__\nOwn.__abstractmethods__ = frozenset()\n"
     )
-    with pytest.raises(UserError, match=r"cannot be made: FileNotFoundError: .* \(own.py, line 3\)"):
+    with pytest.raises(UserError, match=r"cannot be created: FileNotFoundError: .* \(own.py, line 3\)"):
         load_reward(f"{tmp_path}/own.py:Own", {"file": "nothing.txt"})
     with pytest.raises(UserError, match=r"cannot start: OSError: no server \(own.py, line 5\)"):
         await load_reward(f"{tmp_path}/own.py:Late").start()

@@ -10,7 +10,6 @@ import pytest
 
 from agentloop import AgentLoop
 from agentloop.engines.testing.scripted import ScriptedEngine
-from agentloop.envs.rewards import judge as judge_module
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.rewards.judge import JudgeError, read_verdict
 from agentloop.envs.tool_env import ToolEnv
@@ -65,8 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(judge_module, "_FIRST_PAUSE", 0.01)
+def server():
     server = Server()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -77,7 +75,7 @@ def server(monkeypatch):
 
 
 async def judged(server, trajectory, answer="Oslo", **options):
-    reward = load_reward("judge", {"base_url": server.url, "model": "referee", **options})
+    reward = load_reward("judge", {"base_url": server.url, "model": "referee", "pause": 0.01, **options})
     await reward.start()
     try:
         return await reward(trajectory, {"answer": answer})
@@ -157,7 +155,7 @@ async def test_a_judge_that_fails_in_an_episode_leaves_it_without_a_reward(serve
     server.replies = ["no idea"]
     tokenizer = build_tokenizer()
     script = [tokenizer.backend_tokenizer.encode("Oslo<|im_end|>", add_special_tokens=False).ids]
-    reward = load_reward("judge", {"base_url": server.url, "model": "referee", "attempts": 2})
+    reward = load_reward("judge", {"base_url": server.url, "model": "referee", "attempts": 2, "pause": 0.01})
     row = {"messages": [{"role": "user", "content": "Capital?"}], "answer": "Oslo"}
     trajectory = await AgentLoop(ScriptedEngine(script), renderer_for(tokenizer)).run(ToolEnv(row, reward=reward))
     await reward.shutdown()

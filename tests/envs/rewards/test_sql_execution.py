@@ -66,17 +66,17 @@ async def test_queries_that_fail_are_wrong_and_references_that_fail_are_errors(j
     assert await judge("DROP TABLE people") == 0.0
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     assert await judge(endless, timeout=0.3) == 0.0
-    for gold, words in (("SELECT FROM", "syntax error"), (endless, "took too long")):
+    for gold, words in (("SELECT FROM", "syntax error"), (endless, "timed out")):
         with pytest.raises(GoldQueryError, match=words):
             await judge("SELECT 1", row={"answer": gold}, timeout=0.3)
 
 
 async def test_rows_that_name_nothing_are_errors(judge):
-    with pytest.raises(LookupError, match="no reference query in its column 'answer'"):
+    with pytest.raises(LookupError, match="no gold query in its column 'answer'"):
         await judge("SELECT 1", row={"answer": None})
     with pytest.raises(LookupError, match="names no database"):
         await judge("SELECT 1", row={"database": None})
-    with pytest.raises(UserError, match=r"no database .*three\.sqlite"):
+    with pytest.raises(UserError, match=r"Cannot read the database .*three\.sqlite"):
         await judge("SELECT 1", row={"database": "three.sqlite"})
 
 

@@ -101,7 +101,7 @@ async def test_what_is_no_score_raises(episode, scores):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"function": "scores.py:number"}, "which cannot be called"),
+        ({"function": "scores.py:number"}, "must be callable"),
         ({"function": "scores.py:compute"}, "Did you mean 'compute_score'"),
         ({"function": "scores.py:compute_score", "tokenizer": "./nowhere"}, "cannot be loaded"),
         ({}, "missing a required argument: 'function'"),

@@ -79,8 +79,8 @@ async def test_rewards_of_turns_must_be_one_for_each(episode):
     ("spec", "options", "words"),
     [
         ([], {}, "is an empty list"),
-        (["exact", "exact"], {}, "Two terms of the reward are called 'exact'"),
-        ([{"name": "exact", "only_if": "tags"}, "tags"], {}, "only if 'tags', which is no term further up"),
+        (["exact", "exact"], {}, "Two terms of the reward have the label 'exact'"),
+        ([{"name": "exact", "only_if": "tags"}, "tags"], {}, "must name an earlier term, got 'tags'"),
         (["exat"], {}, "Did you mean 'exact'"),
         (["exact"], {"tolerance": 1}, "give each term its own"),
         ("math", {"boxd": True}, r"no option 'boxd'.*Options it takes: boxed, timeout, workers"),

@@ -57,13 +57,13 @@ async def wait(seconds: float) -> str:
 
 
 @server.tool()
-def picture() -> list:
-    """A picture and words."""
+def image() -> list:
+    """Return a text and an image."""
     try:
-        image = ImageContent(type="image", data=PIXEL, mimeType="image/png")
+        part = ImageContent(type="image", data=PIXEL, mimeType="image/png")
     except Exception:
-        image = ImageContent(type="image", data=PIXEL, mime_type="image/png")
-    return [TextContent(type="text", text="a pixel"), image]
+        part = ImageContent(type="image", data=PIXEL, mime_type="image/png")
+    return [TextContent(type="text", text="a pixel"), part]
 
 
 @server.tool()

@@ -19,7 +19,7 @@ for line in sys.stdin:
     def answer(**content):
         send(id=message["id"], **content)
     if message.get("method") == "initialize":
-        print("a banner that is no JSON", flush=True)
+        print("a banner that is not JSON", flush=True)
         send(id="s1", method="ping")
         send(id="s2", method="sampling/createMessage", params={})
         about = {"serverInfo": {"name": "x", "version": "1"}, "capabilities": {}}
@@ -48,10 +48,13 @@ def test_pages_and_noise_are_read():
     [
         ('answer(error={"code": -32601, "message": "no tools here"})', "no tools here"),
         ("answer(result=[])", "has no result"),
-        ("sys.exit(1)", "ended"),
-        ('sys.exit("needs a key")', "ended: needs a key"),
+        ("sys.exit(1)", "exited"),
+        ('sys.exit("needs a key")', "exited: needs a key"),
         ('answer(result={"tools": [], "nextCursor": "again"})', "more than 100 pages"),
-        ('answer(result={"tools": [{"name": "a", "inputSchema": {"type": "nonsense"}}]})', "is no JSON Schema"),
+        (
+            'answer(result={"tools": [{"name": "a", "inputSchema": {"type": "nonsense"}}]})',
+            "is not a valid JSON Schema",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_used_is_named(listing, message):
@@ -69,9 +72,9 @@ def test_what_is_not_there_is_named():
         McpServer("no-such-program --flag").tools()
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/mcp cannot be reached"):
         McpServer(url="http://127.0.0.1:1/mcp").tools()
-    with pytest.raises(UserError, match="one of the two"):
+    with pytest.raises(UserError, match="command or url"):
         McpServer()
-    with pytest.raises(UserError, match="one of the two"):
+    with pytest.raises(UserError, match="command or url"):
         McpServer("x", url="http://y")
 
 
@@ -83,5 +86,5 @@ def test_two_servers_with_a_tool_of_one_name_need_a_prefix():
 
 
 def test_the_last_words_of_a_server_that_ends_at_once_are_told():
-    with pytest.raises(UserError, match=r"ended: .*can't open file .*nothing.py"):
+    with pytest.raises(UserError, match=r"exited: .*can't open file .*nothing.py"):
         McpServer([sys.executable, "nothing.py"], timeout=10).tools()

@@ -25,7 +25,7 @@ async def call(sessions, name: str, **arguments):
 
 def test_its_tools_are_tools(options):
     toolset = Toolset(registry.load_all("mcp", **options))
-    assert set(toolset.tools) == {"add", "count", "fail", "wait", "picture", "secrets", "die"}
+    assert set(toolset.tools) == {"add", "count", "fail", "wait", "image", "secrets", "die"}
     schema = next(schema for schema in toolset.schemas if schema["function"]["name"] == "add")
     assert schema["function"]["description"] == "Add two numbers."
     assert schema["function"]["parameters"]["required"] == ["a", "b"]
@@ -45,9 +45,9 @@ async def test_calls(options):
     assert failed.is_error
     assert failed.failure is None
     assert "Error executing tool fail" in failed.content  # 2.x keeps the reason to itself
-    text, picture = (await call(sessions, "picture")).content
+    text, image = (await call(sessions, "image")).content
     assert text == {"type": "text", "text": "a pixel"}
-    assert picture["image"].size == (1, 1)
+    assert image["image"].size == (1, 1)
     both = await asyncio.gather(*(call(sessions, "add", a=i, b=i) for i in range(20)))
     assert [result.content for result in both] == [str(2 * i) for i in range(20)]
     await sessions.close()

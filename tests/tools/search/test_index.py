@@ -167,9 +167,9 @@ def test_corpora(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}\n", "line 1 is no document: a document needs"),
-        ('{"contents": "a"}\n[1]\n', "line 2 is no document: it is no JSON object"),
-        ("not json\n", "line 1 is no document"),
+        ("{}\n", "line 1 is not a document: a document needs"),
+        ('{"contents": "a"}\n[1]\n', "line 2 is not a document: expected a JSON object"),
+        ("not json\n", "line 1 is not a document"),
         ('{"contents": 7}\n', "line 1"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_line_that_cannot_be_read_is_named(content, message, tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(UserError, match="no corpus"):
+    with pytest.raises(UserError, match="Cannot read the corpus"):
         list(read_corpus(tmp_path / "missing.jsonl"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \.txt"):

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentloop.errors import ToolError, UserError
-from agentloop.tools.search import server as server_module
 from agentloop.tools.search.server import RetrievalServer
 
 
@@ -44,18 +43,13 @@ def serving(answer: Callable[[dict], tuple[int, object]]) -> Iterator[tuple[str,
 
 def ask(url: str, *queries: str, topk: int = 2, **options) -> list:
     async def run():
-        retriever = RetrievalServer(url, **options)
+        retriever = RetrievalServer(url, pause=0.001, **options)
         try:
             return await retriever.retrieve(queries, topk)
         finally:
             await retriever.close()
 
     return asyncio.run(run())
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr(server_module, "_FIRST_PAUSE", 0.001)
 
 
 def document(number: int) -> dict:
@@ -107,13 +101,13 @@ def test_failures_that_pass_are_tried_again():
     [
         ((503, {}), "does not answer: HTTP 503"),
         ((404, {}), "HTTP 404"),
-        ((200, b"no json"), "something else than JSON"),
+        ((200, b"no json"), "is not JSON"),
         ((200, {"results": []}), "cannot be read"),
         ((200, {"result": []}), "0 results for 1 queries"),
         ((200, {"result": [[{"document": {}}]]}), "cannot be read"),
         ((200, {"result": [["text"]]}), "cannot be read"),
         ((200, [1]), "cannot be read"),
-        ((422, {}), "refuses requests"),
+        ((422, {}), "accepts requests neither"),
     ],
 )
 def test_what_goes_wrong_is_said(answer, message):
@@ -124,5 +118,5 @@ def test_what_goes_wrong_is_said(answer, message):
 def test_a_server_that_is_not_there():
     with pytest.raises(ToolError, match="ConnectError"):
         ask("http://127.0.0.1:1/retrieve", "a")
-    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/retrieve cannot be used"):
-        asyncio.run(RetrievalServer("http://127.0.0.1:1/retrieve").start())
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/retrieve is not usable"):
+        asyncio.run(RetrievalServer("http://127.0.0.1:1/retrieve", pause=0.001).start())

@@ -60,9 +60,9 @@ def test_a_task_without_a_database_is_a_failure_of_the_tool(task, folder):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no database"):
+    with pytest.raises(UserError, match="Cannot read the database"):
         SqlQuery(str(tmp_path / "missing.sqlite"))
-    with pytest.raises(UserError, match="not mysql://"):
+    with pytest.raises(UserError, match="Unsupported database mysql://"):
         SqlQuery("mysql://host/db")
     with pytest.raises(UserError, match="above 0"):
         SqlQuery(timeout=0)

@@ -41,8 +41,8 @@ class Draw(BaseTool):
         return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
 
     async def execute(self, instance_id, parameters, **kwargs):
-        pictures = [Image.new("RGB", (2, 2)), None]
-        return ToolResponse(text=f"after {len(kwargs['agent_data'].image_data)}", image=pictures), 0.0, None
+        images = [Image.new("RGB", (2, 2)), None]
+        return ToolResponse(text=f"after {len(kwargs['agent_data'].image_data)}", image=images), 0.0, None
 
 
 class Early(BaseTool):
@@ -140,7 +140,7 @@ async def test_arguments_are_checked_before_the_tool_sees_them(config):
     assert not living
 
 
-async def test_pictures_come_before_the_text(config):
+async def test_images_come_before_the_text(config):
     toolset, _ = _toolset(config)
     result = await _call(_sessions(toolset, "one", 3), "draw")
     assert [part["type"] for part in result.content] == ["image", "text"]
@@ -155,13 +155,13 @@ async def test_tools_of_early_versions(config):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "There is no file"),
-        ("tools: [", "cannot be read"),
-        ("tool: []", "has no list 'tools'"),
-        ("tools: [{config: {type: native}}]", "has no list 'tools'"),
+        (None, "There is no tool config"),
+        ("tools: [", "Cannot read"),
+        ("tool: []", "needs a list 'tools'"),
+        ("tools: [{config: {type: native}}]", "needs a list 'tools'"),
         ("tools: [{class_name: a.B, config: {type: mcp}}]", "use the tool 'mcp'"),
         ("tools: [{class_name: nowhere.B, config: {type: native}}]", "There is no module 'nowhere'"),
-        ("tools: [{class_name: 'their_tools.py:Guess', config: {type: native}}]", "cannot be made"),
+        ("tools: [{class_name: 'their_tools.py:Guess', config: {type: native}}]", "cannot be created"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(config, monkeypatch, text, said):

@@ -84,7 +84,7 @@ def test_the_kind_policy_lengthens_the_short_side(bbox, expected):
 
 
 @given(anything, sides, sides, st.sampled_from(["kind", "verl"]))
-def test_a_box_lies_in_the_picture_or_is_refused(bbox, width, height, policy):
+def test_a_box_lies_in_the_image_or_is_refused(bbox, width, height, policy):
     box = resolve_box(bbox, width, height, policy=policy)
     if box is None:
         return

@@ -15,7 +15,7 @@ from agentloop.tools.vision.zoom import ImageZoomIn
 from agentloop.types.messages import ToolCall
 
 
-def picture(width: int, height: int) -> Image.Image:
+def blank_image(width: int, height: int) -> Image.Image:
     """Every pixel says where it is."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     return Image.fromarray(np.stack([x % 256, y % 256, x // 256 * 16 + y // 256], axis=-1).astype(np.uint8))
@@ -55,7 +55,7 @@ def test_the_schema_is_the_one_that_models_were_trained_with():
 
 
 def test_it_shows_the_region_and_says_which():
-    image = picture(560, 420)
+    image = blank_image(560, 420)
     result = zoom(ImageZoomIn(), [image], bbox_2d=[100, 50, 200, 150], label="cat")
     text, shown = result.content
     assert text["text"] == "Zoomed in on the image to the region [100, 50, 200, 150] with label cat."
@@ -67,7 +67,7 @@ def test_it_shows_the_region_and_says_which():
     "bbox", [[200, 100, 100, 200], [9000, 9000, 9900, 9900], [math.nan, 0, 100, 100], [0, 0, math.inf, 10]]
 )
 def test_an_unusable_box_is_feedback_with_a_penalty(bbox):
-    result = zoom(ImageZoomIn(), [picture(560, 420)], bbox_2d=bbox)
+    result = zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=bbox)
     assert result.is_error
     assert result.failure is None
     assert result.reward == -0.05
@@ -76,18 +76,18 @@ def test_an_unusable_box_is_feedback_with_a_penalty(bbox):
 
 @pytest.mark.parametrize("bbox", [None, "a", [1, 2, 3], [1, 2, 3, 4, 5], ["a", 1, 2, 3], {"x": 1}, [[1], 2, 3, 4], 7])
 def test_what_is_no_box_is_answered_by_the_validation(bbox):
-    result = zoom(ImageZoomIn(), [picture(560, 420)], bbox_2d=bbox)
+    result = zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=bbox)
     assert result.failure is FailureKind.MODEL
     assert "bbox_2d" in str(result.content)
 
 
 def test_numbers_as_text_are_numbers():
-    assert not zoom(ImageZoomIn(), [picture(560, 420)], bbox_2d=["100", "50", "200", "150"]).is_error
+    assert not zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=["100", "50", "200", "150"]).is_error
 
 
-def test_without_a_picture_and_with_too_many():
+def test_without_a_image_and_with_too_many():
     assert "no image" in str(zoom(ImageZoomIn(), [], bbox_2d=[0, 0, 50, 50]).content)
-    many = [picture(56, 56)] * 3
+    many = [blank_image(56, 56)] * 3
     assert "at most 3" in str(zoom(ImageZoomIn(max_images=3), many, bbox_2d=[0, 0, 50, 50]).content)
 
 
@@ -107,7 +107,7 @@ def test_the_crop_is_the_region_of_the_source(width, height, family, max_pixels,
     tool = ImageZoomIn(family=family, max_pixels=max_pixels)
     if max(width, height) > 30 * min(width, height):
         return
-    image = picture(width, height)
+    image = blank_image(width, height)
     seen = tool.seen_size(width, height)
     left, top, right, bottom = x, y, min(1.0, x + w), min(1.0, y + h)
     unit = (1000, 1000) if tool.frame == "norm1000" else seen
@@ -130,9 +130,9 @@ def test_the_crop_is_the_region_of_the_source(width, height, family, max_pixels,
     assert 0 <= y2 - bottom * height + 1e-3 <= slack + 2e-3
 
 
-def test_a_large_picture_is_cropped_in_its_own_resolution():
+def test_a_large_image_is_cropped_in_its_own_resolution():
     """The model saw 1/4 of each side; the crop has all pixels of the source."""
-    image = picture(4480, 3360)
+    image = blank_image(4480, 3360)
     tool = ImageZoomIn(max_pixels=1120 * 840)
     assert tool.seen_size(4480, 3360) == (1120, 840)
     crop = tool.crop(image, [100, 100, 200, 200])
@@ -140,12 +140,12 @@ def test_a_large_picture_is_cropped_in_its_own_resolution():
 
 
 def test_a_crop_above_the_pixel_bound_is_scaled_down():
-    crop = ImageZoomIn(max_pixels=1120 * 840).crop(picture(4480, 3360), [0, 0, 1120, 840])
+    crop = ImageZoomIn(max_pixels=1120 * 840).crop(blank_image(4480, 3360), [0, 0, 1120, 840])
     assert crop.width * crop.height <= 1120 * 840
 
 
-def test_nested_zoom_is_in_the_frame_of_the_last_picture():
-    first, second = picture(560, 420), picture(280, 280)
+def test_nested_zoom_is_in_the_frame_of_the_last_blank_image():
+    first, second = blank_image(560, 420), blank_image(280, 280)
     box = [100, 100, 200, 200]
     assert np.array_equal(zoom(ImageZoomIn(nested=True), [first, second], bbox_2d=box).content[1]["image"],
                           second.crop(tuple(box)))  # fmt: skip
@@ -158,12 +158,12 @@ def test_an_unknown_family_is_named():
         ImageZoomIn(family="llava")
 
 
-def test_a_grey_picture_comes_out_as_rgb():
+def test_a_grey_image_comes_out_as_rgb():
     grey = Image.effect_noise((560, 420), 50)
     assert ImageZoomIn().crop(grey, [0, 0, 100, 100]).mode == "RGB"
 
 
 def test_the_same_call_shows_the_same(tmp_path):
     random.seed(0)
-    image = picture(560, 420)
+    image = blank_image(560, 420)
     assert np.array_equal(*[zoom(ImageZoomIn(), [image], bbox_2d=[1, 2, 90, 80]).content[1]["image"] for _ in "ab"])

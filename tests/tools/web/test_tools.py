@@ -74,7 +74,7 @@ def test_what_is_missing_is_named(monkeypatch):
         WebSearch("searxng")
     with pytest.raises(UserError, match="Did you mean 'brave'"):
         WebSearch("brav")
-    with pytest.raises(UserError, match="no network"):
+    with pytest.raises(UserError, match="Invalid network"):
         WebFetch(allowed_networks=["x"])
 
 

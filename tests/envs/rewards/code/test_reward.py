@@ -107,11 +107,11 @@ async def test_an_answer_without_a_program_is_wrong(episode):
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
-        (None, "neither .* nor assert statements, but NoneType"),
-        ({"inputs": [], "outputs": []}, "neither"),
+        (None, "must be .* or assert statements, got NoneType"),
+        ({"inputs": [], "outputs": []}, "or assert statements, got"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ([1, 2], "neither"),
-        ("", "neither"),
+        ([1, 2], "or assert statements, got"),
+        ("", "or assert statements, got"),
     ],
 )
 async def test_rows_whose_tests_cannot_be_read_are_errors(episode, tests, words):
