@@ -96,7 +96,7 @@ def test_list_says_what_is_no_tool_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = run("list")
     assert result.exit_code == 0
-    assert "'seven' must be a Tool class" in result.output
+    assert "'seven' is module, not a Tool class" in result.output
     assert "web_search" in result.output
 
 

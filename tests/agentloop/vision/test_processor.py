@@ -66,7 +66,7 @@ def test_a_picture_of_another_mode_is_seen_in_colours():
 
 @pytest.mark.parametrize("what", ["picture.png", None, b"\x89PNG"])
 def test_what_is_not_an_image_is_refused(what):
-    with pytest.raises(UserError, match="must have a PIL.Image.Image"):
+    with pytest.raises(UserError, match=r"must have a PIL\.Image\.Image"):
         PROCESSOR.num_tokens(what)
 
 
