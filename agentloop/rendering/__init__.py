@@ -1,4 +1,7 @@
-"""Renderers: messages to token ids and back, for one model family. transformers is imported when a path is loaded."""
+"""Renderers: messages to token ids and back, for one model family.
+
+The rollout loop calls them before and after the engine. transformers is imported only when a tokenizer is loaded.
+"""
 
 from agentloop.rendering.base import Continuation, Renderer, ToolSchemas
 from agentloop.rendering.factory import renderer_for

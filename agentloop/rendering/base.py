@@ -1,52 +1,59 @@
-"""What the loop asks of a renderer: messages to token ids and back, for one model family."""
+"""`Renderer`: the interface between messages and token ids of one model family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from agentloop.rendering.formats.base import ToolSchemas
 from agentloop.types.messages import Message, ParsedTurn
 
 if TYPE_CHECKING:
     from agentloop.vision.processor import ImageProcessor
 
-ToolSchemas = Sequence[dict[str, Any]]
-"""OpenAI-style `{"type": "function", "function": {...}}` each. Identity matters: renders are cached by `id()` of a
-tuple that the environment's toolset keeps, so that a thousand episodes render their tools once."""
+__all__ = ["Continuation", "Renderer", "ToolSchemas"]
 
 
 @dataclass(slots=True, frozen=True)
 class Continuation:
-    """What follows a sampled turn in the token stream."""
+    """Token ids that follow a sampled turn in the stream."""
 
     closing: list[int]
-    """What the template puts behind the assistant turn and the model did not sample (segment kind `template`): the
-    newline after <|im_end|>, or the end-of-turn token itself where the turn was cut."""
+    """Tokens of the template after the assistant turn that were not sampled (segment kind `template`).
+
+    They are the newline after <|im_end|>, or the end-of-turn token itself if the turn was cut.
+    """
     observation: list[int]
     """The new messages and the generation prompt of the next turn (segment kind `observation`)."""
 
 
 class Renderer(Protocol):
-    """Messages <-> token ids. Stateless between calls except for caches; safe to share by all episodes."""
+    """Converts between messages and token ids; stateless except for caches, so all episodes can share one."""
 
     stop_token_ids: tuple[int, ...]
     """Ids that end an assistant turn."""
     stop_strings: tuple[str, ...]
-    """Texts that end one, too; mostly none."""
+    """Texts that also end an assistant turn; usually none."""
     vision: ImageProcessor | None
-    """What makes of a picture what the model sees; None for models that see none."""
+    """Image processor of the model; None if it has no vision tower."""
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """The first prompt, with the generation prompt at its end. A picture takes the place of all its tokens; see
-        `vision.place`. Raises `UserError` for messages that the chat template refuses, and pictures without a place."""
+        """Return the ids of the first prompt, with the generation prompt at its end.
+
+        An image occupies all its tokens; `vision.place` finds them. Raises `UserError` for messages that the chat
+        template refuses, and for images without a place.
+        """
         ...
 
     def render_continuation(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
     ) -> Continuation:
-        """What follows the turn `sampled` when `messages` (tool results or user messages) answer it. Costs what the
-        new messages cost, however long the history. Raises `UserError` where the template is not prefix-stable."""
+        """Return the ids that follow the turn `sampled` when `messages` (tool results or user messages) answer it.
+
+        The cost depends on the new messages only, not on the history. Raises `UserError` if the template is not
+        prefix-stable.
+        """
         ...
 
     def parse(
@@ -58,18 +65,18 @@ class Renderer(Protocol):
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """Read a sampled turn. With `complete=False` (cut by length) it never has calls. With `over=False` (more of it
-        is sampled) text is left out that may turn out to be a call, but for half a tag at its end.
+        """Parse a sampled turn into content, thinking and calls.
 
-        `tools` gives the types of arguments to formats that write values without them (qwen3_coder). The ids of the
-        calls are `call_id_prefix` and their number in the turn.
+        With `complete=False` (cut by length) it has no calls. With `over=False` (sampling goes on) text that may become
+        a call is omitted, except for half a tag at its end. `tools` gives the types of arguments to formats whose
+        values are raw text (qwen3_coder). The id of a call is `call_id_prefix` and its number in the turn.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Plain text to ids, no special tokens added; used to count and to truncate."""
+        """Return the ids of plain text without special tokens, for counting and truncation."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, special tokens shown."""
+        """Return the text of ids, special tokens included."""
         ...

@@ -1,12 +1,12 @@
-"""Text to ids, with a line between control tokens that the template wrote and text that only looks like them.
+"""`TextEncoder`: encode text so that untrusted text never becomes a control token.
 
-A tokenizer turns the text `<|im_end|>` into the control token wherever it stands, also inside a tool result, where it
-would end the turn for the model. Here text is encoded in pieces: an added token (special or not) is recognised only in
-text that the template or the recipe wrote; everything between is encoded by a copy of the tokenizer that has no added
-tokens. Pieces between added tokens are what a tokenizer encodes independently anyway, so nothing else changes.
+A tokenizer turns the text `<|im_end|>` into the control token everywhere, also inside a tool result, where it would end
+the turn for the model. So text is encoded in pieces. An added token (special or not) is recognised only in text of the
+template or the recipe. A copy of the tokenizer without added tokens encodes everything between. A tokenizer encodes the
+pieces between added tokens independently anyway, so nothing else changes.
 
-Untrusted text passes through the template with each added token spelled as two lone surrogates, which valid text
-cannot contain and which templates pass on untouched.
+In untrusted text, each added token passes through the template as two lone surrogates. Valid text cannot contain these,
+and templates do not change them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ANCHOR = "\ue0a1\ue0a2anchor\ue0a3"
 
 
 class TextEncoder:
-    """Encodes and decodes for one tokenizer (`tokenizers.Tokenizer`)."""
+    """Encodes and decodes text with one tokenizer (`tokenizers.Tokenizer`)."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
@@ -43,24 +43,29 @@ class TextEncoder:
         self._words = word_cache_for(self._plain) if not self._anchor and not self._leaks else None
 
     def escape(self, text: str) -> str:
-        """Untrusted text for the template: what spells an added token is hidden from template and tokenizer."""
+        """Return untrusted text whose added tokens are hidden from template and tokenizer."""
         text = _SURROGATE.sub("\ufffd", text)
         return self._content_re.sub(lambda match: self._codes[match[0]], text) if self._content_re else text
 
     def unescape(self, text: str) -> str:
-        """The inverse of `escape`."""
+        """Invert `escape`."""
         return _ESCAPED.sub(
             lambda match: self._texts[(ord(match[0][0]) - 0xD800) * 1024 + ord(match[0][1]) - 0xDC00], text
         )
 
     def split(self, text: str) -> list[str]:
-        """Pieces of rendered text: plain, added token, plain, ..., plain. White space that an added token swallows
-        (its lstrip and rstrip flags) is part of it."""
+        """Split rendered text into pieces: plain, added token, plain, ..., plain.
+
+        White space that an added token swallows (its lstrip and rstrip flags) belongs to its piece.
+        """
         return self._added_re.split(text) if self._added_re else [text]
 
     def encode_rendered(self, text: str, *, at_start: bool = False) -> list[int]:
-        """Ids of rendered text, escapes included. `at_start`: the text begins the stream; otherwise it is taken to
-        follow an added token, which matters to tokenizers that mark the beginning of a text."""
+        """Return the ids of rendered text that may contain escapes.
+
+        With `at_start` the text begins the stream. Otherwise it follows an added token; this makes a difference to
+        tokenizers that mark the beginning of a text.
+        """
         ids: list[int] = []
         for index, piece in enumerate(self.split(text)):
             if index % 2:
@@ -70,7 +75,7 @@ class TextEncoder:
         return ids
 
     def encode_plain(self, text: str, *, at_start: bool = False) -> list[int]:
-        """Ids of text in which nothing is a control token."""
+        """Return the ids of text without control tokens."""
         if self._words is not None and text.isascii():
             return self._words.encode(text)
         if self._leaks and self._leaks.search(text):
@@ -78,16 +83,16 @@ class TextEncoder:
         anchor = "" if at_start else self._anchor
         try:
             ids: list[int] = self._plain.encode(anchor + text, add_special_tokens=False).ids
-        except (UnicodeEncodeError, TypeError):  # lone surrogates: bytes that were not UTF-8, read with surrogateescape
+        except (UnicodeEncodeError, TypeError):  # lone surrogates, from bytes that are not UTF-8 (surrogateescape)
             ids = self._plain.encode(anchor + _SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
         return ids[1:] if anchor else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, added tokens shown."""
+        """Return the text of ids, added tokens included."""
         return str(self._backend.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False))
 
     def _find_leaks(self) -> re.Pattern[str] | None:
-        """Added tokens that the model's own vocabulary can build from their text (unigram vocabularies hold them)."""
+        """Return a pattern of added tokens that the plain vocabulary contains, too, as some unigram vocabularies do."""
         added_ids = set(self.added.values())
         leaks = [
             text for text in self._texts if len(text) > 1 and not added_ids.isdisjoint(self._plain.encode(text).ids)
@@ -99,7 +104,7 @@ class TextEncoder:
         )
 
     def _encode_broken(self, text: str) -> list[int]:
-        """Encode around leaks: each is cut behind its first character, so that it cannot be put together."""
+        """Encode text cut after the first character of each leak, so that no leak becomes its token."""
         assert self._leaks is not None
         cuts = [0, *(match.start() for match in self._leaks.finditer(text)), len(text)]
         pieces = (text[start:end] for start, end in pairwise(cuts))
@@ -122,8 +127,11 @@ def _pattern(alternatives: list[str]) -> re.Pattern[str] | None:
 
 
 def _plain_copy(backend: Tokenizer, added: Sequence[str]) -> tuple[Tokenizer, str]:
-    """The tokenizer without added tokens, and the text to put in front of a piece so that it is encoded as one behind
-    an added token: empty for byte-level tokenizers, which encode a piece alike wherever it stands."""
+    """Return the tokenizer without added tokens, and an anchor text.
+
+    With the anchor in front, a piece is encoded as after an added token. The anchor is empty for byte-level tokenizers,
+    which encode a piece the same way at any place.
+    """
     from tokenizers import AddedToken, Tokenizer
 
     state = json.loads(backend.to_str())
@@ -132,8 +140,8 @@ def _plain_copy(backend: Tokenizer, added: Sequence[str]) -> tuple[Tokenizer, st
     if not added:
         return plain, ""
     mark = added[0]
-    behind = backend.encode(f"{mark}probe of words", add_special_tokens=False).ids[1:]
-    if behind == plain.encode("probe of words").ids:
+    after = backend.encode(f"{mark}probe of words", add_special_tokens=False).ids[1:]
+    if after == plain.encode("probe of words").ids:
         return plain, ""
     plain.add_special_tokens([AddedToken(_ANCHOR, normalized=False)])
     return plain, _ANCHOR

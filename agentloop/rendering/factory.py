@@ -1,4 +1,4 @@
-"""`renderer_for`: from a tokenizer, or the folder of a model, to a renderer."""
+"""`renderer_for`: make a renderer from a tokenizer or the folder of a model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ def renderer_for(
     max_pixels: int | None = None,
     inline: InlineFormat | None = None,
 ) -> TemplateRenderer:
-    """The renderer of a model.
+    """Return the renderer of a model.
 
     `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model.
-    `tool_format`: how the model writes calls, one of `agentloop.rendering.formats`; by default what its chat template
-    shows.
-    `chat_template_kwargs`: handed to the template, such as `{"enable_thinking": False}`.
-    `trusted_roles`: whose messages may hold control tokens; in the text of all others they are plain characters.
+    `tool_format`: the format of calls, one of `agentloop.rendering.formats`; by default that of the chat template.
+    `chat_template_kwargs`: arguments of the template, such as `{"enable_thinking": False}`.
+    `trusted_roles`: roles whose messages may contain control tokens; in other messages they are plain characters.
     `chat_template`: a file that replaces the model's own template.
-    `vision`: the image processor of a tokenizer that is given as such; a model's folder brings its own, whose bounds
-    of a picture's size `min_pixels` and `max_pixels` replace.
-    `inline`: the model writes calls as tags in one long turn and reads their results there; tools are not shown then.
+    `vision`: the image processor for a tokenizer object; the folder of a model brings its own.
+    `min_pixels`, `max_pixels`: bounds of an image's size that replace those of the folder's image processor.
+    `inline`: calls are tags inside one long turn, and results follow them there; the prompt then shows no tools.
 
-    Raises `UserError` for a model without chat template, without end-of-turn token, or without fast tokenizer, and for
-    a vision model of an unknown kind.
+    Raises `UserError` for a model without chat template, end-of-turn token or fast tokenizer, and for an unknown kind
+    of vision model.
     """
     if isinstance(tokenizer, str | Path):
         vision = vision or image_processor_for(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
@@ -77,7 +76,7 @@ def _read(path: str | Path) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The chat template {path} cannot be read: {error}.") from error
+        raise UserError(f"Cannot read the chat template {path}: {error}. Check the path.") from error
 
 
 def _load(path: str | Path) -> Any:
@@ -90,9 +89,9 @@ def _load(path: str | Path) -> Any:
         )
     try:
         return AutoTokenizer.from_pretrained(str(path))
-    # What a broken folder or an unknown name raises differs by file and version of the library.
+    # The exception of a broken folder or an unknown name depends on the file and the library version.
     except Exception as error:
         raise UserError(
-            f"No tokenizer can be loaded from {path}: {type(error).__name__}: {error}. Give the folder of a model that "
-            "holds tokenizer.json and tokenizer_config.json, or its name on the hub."
+            f"Cannot load a tokenizer from {path}: {type(error).__name__}: {error}. Give the folder of a model with "
+            "tokenizer.json and tokenizer_config.json, or its name on the hub."
         ) from error

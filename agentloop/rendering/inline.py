@@ -1,11 +1,11 @@
-"""Calls as tags inside of one long assistant turn, as papers have them whose models never leave their turn:
+"""`InlineRenderer`: calls as tags inside one long assistant turn, as in these papers.
 
     ReTool      <code> ```python ... ``` </code>    <interpreter> ... </interpreter>      <answer> ... </answer>
     Search-R1   <search> ... </search>              <information> ... </information>      <answer> ... </answer>
     SkyRL-SQL   <sql> ... </sql>                    <observation> ... </observation>      <solution> ... </solution>
 
-The closing tag of a call is a stop string: there the engine stops, the call runs, and its result goes behind it without
-loss; then the same assistant turn goes on. What ends with the end-of-turn token is the answer.
+The closing tag of a call is a stop string. There the engine stops, the call runs, and its result follows without loss;
+then the same assistant turn goes on. Text that ends with the end-of-turn token is the answer.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall,
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class InlineFormat:
-    """How one tool is called, and how its results are shown."""
+    """The tags of calls of one tool, and the form of its results."""
 
     tag: str
-    """What stands between `<tag>` and `</tag>` is the argument."""
+    """Name of the tag; the text between `<tag>` and `</tag>` is the argument."""
     tool: str
     argument: str
-    """Of the tool; it gets text."""
+    """Name of the tool's argument, which gets the text."""
     result: str
-    """What follows the closing tag, with {} for the text of the result."""
+    """Text after the closing tag, with {} for the result."""
     fenced: bool = False
-    """The argument is what stands behind the last line that begins with ``` and before the next; without one, all."""
+    """Whether the argument is the content of the last Markdown fence; without a fence it is all text."""
 
     def __post_init__(self) -> None:
         if self.result.count("{}") != 1:
-            raise UserError(f"The result of an inline format needs one {{}} for what the tool gave: {self.result!r}.")
+            raise UserError(f"The result of an inline format is {self.result!r}, but it needs {{}} exactly once.")
 
     @property
     def opening(self) -> str:
+        """The opening tag."""
         return f"<{self.tag}>"
 
     @property
     def closing(self) -> str:
+        """The closing tag."""
         return f"</{self.tag}>"
 
 
 class InlineRenderer(TemplateRenderer):
-    """A `TemplateRenderer` whose turns are parts of one turn of the template. Make it with `renderer_for(inline=...)`.
+    """A `TemplateRenderer` whose turns are parts of one template turn. Make it with `renderer_for(inline=...)`.
 
-    Tools are not shown to the model: the prompt says in its own words how to call. Results are text; what of them
-    spells a control token is encoded as the characters that it is.
+    The prompt itself explains how to call tools, so no schemas are shown. Control tokens in results are encoded as
+    plain characters.
     """
 
     def __init__(self, tokenizer: Any, inline: InlineFormat, **options: Any) -> None:
@@ -65,13 +67,13 @@ class InlineRenderer(TemplateRenderer):
     def render_continuation(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
     ) -> Continuation:
-        """Results go on in the same turn, with nothing of the template between; other messages follow its end."""
+        """Continue the turn directly with results; other messages follow after its end."""
         if any(message["role"] != "tool" for message in messages):
             return super().render_continuation(sampled, messages)
         shown = "".join(self.inline.result.replace("{}", text_of(message["content"])) for message in messages)
-        # The token that ended the turn may say more than the tag: mostly the line break that follows.
-        behind = self._text(sampled).rpartition(self.inline.closing)[2]
-        return Continuation([], self.encoder.encode_plain(shown.removeprefix(behind)))
+        # The last token may contain more than the tag, usually the line break after it.
+        after_tag = self._text(sampled).rpartition(self.inline.closing)[2]
+        return Continuation([], self.encoder.encode_plain(shown.removeprefix(after_tag)))
 
     def parse(
         self,
@@ -82,24 +84,26 @@ class InlineRenderer(TemplateRenderer):
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """A turn that ends with the closing tag is a call, with all its text before that as content."""
+        """Parse a turn; if it ends with the closing tag it is a call, and the text before the call is content."""
         text = self._text(sampled)
         if not over:
             return ParsedTurn(text.partition(self.inline.opening)[0].strip())
-        said, closing, _ = text.rpartition(self.inline.closing)
+        before, closing, _ = text.rpartition(self.inline.closing)
         if not complete or not closing or self._has_ended(sampled):
             return ParsedTurn(text.strip())
-        said, opening, argument = said.rpartition(self.inline.opening)
+        content, opening, argument = before.rpartition(self.inline.opening)
         if not opening:
             error = f"There is a {self.inline.closing} without {self.inline.opening} before it."
             return ParsedTurn(text.strip(), None, (InvalidCall(error, text, f"{call_id_prefix}0"),))
         argument = _in_fence(argument) if self.inline.fenced else argument.strip()
         call = ToolCall(self.inline.tool, {self.inline.argument: argument}, f"{call_id_prefix}0")
-        return ParsedTurn(said.strip(), None, (call,))
+        return ParsedTurn(content.strip(), None, (call,))
 
     def write(self, message: Message) -> list[int]:
-        """An assistant message as the model is to sample it: what `parse` reads. Its text is trusted, as that of a
-        template; it may have one call."""
+        """Return an assistant message, with at most one call, as the model should sample it: the inverse of `parse`.
+
+        Its text is trusted, like that of a template.
+        """
         text = text_of(message["content"])
         if reasoning := message.get("reasoning_content"):
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"
@@ -118,10 +122,10 @@ class InlineRenderer(TemplateRenderer):
 
 
 def _in_fence(text: str) -> str:
-    """The content of the last Markdown fence, closed or not; all of the text where there is none."""
+    """Return the content of the last Markdown fence, closed or not; all text if there is none."""
     parts = text.split("```")
     if len(parts) == 1:
         return text.strip()
-    # Odd parts are inside: of an even number of parts the last is, else the one before it.
+    # Odd parts are inside a fence: the last part if their number is even, else the one before.
     inside = parts[-1 if len(parts) % 2 == 0 else -2]
     return inside.partition("\n")[2].strip("\n")

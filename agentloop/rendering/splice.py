@@ -1,9 +1,9 @@
-"""Rendering by filling in: a conversation's text with the untrusted contents cut out, made once per shape.
+"""`Splice`: render a conversation by filling untrusted contents into fixed text, which is made once per shape.
 
-Running a template costs 100 us and more, and it writes the same text around each tool result. So a shape (the roles
-and fields of the messages) is rendered once with sentinels as contents; what stands between them is kept, as token ids
-as far as added tokens delimit it. A shape whose template does more with a content than insert it (as it stands,
-stripped, or as JSON) is not spliced; whether it does is found out by rendering probes.
+Running a template costs 100 us or more, and it writes the same text around every tool result. So each shape (the roles
+and fields of the messages) is rendered once with sentinels as contents. The text between the sentinels is kept, as
+token ids if added tokens delimit it. A splice needs a template that only inserts contents: unchanged, stripped, or as
+JSON. Rendering probes finds out whether it does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from agentloop.rendering.encoding import TextEncoder
 
 Slot = tuple[int, str]
-"""(message, field)."""
+"""(index of the message, field)."""
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
-"""Messages to text, with the same tools and options each time."""
+"""messages -> text, always with the same tools and options."""
 
 _PROBES = (
     "",
@@ -42,7 +42,7 @@ def _same(text: str) -> str:
 
 
 def _json(text: str) -> str:
-    """As inside a JSON string; the quotes around it are literal text of the template."""
+    """Return the inside of a JSON string; its quotes are literal text of the template."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -51,17 +51,17 @@ _TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json)
 
 @dataclass(slots=True)
 class Splice:
-    """A conversation of one shape, ready to be filled in."""
+    """A conversation of one shape without its contents."""
 
     runs: list[tuple[list[int], tuple[str | Insert, ...]]] = field(default_factory=list)
-    """Fixed ids, then text with insertions, which is encoded in one go because no added token divides it."""
+    """Fixed ids, then text with insertions that is encoded at once, because no added token divides it."""
     last: list[int] = field(default_factory=list)
-    """Ids behind the last insertion."""
+    """Ids after the last insertion."""
     at_start: bool = False
-    """The text begins the stream."""
+    """Whether the text begins the stream."""
 
     def fill(self, messages: Sequence[Mapping[str, Any]], encoder: TextEncoder) -> list[int]:
-        """Ids of the conversation with the contents of `messages`, which must be of this shape."""
+        """Return the ids of the conversation with the contents of `messages`, which must have this shape."""
         ids: list[int] = []
         for fixed, parts in self.runs:
             ids += fixed
@@ -79,7 +79,7 @@ class Splice:
 
 @dataclass(slots=True, frozen=True)
 class Insert:
-    """Where a content goes, and what the template does to it."""
+    """The place of a content, and the transform that the template applies to it."""
 
     message: int
     field: str
@@ -94,7 +94,7 @@ def make_splice(
     *,
     at_start: bool,
 ) -> Splice | None:
-    """The splice of the shape of `messages`, or None where the template does not just insert what is in `slots`."""
+    """Return the splice for the shape of `messages`, or None if the template does more than insert the slots."""
     sentinels = {slot: f"z{number:03d}Qkx7w" for number, slot in enumerate(slots)}
     parts = _literal_parts(render(_filled(messages, sentinels)), sentinels)
     shown = {part for part in parts if not isinstance(part, str)}
@@ -118,7 +118,7 @@ def _filled(messages: Sequence[Mapping[str, Any]], values: Mapping[Slot, str]) -
 
 
 def _literal_parts(text: str, sentinels: Mapping[Slot, str]) -> list[str | Slot]:
-    """The text cut at the sentinels."""
+    """Cut the text at the sentinels."""
     parts: list[str | Slot] = [text]
     for slot, sentinel in sentinels.items():
         cut: list[str | Slot] = []
@@ -141,7 +141,7 @@ def _transform_of(
     sentinels: Mapping[Slot, str],
     parts: Sequence[str | Slot],
 ) -> Callable[[str], str] | None:
-    """What the template does to the text of one slot."""
+    """Return the transform that the template applies to one slot, or None if it is none of the known ones."""
     if slot not in parts:
         return _same
     candidates = list(_TRANSFORMS)
@@ -200,7 +200,7 @@ def _agrees(
     slots: Sequence[Slot],
     encoder: TextEncoder,
 ) -> bool:
-    """The splice against the template, all slots probed at once."""
+    """Return whether splice and template agree on probes in all slots at once."""
     for turn in range(len(_PROBES)):
         values = {
             slot: probes[(turn + number) % len(probes)]

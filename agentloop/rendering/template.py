@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: messages to text, every way to fail turned into a `UserError`."""
+"""`ChatTemplate`: messages to text by the chat template of a tokenizer; all failures become a `UserError`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.rendering.base import ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
+from agentloop.rendering.formats.base import ToolSchemas
 from agentloop.types.messages import text_of
 
 
 class ChatTemplate:
     """Renders conversations with `tokenizer.apply_chat_template`.
 
-    Every text field of a message whose role is not in `trusted_roles` is escaped first, so that it can hold no control
-    token (see `TextEncoder.escape`).
+    All text fields of messages whose role is not in `trusted_roles` are escaped first (`TextEncoder.escape`), so they
+    cannot contain control tokens.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ChatTemplate:
         self._arguments_as_text = self._wants_text()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = (), *, generate: bool = False) -> str:
-        """The text of `messages`; `generate` adds the generation prompt. Raises `UserError`."""
+        """Return the text of `messages`; `generate` adds the generation prompt. Raises `UserError`."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -46,7 +46,7 @@ class ChatTemplate:
             )
         except UserError:
             raise
-        # Templates are programs: they raise jinja's errors, and whatever Python's operators raise inside them.
+        # Templates are programs: they raise errors of jinja, and any error of Python's operators.
         except Exception as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
@@ -55,7 +55,7 @@ class ChatTemplate:
             ) from error
 
     def _wants_text(self) -> bool:
-        """Some templates put the arguments of a call into the text as they come, and so want them encoded."""
+        """Return whether the template needs the arguments of calls as JSON text, because it inserts them unchanged."""
         function = {"name": "f", "arguments": {"a": "1"}}
         calls = [{"id": "z00000000", "type": "function", "function": function}]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -85,13 +85,13 @@ class ChatTemplate:
         return shown
 
     def _parts(self, content: list[Any]) -> str | list[dict[str, Any]]:
-        """Parts as the template takes them: plain text where there are no images."""
+        """Return the parts in the form of the template: plain text if there are no images."""
         if all(part["type"] == "text" for part in content):
             return text_of(content)
         if "image" not in self.text:
             raise UserError(
-                f"A message has an image, and the chat template of {self.name} cannot show one. Use a vision-language "
-                "model, or leave images out of the dataset and the tool results."
+                f"A message has an image, but the chat template of {self.name} cannot show one. Use a "
+                "vision-language model, or remove images from the dataset and the tool results."
             )
         return [dict(part) if part["type"] == "text" else {"type": "image"} for part in content]
 

@@ -1,4 +1,4 @@
-"""`TemplateRenderer`: a `Renderer` for any model whose chat template is prefix-stable."""
+"""`TemplateRenderer`: the `Renderer` of any model with a prefix-stable chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
-from agentloop.rendering.parsing import PLAIN, CallFormat, TurnParser
+from agentloop.rendering.formats.base import PLAIN, CallFormat
+from agentloop.rendering.parsing import TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
 from agentloop.rendering.turn_end import TurnEnds
@@ -24,10 +25,10 @@ _MAX_PROMPTS = 256
 
 @dataclass(slots=True)
 class _Shape:
-    """What is known of the conversations of one shape."""
+    """The splice of conversations of one shape."""
 
     tools: ToolSchemas
-    """Held so that its `id()`, part of the key, stays its own."""
+    """Kept alive because its `id()` is part of the key."""
     tried: bool = False
     splice: Splice | None = None
 
@@ -35,8 +36,8 @@ class _Shape:
 class TemplateRenderer:
     """Renders and parses for one tokenizer. Make it with `agentloop.rendering.renderer_for`.
 
-    Trust: text fields of messages whose role is not in `trusted_roles` are data. What spells a control token in them
-    (`<|im_end|>`, `<tool_call>`) is encoded as the characters that it is.
+    Text fields of messages whose role is not in `trusted_roles` are untrusted: control tokens in them (`<|im_end|>`,
+    `<tool_call>`) are encoded as plain characters.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -66,14 +67,13 @@ class TemplateRenderer:
         self._added_ids = frozenset(self.encoder.added.values())
         self._parser = TurnParser(call_format, starts_in_thinking=self._opens_thinking())
         self._lock = threading.Lock()
-        """Held while a cache changes."""
+        """Lock around changes of the caches."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._shown_tools: dict[int, ToolSchemas] = {}
-        """By their `id()`: a prompt has shown them."""
+        """`id()` -> tools that a prompt has shown."""
         self._prompts: dict[tuple[Any, ...], tuple[ToolSchemas, list[int]]] = {}
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """The first prompt, with the generation prompt at its end. See `Renderer.render_prompt`."""
         key = _exact_key(messages, tools)
         if key is not None and (known := self._prompts.get(key)) is not None:
             return known[1].copy()
@@ -91,15 +91,14 @@ class TemplateRenderer:
     def render_continuation(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
     ) -> Continuation:
-        """What follows the turn `sampled`. See `Renderer.render_continuation`."""
         ids = self._spliced(False, messages, tools)
         if ids is None:
             ids = self._with_images(self.encoder.encode_rendered(self._continuation_text(messages, tools)), messages)
         last = sampled[-1] if len(sampled) else None
         if ids[:1] and ids[0] in self._opening_ids:
-            # The token that opens what follows ends the turn, too: a model that is done samples it.
+            # The token that opens the next message also ends the turn, and a model that is done samples it.
             return Continuation([], ids[1:] if last == ids[0] else ids)
-        # The line break of the turn is a segment of its own where an added token divides it from what follows.
+        # The line break of the turn is a separate segment if an added token follows it.
         length = len(self._closing)
         if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
             length = 0
@@ -117,7 +116,6 @@ class TemplateRenderer:
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """Read a sampled turn. See `Renderer.parse`."""
         ids = list(sampled)
         if ids and ids[-1] in self._end_ids:
             ids.pop()
@@ -126,24 +124,22 @@ class TemplateRenderer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Plain text to ids; nothing in it becomes a control token."""
         return self.encoder.encode_plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, special tokens shown."""
         return self.encoder.decode(ids)
 
     def _keep(self, cache: dict[Any, Any], size: int, key: Any, value: Any) -> None:
-        """In place of the oldest entry, where the cache is full. Long texts are rendered in threads."""
+        """Add an entry, replacing the oldest one if the cache is full; threads render long texts, hence the lock."""
         with self._lock:
             if len(cache) >= size and key not in cache:
                 del cache[next(iter(cache))]
             cache[key] = value
 
     def _spliced(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> list[int] | None:
-        """Ids by filling in, None where this shape is new or its template does not allow it.
+        """Return the ids from a splice, or None if the shape is new or its template does not allow splices.
 
-        The splice is made when a shape comes a second time: it costs some thirty renders, too many for a system prompt
+        A splice is made when a shape comes a second time. It costs about thirty renders, too many for a system prompt
         that is used once.
         """
         key = self._shape_key(prompt, messages, tools)
@@ -159,14 +155,14 @@ class TemplateRenderer:
         return None if shape.splice is None else shape.splice.fill(messages, self.encoder)
 
     def _with_images(self, ids: list[int], messages: Sequence[Message]) -> list[int]:
-        """The ids with as many image tokens for each picture as the model has features of it. Raises `UserError`."""
+        """Return the ids with one image token per feature of each image. Raises `UserError`."""
         images = images_of(messages)
         if self.vision is not None:
             return self.vision.expand(ids, [self.vision.num_tokens(image) for image in images])
         if images:
             raise UserError(
-                f"A message has an image, and {self._template.name} has no vision tower. Use a vision-language model, "
-                "or leave images out of the dataset and the tool results."
+                f"A message has an image, but {self._template.name} has no vision tower. Use a vision-language model, "
+                "or remove images from the dataset and the tool results."
             )
         return ids
 
@@ -191,7 +187,7 @@ class TemplateRenderer:
         ]
         try:
             return make_splice(lambda shown: text_of(shown, tools), messages, slots, self.encoder, at_start=prompt)
-        except UserError:  # the template takes only certain contents, such as call ids of nine letters
+        except UserError:  # the template accepts only certain contents, such as call ids of nine letters
             return None
 
     def _prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
@@ -201,7 +197,7 @@ class TemplateRenderer:
         return self._ends.text_after(messages, tools)
 
     def _opens_thinking(self) -> bool:
-        """Whether the generation prompt opens the think tag and leaves it open."""
+        """Return whether the generation prompt opens the think tag and leaves it open."""
         question = [{"role": "user", "content": "zUserQkx7w"}]
         prompt = self._template.render(question, generate=True)
         bare = self._template.render(question)
@@ -218,13 +214,13 @@ class TemplateRenderer:
             )
         if tools and self._format is None:
             raise UserError(
-                f"The chat template of {self._template.name} does not say how the model writes tool calls. "
-                f"Name the format, `tool_format` (rendering.tool_format of a run): one of {', '.join(NAMES)}."
+                f"The chat template of {self._template.name} does not show how the model writes tool calls. "
+                f"Set `tool_format` (rendering.tool_format of a run) to one of {', '.join(NAMES)}."
             )
 
 
 def _exact_key(messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ...] | None:
-    """A key of the messages as they are; None where they hold more than text."""
+    """Return a key of the exact messages; None if they contain more than text."""
     if any(value.__class__ is not str for message in messages for value in message.values()):
         return None
     return (id(tools), *(tuple(message.items()) for message in messages))

@@ -1,9 +1,8 @@
-"""What a chat template puts behind an assistant turn, found by rendering small conversations.
+"""`TurnEnds`: the text that a chat template writes after an assistant turn, found by rendering small conversations.
 
-A sampled turn is followed by what the template writes between it and the next turn. That text is the difference of
-two renders of a made-up conversation, [user, assistant] and [user, assistant, new messages], behind the sentinel which
-is the last thing that the assistant says: its content, or an argument of its call. The real history is never rendered
-again.
+This text is the difference of two renders of an artificial conversation, [user, assistant] and [user, assistant, new
+messages]. Only the text after a sentinel counts, which is the last text of the assistant: its content, or an argument
+of its call. The real history is never rendered again.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from itertools import takewhile
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.rendering.base import ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
-from agentloop.rendering.parsing import CallFormat
+from agentloop.rendering.formats.base import CallFormat, ToolSchemas
 from agentloop.rendering.template import ChatTemplate
 
 _ASSISTANT = "zAsstQkx7w"
@@ -28,41 +26,41 @@ _RESULT = {"role": "tool", "name": "f", "tool_call_id": "z00000000", "content": 
 
 @dataclass(slots=True, frozen=True)
 class TurnEnd:
-    """How the template ends an assistant turn."""
+    """The end of an assistant turn in a template."""
 
     before: str
-    """Text between content and end-of-turn token; mostly empty."""
+    """Text between content and end-of-turn token; usually empty."""
     token: str | None
-    """The end-of-turn token; None where a turn ends with the token that opens the next one (GLM)."""
+    """End-of-turn token; None if a turn ends with the token that opens the next one (GLM)."""
     behind: str
-    """Text behind it that belongs to the turn: the line break of ChatML."""
+    """Text after the token that belongs to the turn: the line break of ChatML."""
     stops: tuple[str, ...]
-    """All tokens that end a turn, with calls or without; `token` first."""
+    """All tokens that end a turn, with calls or without; `token` comes first."""
     openings: tuple[str, ...] = ()
-    """Those of `stops` that belong to what follows: the template writes them there."""
+    """Tokens of `stops` that the template writes at the beginning of the next message."""
 
 
 class TurnEnds:
-    """Ends of turns of one template, whose turns are in `call_format`."""
+    """Finds the ends of turns of one template with turns in `call_format`."""
 
     def __init__(self, template: ChatTemplate, encoder: TextEncoder, call_format: CallFormat) -> None:
         self._template = template
         self._encoder = encoder
         self._format = call_format
         opening, closing = (re.escape(tag) for tag in call_format.thinking)
-        # Templates may drop the thinking of past turns; the stream keeps what was sampled, so that is no contradiction.
+        # Templates may drop the thinking of past turns. The stream keeps it, so this does not break prefix stability.
         self._thinking = re.compile(rf"{opening}.*?{closing}\s*", re.DOTALL)
         self.end = self._find()
         self._shows_results: bool | None = None
-        """Not known before there is one."""
+        """Whether the template shows results of tools; None until the first result."""
 
     def _find(self) -> TurnEnd:
-        """Raises `UserError` where no added token ends a turn."""
-        said = {"role": "assistant", "content": _ASSISTANT}
-        alone = self._pieces([_USER, said])
+        """Find the end of a turn. Raises `UserError` if no added token ends it."""
+        answer = {"role": "assistant", "content": _ASSISTANT}
+        alone = self._pieces([_USER, answer])
         try:
-            followed = self._pieces([_USER, said, _USER])
-        except UserError:  # nobody may answer
+            followed = self._pieces([_USER, answer, _USER])
+        except UserError:  # the template refuses a message after an answer
             followed = alone
         tokens = range(1, _num_shared(alone, followed), 2)
         if tokens:
@@ -85,7 +83,7 @@ class TurnEnds:
         return TurnEnd(before, token, behind, stops, (opening,) if opening in stops and opening else ())
 
     def _opened_by_the_next(self, behind: str, followed: Sequence[str]) -> TurnEnd:
-        """The tokens of the next turn's role are what the model samples when it is done."""
+        """Return the end of a turn that ends with the token of the next role, which the model samples when done."""
         if behind.strip() or followed[0].strip():
             raise self._endless([behind])
         openings = [followed[1]]
@@ -93,7 +91,7 @@ class TurnEnds:
             try:
                 before = self._behind([_USER, assistant])
                 after = self._behind([_USER, assistant, _RESULT])
-            except UserError:  # it takes no calls, or not so
+            except UserError:  # the template refuses calls, or this form of them
                 continue
             pieces = self._encoder.split(after.removeprefix(before))
             if after.startswith(before) and len(pieces) > 1:
@@ -104,8 +102,7 @@ class TurnEnds:
         return TurnEnd("", None, "", tuple(dict.fromkeys([*openings, *self._others(), *ends])), tuple(openings))
 
     def _of_calls(self, token: str) -> str | None:
-        """The token that ends a turn with calls, which some families keep apart from `token`; None where there are no
-        calls."""
+        """Return the token that ends a turn with calls, which may differ from `token`; None if there are no calls."""
         for assistant in _turns_with_calls([_RESULT]):
             try:
                 pieces = self._pieces([_USER, assistant])
@@ -116,7 +113,7 @@ class TurnEnds:
         return None
 
     def _without_end_of_text(self, pieces: list[str], token: str | None) -> list[str]:
-        """The end of a turn without the token that ends the text behind the last turn, where that is another one."""
+        """Return the end of a turn without the end-of-text token after the last turn, if it differs from `token`."""
         eos = self._template.eos_token
         ends = len(pieces) > 3 and pieces[-2] == eos != token and not pieces[-1]
         return pieces[:-2] if ends else pieces
@@ -125,10 +122,10 @@ class TurnEnds:
         return [token for token in self._format.ends if token in self._encoder.added]
 
     def text_after(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
-        """What the template writes behind the end-of-turn token for `messages`, and the next generation prompt.
+        """Return the text after the end-of-turn token for `messages`, with the next generation prompt.
 
-        It begins with `behind` (see `TurnEnd`) where the turn ends with that, and with one of `openings` where turns
-        end so. Raises `UserError` where the template changes what stands before them.
+        It begins with `TurnEnd.behind`, or with one of `TurnEnd.openings`, if turns end like this. Raises `UserError`
+        if the template changes the text before the messages.
         """
         if any(message["role"] == "tool" for message in messages):
             self._check_results()
@@ -144,7 +141,7 @@ class TurnEnds:
         raise error
 
     def _check_results(self) -> None:
-        """Raises `UserError` where the template passes over results of tools, as those of models without tools do."""
+        """Check that the template shows results of tools; those of models without tools do not. Raises `UserError`."""
         if self._shows_results is None:
             conversations = [[_USER, turn, _RESULT] for turn in _turns_with_calls([_RESULT])]
             texts = [text for text in map(self._rendered, conversations) if text is not None]
@@ -163,7 +160,7 @@ class TurnEnds:
 
     def _new_text(self, before: str, after: str, messages: Sequence[Mapping[str, Any]]) -> str:
         head, tail = _cut(before, self._template)
-        # What follows may hold the sentinel, too: it is text of others.
+        # The new messages may contain the sentinel, too.
         parts = after.split(_ASSISTANT, before.count(_ASSISTANT))
         new_head, new_tail = _ASSISTANT.join(parts[:-1]), parts[-1]
         if self._thinking.sub("", head) != self._thinking.sub("", new_head):
@@ -175,7 +172,7 @@ class TurnEnds:
         raise _unstable(self._template, messages, tail, new_tail)
 
     def _kept(self, tail: str) -> Iterator[str]:
-        """What may be left of the end of a turn once something follows it."""
+        """Yield the possible forms of the end of a turn after which another message follows."""
         opening, past_end, token = self._format.result_opening, self._format.past_end, self.end.token
         if opening and tail.endswith(opening):
             yield tail.removesuffix(opening)
@@ -193,13 +190,13 @@ class TurnEnds:
     def _endless(self, behind: Sequence[str]) -> UserError:
         return UserError(
             f"The chat template of {self._template.name} does not end an assistant turn with one end-of-turn token: "
-            f"behind the content it writes {''.join(behind)!r}. Without one nobody can tell where a turn ends. Use a "
-            "template that writes one (chat_template.jinja), and see that it is in the tokenizer as an added token."
+            f"after the content it writes {''.join(behind)!r}. Use a template that writes one (chat_template.jinja), "
+            "and make it an added token of the tokenizer."
         )
 
 
 def _answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The assistant turn that `messages` answer, in all ways in which a template may want it."""
+    """Yield the assistant turn that `messages` answer, in all forms that templates need."""
     results = []
     for message in messages:
         if message["role"] != "tool":
@@ -214,8 +211,7 @@ def _answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def _turns_with_calls(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A turn with one call for each result: some templates leave out what is said beside a call, or write it elsewhere,
-    others leave out the arguments."""
+    """Yield turns with one call per result; some templates omit or move content beside calls, others omit arguments."""
     for content, argument in (("", _ASSISTANT), (_ASSISTANT, "1")):
         calls = [
             {
@@ -229,18 +225,18 @@ def _turns_with_calls(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
 
 
 def _cut(text: str, template: ChatTemplate) -> tuple[str, str]:
-    """What stands before the sentinel, and behind it."""
+    """Return the text before the sentinel and the text after it."""
     head, found, tail = text.rpartition(_ASSISTANT)
     if not found:
         raise UserError(
-            f"The chat template of {template.name} leaves out the content of an assistant message: {text!r}. Use "
+            f"The chat template of {template.name} omits the content of an assistant message: {text!r}. Use "
             "another template (chat_template.jinja)."
         )
     return head, tail
 
 
 def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many items both begin with."""
+    """Return the number of items that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -252,7 +248,7 @@ def _unstable(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], bef
     roles = ", ".join(str(message["role"]) for message in messages)
     return UserError(
         f"The chat template of {template.name} is not prefix-stable: when ({roles}) follows an assistant turn, it "
-        f"writes {after[start : position + 60]!r} where it wrote {before[start : position + 60]!r} before. "
-        "Tokens that were sampled after the one would be trained after the other. Use a template that only appends "
-        "(chat_template.jinja)."
+        f"writes {after[start : position + 60]!r} instead of {before[start : position + 60]!r} before. "
+        "Tokens would then be trained after another context than they were sampled after. Use a template that only "
+        "appends (chat_template.jinja)."
     )

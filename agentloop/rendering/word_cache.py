@@ -1,8 +1,8 @@
-"""Encoding ASCII text word by word from a cache, for byte-level BPE tokenizers.
+"""`WordCache`: encode ASCII text word by word from a cache, for byte-level BPE tokenizers.
 
-Such a tokenizer first cuts the text into words by a regular expression and then encodes each word for itself, so the
-ids of a word can be kept. Measured on a 32k vocabulary: 3 us in place of 20 for 11 tokens, 110 in place of 700 for 420.
-It only knows the patterns that it can translate, checks itself against the tokenizer, and leaves all else to that.
+Such a tokenizer cuts the text into words by a regular expression and then encodes each word independently, so the ids
+of words can be cached. With a 32k vocabulary this takes 3 us instead of 20 for 11 tokens, and 110 instead of 700 for
+420. The cache supports the patterns that it can translate, and is checked against the tokenizer before use.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _MAX_WORDS = 100_000
 _MAX_LENGTH = 64
-"""Characters of a word that is kept."""
+"""Most characters of a cached word."""
 
-# The pattern that the tokenizers library's ByteLevel applies by itself (GPT-2's).
+# The built-in pattern of ByteLevel in the tokenizers library (that of GPT-2).
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ASCII_MEMBERS = {
     "L": "a-zA-Z",
@@ -33,11 +33,11 @@ _ASCII_MEMBERS = {
     "S": r"$+<->\^`|~",
 }
 _ASCII_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD"}
-"""Normalizers that leave ASCII as it is."""
+"""Normalizers that do not change ASCII."""
 
 
 class WordCache:
-    """Encodes ASCII text with `tokenizer`, which must hold no added tokens. Make it with `word_cache_for`."""
+    """Encodes ASCII text with a tokenizer without added tokens. Make it with `word_cache_for`."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class WordCache:
         self._ids: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ASCII text."""
+        """Return the ids of ASCII text."""
         known = self._ids
         ids: list[int] = []
         for word in self._words(text):
@@ -65,7 +65,7 @@ class WordCache:
 
 
 def word_cache_for(tokenizer: Tokenizer) -> WordCache | None:
-    """The cache of a tokenizer without added tokens, None where its words cannot be told."""
+    """Return the cache of a tokenizer without added tokens; None if its word pattern is not supported."""
     state = json.loads(tokenizer.to_str())
     pattern = _word_pattern(state)
     ascii_pattern = None if pattern is None else _to_ascii(pattern)
@@ -78,14 +78,14 @@ def word_cache_for(tokenizer: Tokenizer) -> WordCache | None:
     probe = _probe()
     spans = [match.span() for match in compiled.finditer(probe)]
     expected = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
-    # findall gives groups where there are any, and leaves gaps out.
+    # findall would return groups instead of words, and skip gaps.
     if compiled.groups or spans != expected or sum(end - start for start, end in spans) != len(probe):
         return None
     return WordCache(tokenizer, compiled)
 
 
 def _word_pattern(state: dict[str, Any]) -> str | None:
-    """The regular expression by which the tokenizer cuts words, where there is exactly one."""
+    """Return the regular expression that cuts text into words; None unless there is exactly one."""
     model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
     if model["type"] != "BPE" or model.get("dropout") or splitter is None:
         return None
@@ -105,7 +105,7 @@ def _word_pattern(state: dict[str, Any]) -> str | None:
 
 
 def _to_ascii(pattern: str) -> str | None:
-    """The pattern for `re`, on ASCII text: Unicode properties as the ASCII characters that have them."""
+    """Translate the pattern for `re` on ASCII text, with Unicode properties as sets of ASCII characters."""
     result: list[str] = []
     in_class = False
     for token in re.findall(r"\\[pP]\{\^?\w+\}|\\.|.", pattern, re.DOTALL):
@@ -122,7 +122,7 @@ def _to_ascii(pattern: str) -> str | None:
 
 
 def _probe() -> str:
-    """Text with every pair of ASCII characters, and runs of each."""
+    """Return text with every pair of ASCII characters, and runs of each."""
     characters = [chr(code) for code in range(128)]
     pairs = "".join(first + second for first in characters for second in characters)
     return pairs + "".join(character * 3 for character in characters) + "I'll can't  do \r\n\n x1234 y\t\tz "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentloop.registry.registry import Registry
+from agentloop.rendering.formats.base import CallFormat
 from agentloop.rendering.formats.deepseek import DEEPSEEK_R1, DEEPSEEK_V3_1
 from agentloop.rendering.formats.gemma import GEMMA4
 from agentloop.rendering.formats.harmony import HARMONY
@@ -12,7 +13,6 @@ from agentloop.rendering.formats.llama import LLAMA3
 from agentloop.rendering.formats.mistral import MISTRAL
 from agentloop.rendering.formats.pythonic import LFM2
 from agentloop.rendering.formats.tagged import DEEPSEEK_V3_2, GLM, MINIMAX, QWEN3_CODER, SEED
-from agentloop.rendering.parsing import CallFormat
 
 _ALL = (
     HARMONY,

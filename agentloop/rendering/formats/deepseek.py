@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 
+from agentloop.rendering.formats.base import CallFormat
 from agentloop.rendering.formats.marked import Marked, marked
-from agentloop.rendering.parsing import CallFormat
 
 _OPEN, _SEPARATOR, _CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.formats.json_calls import DEEPEST, Malformed, near
-from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}]+)\s*(?=\{)")
 _KEY = re.compile(
     r"(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]*(?:[^\S\n]+[^\s:,{}\[\]<]+)*))\s*:\s*", re.DOTALL
 )
-"""Bare keys may hold blanks, and be empty: templates write those of any object so."""
+"""Bare keys may contain spaces or be empty, because templates write the keys of any object like this."""
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?(?=[,}\]\s])")
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 _WORD = re.compile(r"\w+")
@@ -40,7 +40,7 @@ def _read(reader: CallReader, start: int) -> int:
 
 
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at an index, and the index behind it. Raises `Malformed`."""
+    """Return the value that begins at an index, and the index after it. Raises `Malformed`."""
     if depth > DEEPEST:
         raise Malformed("its values are nested too deep")
     if text.startswith(_QUOTE, position):
@@ -89,7 +89,7 @@ def _list(text: str, position: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _divided(text: str, position: int, closing: str) -> int:
-    """The index of the next item, or of what closes the list."""
+    """Return the index of the next item, or of the closing bracket."""
     position = _skip(text, position)
     if text.startswith(",", position):
         return _skip(text, position + 1)

@@ -1,23 +1,23 @@
-"""Turns of gpt-oss: messages on channels, of which the last is for the user or for a function.
+"""Turns of gpt-oss: messages on channels; the last one is for the user or for a function.
 
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
-The analysis channel is thinking; commentary and final without a recipient are what is said. See OpenAI's description of
-the format, https://cookbook.openai.com/articles/openai-harmony.
+The analysis channel is thinking; commentary and final without a recipient are content. OpenAI describes the format at
+https://cookbook.openai.com/articles/openai-harmony.
 """
 
 from __future__ import annotations
 
 import re
 
+from agentloop.rendering.formats.base import CallFormat, CallReader
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_of
-from agentloop.rendering.parsing import CallFormat, CallReader
 from agentloop.types.messages import ParsedTurn
 
 _MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
 _HEADER = re.compile(r"<\|(?:start|channel)\|>|\A\s*to=")
-"""What begins the header of a message; one without a message says nothing."""
+"""Beginning of the header of a message; a header without a message is dropped."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|\Z)")
 _HOW = (

@@ -1,4 +1,4 @@
-"""Calls as JSON objects, or lists of them, between two tags: Hermes, Qwen2.5, Qwen3, Nemotron, Phi and many others."""
+"""Calls as JSON objects, or lists of them, between two tags: Hermes, Qwen2.5, Qwen3, Nemotron, Phi and others."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
+from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 
 DEEPEST = 64
-"""Values inside of each other: what copies, pickles and saves arguments later calls itself for each level."""
+"""Most levels of nested values, because copying, pickling and saving arguments recurse once per level."""
 _SPACE = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
 
 
 class Malformed(Exception):
-    """What is wrong with a call, in words for the model."""
+    """A call cannot be read; the message explains why to the model."""
 
 
 def between(opening: str, closing: str) -> Callable[[CallReader, int], int]:
-    """Reads the objects of one tag, which ends behind the last of them: a closing tag inside a JSON string is a
-    string."""
+    """Return a reader of the objects in one tag, which ends after the last object.
+
+    So a closing tag inside a JSON string is part of the string.
+    """
     how = f'Write each call as {opening}{{"name": "TOOL", "arguments": {{...}}}}{closing}, with valid JSON inside.'
     return partial(_read, opening=opening, closing=closing, how=how)
 
@@ -42,13 +44,11 @@ def _read(reader: CallReader, start: int, *, opening: str, closing: str, how: st
             if text.startswith(closing, position):
                 position += len(closing)
                 break
-            # A tag left open is taken as closed where the turn or the next call begins: the JSON is whole.
+            # An open tag counts as closed at the end of the turn or before the next call; the JSON is complete.
             if position == len(text) or text.startswith(opening, position):
                 break
             if text[position] != "{":
-                raise Malformed(
-                    f"there is text behind the JSON object, or {closing} is missing: {near(text, position)}"
-                )
+                raise Malformed(f"there is text after the JSON object, or {closing} is missing: {near(text, position)}")
         if not found:
             raise Malformed("its list holds no call")
     except Malformed as error:
@@ -61,7 +61,7 @@ def _read(reader: CallReader, start: int, *, opening: str, closing: str, how: st
 
 
 def json_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at an index, and the index behind it. Raises `Malformed`."""
+    """Return the JSON value that begins at an index, and the index after it. Raises `Malformed`."""
     try:
         value, end = _decode(text, position)
     except json.JSONDecodeError as error:
@@ -84,7 +84,7 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def named_call(value: Any) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a decoded object. Raises `Malformed`."""
+    """Return name and arguments of a decoded object. Raises `Malformed`."""
     if not isinstance(value, dict):
         raise Malformed(f"the JSON is {_kind(value)}, not an object")
     name = value.get("name")
@@ -94,7 +94,7 @@ def named_call(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
-    """The arguments of a call, which may be encoded twice, as the APIs do it. Raises `Malformed`."""
+    """Return the arguments of a call; they may be encoded twice, as in APIs. Raises `Malformed`."""
     if isinstance(value, str):
         value = json_of(value) if value.strip() else {}
     if value is None:
@@ -105,7 +105,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 
 def _check_surrogates(value: Any) -> None:
-    """A \\u escape can name half of a character, which no tool could encode."""
+    r"""Refuse a \u escape of half a surrogate pair, which no tool could encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -113,22 +113,22 @@ def _check_surrogates(value: Any) -> None:
 
 
 def json_of(text: str) -> Any:
-    """The JSON value that is all of a text. Raises `Malformed`."""
+    """Return the JSON value of a whole text. Raises `Malformed`."""
     value, end = json_at(text, skip_space(text, 0))
     if (rest := skip_space(text, end)) != len(text):
-        raise Malformed(f"there is text behind the JSON object: {near(text, rest)}")
+        raise Malformed(f"there is text after the JSON object: {near(text, rest)}")
     return value
 
 
 def skip_space(text: str, position: int) -> int:
-    """The index of the next character that is no white space."""
+    """Return the index of the next character that is not white space."""
     match = _SPACE.match(text, position)
     assert match is not None
     return match.end()
 
 
 def near(text: str, position: int) -> str:
-    """What stands around an index, quoted."""
+    """Return the text around an index, quoted."""
     return f"{text[max(0, position - 20) : position + 20]!r}"
 
 

@@ -1,11 +1,11 @@
-"""Calls of Llama 3: the whole turn is JSON, `{"name": "NAME", "parameters": {...}}`, behind <|python_tag|> or not."""
+"""Calls of Llama 3: the whole turn is JSON, `{"name": "NAME", "parameters": {...}}`, with or without <|python_tag|>."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from agentloop.rendering.formats.base import CallFormat, CallReader
 from agentloop.rendering.formats.json_calls import Malformed, json_at, named_call, skip_space
-from agentloop.rendering.parsing import CallFormat, CallReader
 from agentloop.types.messages import ParsedTurn
 
 _TAG = "<|python_tag|>"
@@ -13,7 +13,7 @@ _HOW = 'Write a call as {"name": "TOOL", "parameters": {...}}, with nothing arou
 
 
 def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
-    """A turn of objects that name a function is calls; any other JSON is an answer, and so is JSON behind words."""
+    """Read a turn: objects that name a function are calls; any other JSON, and JSON after words, is content."""
     content, tag, code = reader.text.partition(_TAG)
     if not tag:
         content, code = "", reader.text
@@ -22,7 +22,7 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
     try:
         calls = _calls(code, only_calls=bool(tag))
     except Malformed as error:
-        # Without the tag it is a call all the same where it says that it is to be one.
+        # Without the tag, malformed JSON with the keys of a call still counts as a call.
         if not tag and not ('"name"' in code and ('"parameters"' in code or '"arguments"' in code)):
             return ParsedTurn(reader.text.strip())
         reader.refuse(f"This tool call cannot be read: {error}. {_HOW}", code)
@@ -35,7 +35,7 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
 
 
 def _calls(code: str, *, only_calls: bool) -> list[dict[str, Any]]:
-    """The objects of a turn, divided by white space or semicolons. Raises `Malformed`."""
+    """Return the objects of a turn, separated by white space or semicolons. Raises `Malformed`."""
     position, found = skip_space(code, 0), []
     while position < len(code):
         value, position = json_at(code, position)

@@ -1,12 +1,12 @@
-"""Calls as a header and a JSON object, each call between two tokens and all of them in a section: DeepSeek, Kimi."""
+"""Calls as a header and a JSON object, each between two tokens and all in one section: DeepSeek, Kimi."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, near, skip_space
-from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class Marked:
 
     opening: str
     header: re.Pattern[str]
-    """What stands between the opening and the JSON: the group `name`, and `id` where the model gives one."""
+    """Text between the opening and the JSON, with a group `name`, and `id` if the model gives one."""
     closing: str
     section: tuple[str, str]
     example: str
-    """Of a call, as the model should write it."""
+    """Example of a well-formed call for the model."""
 
     def read(self, reader: CallReader, start: int) -> int:
-        """One call, or a token of the section, which says nothing. See `CallFormat.read`."""
+        """Read one call, or skip a token of the section (`CallFormat.read`)."""
         text = reader.text
         for token in self.section:
             if text.startswith(token, start):
@@ -36,7 +36,7 @@ class Marked:
             value, position = json_at(text, skip_space(text, header.end()))
             arguments = arguments_of(value)
             position = skip_space(text, position)
-            # A call left open is taken as closed where the turn, its section or the next call begins.
+            # An open call counts as closed at the end of the turn or its section, or before the next call.
             if text.startswith(self.closing, position):
                 position += len(self.closing)
             elif position < len(text) and not text.startswith((self.opening, self.section[1]), position):
@@ -52,6 +52,6 @@ class Marked:
 
 
 def marked(name: str, signs: tuple[str, ...], tokens: Marked) -> CallFormat:
-    """The format of these tokens."""
+    """Return the call format of these tokens."""
     opening = "|".join(re.escape(token) for token in (tokens.opening, *tokens.section))
     return CallFormat(name, signs, opening, tokens.read)

@@ -1,4 +1,4 @@
-"""Calls of Mistral: a JSON list behind one token, or since version 11 of its tokenizer name and arguments of each.
+"""Calls of Mistral: a JSON list after one token, or since version 11 of its tokenizer a name and arguments each.
 
 [TOOL_CALLS][{"name": "NAME", "arguments": {...}}]
 [TOOL_CALLS]NAME[ARGS]{...}[TOOL_CALLS]NAME[ARGS]{...}
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import zlib
 
+from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, named_call, near, skip_space
-from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 _OPEN = "[TOOL_CALLS]"
 _HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?(?:\[ARGS\])?\s*(?=\{)")
@@ -33,7 +33,7 @@ def _read(reader: CallReader, start: int) -> int:
             raise Malformed("its list holds no call")
         position = skip_space(text, position)
         if position < len(text) and not text.startswith(_OPEN, position):
-            raise Malformed(f"there is text behind the JSON: {near(text, position)}")
+            raise Malformed(f"there is text after the JSON: {near(text, position)}")
     except Malformed as error:
         end = end_of_bad(text, position, _OPEN, "")
         reader.refuse(
@@ -46,7 +46,7 @@ def _read(reader: CallReader, start: int) -> int:
 
 
 def _make_id(call: str) -> str:
-    """As `_ID`: the templates refuse any other."""
+    """Return an id of nine digits; the templates refuse other ids than `_ID`."""
     return f"{zlib.crc32(call.encode()):09d}"[-9:]
 
 

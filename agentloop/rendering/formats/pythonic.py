@@ -7,13 +7,13 @@ import json
 import re
 from typing import Any
 
+from agentloop.rendering.formats.base import CallFormat, CallReader
 from agentloop.rendering.formats.json_calls import Malformed, json_of
-from agentloop.rendering.parsing import CallFormat, CallReader
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _HOW = f'Write calls as {_OPEN}[TOOL(key="value")]{_CLOSE}, with literals as values.'
 _TOKENS = re.compile(rf"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|{re.escape(_CLOSE)}", re.DOTALL)
-"""Strings of Python, and the closing tag where it stands outside of them."""
+"""Python strings, and the closing tag outside them."""
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -41,7 +41,7 @@ def _calls(code: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         tree = ast.parse(code, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Malformed(f"it is no Python ({type(error).__name__}: {error})") from None
+        raise Malformed(f"it is not valid Python ({type(error).__name__}: {error})") from None
     items = tree.elts if isinstance(tree, ast.List) else [tree]
     if not items:
         raise Malformed("its list holds no call")
@@ -50,7 +50,7 @@ def _calls(code: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise Malformed(f"{_short(node)} is no call with named arguments")
+        raise Malformed(f"{_short(node)} is not a call with named arguments")
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg in arguments:
@@ -60,8 +60,7 @@ def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal of Python as the JSON value that it stands for; templates write objects as JSON, whose words are names
-    to Python."""
+    """Return the JSON value of a Python literal; JSON words are allowed, because templates write objects as JSON."""
 
     class Words(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.AST:
@@ -70,7 +69,7 @@ def _value(node: ast.expr) -> Any:
     try:
         return json_of(json.dumps(ast.literal_eval(Words().visit(node))))
     except (ValueError, TypeError, RecursionError) as error:
-        raise Malformed(f"{_short(node)} is no value ({error})") from None
+        raise Malformed(f"{_short(node)} is not a value ({error})") from None
 
 
 def _short(node: ast.expr) -> str:

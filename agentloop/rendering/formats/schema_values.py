@@ -1,6 +1,6 @@
-"""Text of an XML-like parameter to the value that the tool's JSON Schema asks for.
+"""Convert the text of an XML-like parameter into a value of the type in the tool's JSON Schema.
 
-A text that is not of the asked type stays text, so that validation tells the model: 3.5 is no integer, yes no boolean.
+A text of another type stays text, so that validation explains the error to the model: 3.5 is not an integer.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentloop.rendering.base import ToolSchemas
+from agentloop.rendering.formats.base import ToolSchemas
 from agentloop.rendering.formats.json_calls import Malformed, json_of
 
 _MISSING = object()
 
 
 def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
-    """The value of `text` for a parameter of a tool; text where the tool or the parameter is unknown."""
+    """Return the value of `text` for a parameter of a tool; text if the tool or the parameter is unknown."""
     parameters: Mapping[str, Any] = next(
         (tool["function"].get("parameters", {}) for tool in tools if tool["function"]["name"] == function), {}
     )
@@ -28,7 +28,7 @@ def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) ->
 
 
 def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    """The value, or _MISSING where the text is none of this schema."""
+    """Return the value, or _MISSING if the text does not match the schema."""
     if not isinstance(schema, Mapping) or depth > 8:
         return _MISSING
     if reference := schema.get("$ref"):
@@ -79,7 +79,7 @@ def _is_of_type(value: Any, kind: str) -> bool:
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """A local reference, `#/$defs/Name`."""
+    """Resolve a local reference, `#/$defs/Name`."""
     node: Any = root
     for key in reference.removeprefix("#/").split("/"):
         if not isinstance(node, Mapping):

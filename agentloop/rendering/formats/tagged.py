@@ -1,4 +1,4 @@
-"""Calls as XML-like tags with raw values: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2 and their relatives.
+"""Calls as XML-like tags with raw values: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2 and similar models.
 
     <tool_call>                     <tool_call>NAME                     <minimax:tool_call>
     <function=NAME>                 <arg_key>KEY</arg_key>              <invoke name="NAME">
@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-Values are text; the tool's JSON Schema says what they are (`schema_values`).
+Values are text; the tool's JSON Schema gives their types (`schema_values`).
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentloop.rendering.base import ToolSchemas
+from agentloop.rendering.formats.base import CallFormat, CallReader, ToolSchemas, end_of_bad
 from agentloop.rendering.formats.schema_values import typed_value
-from agentloop.rendering.parsing import CallFormat, CallReader, end_of_bad
 
 
 class _Malformed(Exception):
-    """What is wrong, in words for the model."""
+    """A call cannot be read; the message explains why to the model."""
 
 
 @dataclass(frozen=True)
 class _Tags:
-    """The tags of one family. Regular expressions have the name of the function, the key, as their group."""
+    """The tags of one family; the regular expressions have groups for the name of the function and for the key."""
 
     wrapper: str
     wrapper_end: str
     function: str
     function_end: str
-    """Empty where a wrapper holds one function, without a tag of its own."""
+    """Empty if a wrapper contains one function without its own tag."""
     parameter: str
-    """A group `text`, where there is one, is "true" for values that are text whatever the schema says."""
+    """If it has a group `text`, "true" there means that the value is text for any schema."""
     parameter_end: str
     example: str
-    """Of a call with one parameter, as the model should write it."""
+    """Example of a well-formed call with one parameter for the model."""
     takes_bare: bool = False
-    """The wrapper may be missing."""
+    """Whether the wrapper may be missing."""
     padded: bool = False
-    """One line break behind the opening and one before the closing tag of a value belong to the format."""
+    """Whether a line break after the opening and before the closing tag of a value belongs to the format."""
     function_re: re.Pattern[str] = field(init=False)
     parameter_re: re.Pattern[str] = field(init=False)
     parameter_end_re: re.Pattern[str] = field(init=False)
@@ -53,7 +52,7 @@ class _Tags:
         wrapper, wrapper_end = re.escape(self.wrapper), re.escape(self.wrapper_end)
         function_end, parameter_end = re.escape(self.function_end), re.escape(self.parameter_end)
         more = f"{self.function}|" if self.function_end else ""
-        # The end of a value is a closing tag behind which the call goes on as a call does: code may contain the tag.
+        # A closing tag ends a value only if the rest of a call follows, because code may contain the tag.
         patterns = {
             "function_re": rf"\s*{self.function}\s*",
             "parameter_re": self.parameter,
@@ -66,7 +65,7 @@ class _Tags:
             object.__setattr__(self, name, re.compile(pattern))
 
     def read(self, reader: CallReader, start: int) -> int:
-        """All functions of one wrapper. See `CallFormat.read`."""
+        """Read all functions of one wrapper (`CallFormat.read`)."""
         text = reader.text
         wrapped = text.startswith(self.wrapper, start)
         position = start + len(self.wrapper) if wrapped else start
@@ -77,7 +76,7 @@ class _Tags:
                 if not self.function_end:
                     break
             if not found:
-                raise _Malformed(f"no function is named behind {self.wrapper}")
+                raise _Malformed(f"no function is named after {self.wrapper}")
             rest = text[position : position + len(self.wrapper_end)]
             if rest == self.wrapper_end:
                 position += len(self.wrapper_end)
@@ -96,7 +95,7 @@ class _Tags:
     def _function(
         self, text: str, position: int, name: str, tools: ToolSchemas, found: list[tuple[str, dict[str, Any]]]
     ) -> int:
-        """Read the parameters of one function; the index behind it."""
+        """Read the parameters of one function, and return the index after it."""
         arguments: dict[str, Any] = {}
         while match := self.parameter_re.match(text, position):
             key = match["key"].strip()
@@ -120,7 +119,7 @@ class _Tags:
 
 
 def _unnamed(pattern: str) -> str:
-    """The pattern with groups that capture nothing: a name may stand in it once only."""
+    """Return the pattern without group names, so that it can occur several times in one expression."""
     return re.sub(r"\(\?P<\w+>", "(?:", pattern)
 
 

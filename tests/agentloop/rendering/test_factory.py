@@ -31,7 +31,7 @@ def test_a_folder_without_tokenizer(tmp_path):
 def test_a_broken_tokenizer_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(UserError, match="No tokenizer can be loaded"):
+    with pytest.raises(UserError, match="Cannot load a tokenizer"):
         renderer_for(tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_an_environment_that_answers_ends_the_turn(renderer, ids_of, tmp_path):
 
 
 def test_a_format_without_a_place_for_the_result():
-    with pytest.raises(UserError, match=r"one \{\}"):
+    with pytest.raises(UserError, match=r"{} exactly once"):
         InlineFormat(tag="code", tool="run", argument="code", result="<interpreter>")
 
 

@@ -153,9 +153,9 @@ def test_calls_are_read(name, text, calls):
         ),
         ("gemma4", f"<|tool_call>call:f{{i:{'9' * 5000}}}<tool_call|>", "too many digits"),
         ("gemma4", "<|tool_call>f()<tool_call|>", "no function is named"),
-        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>", "no call with named arguments"),
-        ("lfm2", "<|tool_call_start|>[f(s=open('x'))]<|tool_call_end|>", "no value"),
-        ("lfm2", "<|tool_call_start|>[f(<|tool_call_end|>", "it is no Python"),
+        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>", "not a call with named arguments"),
+        ("lfm2", "<|tool_call_start|>[f(s=open('x'))]<|tool_call_end|>", "not a value"),
+        ("lfm2", "<|tool_call_start|>[f(<|tool_call_end|>", "it is not valid Python"),
         ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", "its list holds no call"),
         ("lfm2", "<|tool_call_start|>[f(s=1, s=2)]<|tool_call_end|>", "given twice"),
         ("lfm2", "<|tool_call_start|>[f(s='\\ud83d')]<|tool_call_end|>", "half of a surrogate pair"),
@@ -163,14 +163,14 @@ def test_calls_are_read(name, text, calls):
         ("lfm2", f"<|tool_call_start|>[f{'()' * 700}]<|tool_call_end|>", "nested too deep"),
         ("mistral", "[TOOL_CALLS]f", "Expecting value"),
         ("mistral", "[TOOL_CALLS][]", "its list holds no call"),
-        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}] and more', "text behind the JSON"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}] and more', "text after the JSON"),
         ("llama3", '<|python_tag|>print("hi")', "Expecting value"),
         ("llama3", '{"name": "f", "parameters": {}', "cannot be read"),
         ("harmony", f"{CALL}{{", "Expecting property name"),
-        ("harmony", f"{CALL}{{}} {{}}", "text behind the JSON object"),
+        ("harmony", f"{CALL}{{}} {{}}", "text after the JSON object"),
     ],
 )
-def test_what_cannot_be_read_is_said_to_the_model(name, text, why):
+def test_errors_explain_malformed_calls_to_the_model(name, text, why):
     parsed = parse(name, text)
     assert [type(call) for call in parsed.calls] == [InvalidCall], parsed
     assert why in parsed.calls[0].error

@@ -1,0 +1,79 @@
+"""`CallFormat`: how a model family writes its turns, and `CallReader`, which collects the calls of one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
+
+ToolSchemas = Sequence[dict[str, Any]]
+"""OpenAI-style schemas, `{"type": "function", "function": {...}}` each.
+
+Identity matters: caches use the `id()` of a tuple that the environment's toolset keeps, so a thousand episodes render
+their tools once.
+"""
+
+
+@dataclass(slots=True)
+class CallReader:
+    """The state of reading one turn: its text, the tools, and the calls found so far."""
+
+    text: str
+    tools: ToolSchemas = ()
+    call_id_prefix: str = "call_"
+    calls: list[ToolCall | InvalidCall] = field(default_factory=list)
+    make_id: Callable[[str], str] | None = None
+    """Converts an id that is unique in the episode into the form that the format needs."""
+
+    def add(self, name: str, arguments: dict[str, object], call_id: str | None = None) -> None:
+        """Add a call, with the id of the model if it gave one."""
+        self.calls.append(ToolCall(name, arguments, call_id or self._next_id()))
+
+    def refuse(self, error: str, raw: str, name: str = "") -> None:
+        """Add a malformed call, with the name of its function if it is known; the model is shown `error`."""
+        self.calls.append(InvalidCall(error, raw, self._next_id(), name))
+
+    def _next_id(self) -> str:
+        call_id = f"{self.call_id_prefix}{len(self.calls)}"
+        return self.make_id(call_id) if self.make_id else call_id
+
+
+@dataclass(slots=True, frozen=True)
+class CallFormat:
+    """How a model family writes its turns: calls, thinking and end-of-turn tokens."""
+
+    name: str
+    signs: tuple[str, ...]
+    """Texts that all occur in a chat template of this family."""
+    opening: str = ""
+    """Regular expression of the beginning of a call."""
+    read: Callable[[CallReader, int], int] | None = None
+    """Reads the call that begins at an index of the text, and returns the index after it."""
+    read_turn: Callable[[CallReader, bool], ParsedTurn] | None = None
+    """Reads a whole turn, complete or not, if it is more than text with calls and thinking."""
+    undecided: str = ""
+    """Regular expression of a turn that may still become text or a call."""
+    thinking: tuple[str, str] = ("<think>", "</think>")
+    ends: tuple[str, ...] = ()
+    """Tokens that end a turn in addition to those of the template, if the tokenizer has them."""
+    past_end: str | None = None
+    """Token that the template writes for the end of an answer once another message follows; the sampled one stays."""
+    result_opening: str | None = None
+    """Token that opens a result, if a turn with calls ends with it."""
+    make_id: Callable[[str], str] | None = None
+    """`CallReader.make_id` of this format."""
+
+
+PLAIN = CallFormat("plain", ())
+"""Format of a model whose way to write calls is unknown."""
+
+
+def end_of_bad(text: str, position: int, opening: str, closing: str) -> int:
+    """Return the end of a malformed call: after its closing tag, else before the next call."""
+    close = text.find(closing, position) if closing else -1
+    following = text.find(opening, position)
+    if close >= 0 and (following < 0 or close < following):
+        return close + len(closing)
+    return following if following >= 0 else len(text)
