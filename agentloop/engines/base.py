@@ -1,9 +1,9 @@
-"""What the loop asks of an engine: token ids in, sampled token ids with logprobs and policy versions out."""
+"""The interface of engines: token ids in, sampled token ids with logprobs and policy versions out."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Protocol
 from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
-    import torch
-
     from agentloop.types.image import PlacedImage
+    from agentloop.weights.handle import WeightHandle
 
 
 class FinishReason(StrEnum):
+    """Why a turn ended."""
+
     STOP = "stop"
-    """A stop token was sampled, or the text came to hold a stop string; that token is the last of the ids."""
+    """The engine sampled a stop token, or the text contains a stop string; that token is the last of the ids."""
     LENGTH = "length"
-    """Cut: `max_tokens` or the engine's context length was reached."""
+    """The turn was cut: it reached `max_tokens` or the engine's context length."""
     ABORT = "abort"
-    """Cancelled by `Engine.abort` or by closing the engine."""
+    """The engine was closed, or aborted the turn."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """The turn ends with the token that completes one of them in its text; nothing of that token is cut."""
     seed: int | None = None
-    """Of this turn; with it and the same weights an engine samples the same tokens, as far as its kernels allow."""
+    """Seed of this turn: with the same weights an engine samples the same tokens, as far as its kernels allow."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,8 +50,8 @@ class Generation:
     ids: array[int]
     """Typecode i."""
     logprobs: array[float]
-    """Typecode f; log-probability of each sampled id under the distribution that it was sampled from, temperature
-    included, before top_p and top_k (vLLM: `logprobs_mode="processed_logprobs"` less the truncation)."""
+    """Typecode f. Log-probability of each sampled id at the sampling temperature, before top_p and top_k (vLLM:
+    `logprobs_mode="processed_logprobs"`, which are those after the truncation)."""
     versions: array[int]
     """Typecode i; the policy version that sampled each id."""
     finish_reason: FinishReason
@@ -60,31 +61,74 @@ class Generation:
 
 
 class EngineDead(EngineError):
-    """The engine has ended and answers nothing any more; a new one may go on with the turn."""
+    """The engine has ended and answers nothing any more; a new one may continue the turn."""
 
     def __init__(self, message: str, sampled: Generation | None = None) -> None:
         super().__init__(message)
         self.sampled = sampled
-        """What the turn had sampled by then, as far as it is known."""
+        """Tokens of the turn sampled before that, as far as they are known."""
 
 
 class TakesWeights(Protocol):
-    """An engine, or several of them that are updated as one."""
+    """An engine, or several engines that are updated as one."""
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """See `Engine.update_weights`."""
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
+        """Take new weights under Hugging Face names.
+
+        Requests in flight stay in flight: a running engine pauses, loads and resumes, and later tokens carry `version`.
+        A sleeping engine takes memory for its weights only, and sleeps on.
+        """
 
 
-class Engine(Protocol):
-    """Generates turns for many trajectories at once. All methods belong to one event loop."""
+class EngineControl(TakesWeights, Protocol):
+    """The methods by which a run steers an engine, or all of its workers."""
+
+    async def pause(self) -> None:
+        """Stop sampling, keep the requests and their caches. Return when no token is being computed any more."""
+
+    async def resume(self) -> None:
+        """Continue sampling."""
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Give the GPU memory of caches and weights back. Turns wait, running and new ones, as in a pause.
+
+        Without `keep_weights` the weights are discarded: `update_weights` has to come before `wake`. It may come in
+        any case. Raises `EngineDead` if the engine cannot sleep any more.
+        """
+
+    async def wake(self) -> None:
+        """Take the memory back and continue, unless a pause began meanwhile.
+
+        Raises `EngineDead` if that fails. An engine that does not sleep stays as it is.
+        """
+
+    async def close(self) -> None:
+        """End the requests in flight with `FinishReason.ABORT`. A second call does nothing."""
+
+
+class Engine(EngineControl, Protocol):
+    """Generates turns for many trajectories at once. All methods belong to one event loop.
+
+    Derive an engine from this class: it then has `release`, `cache_tokens` and `restart_counts`.
+    """
 
     policy_version: int
-    """Of the weights that the next token is sampled with."""
+    """Version of the weights that sample the next token."""
     max_model_len: int
     """Longest prompt plus answer, in tokens."""
 
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that the cache of keys and values holds; None if unknown."""
+        return None
+
+    @property
+    def restart_counts(self) -> Mapping[str, int]:
+        """Number of restarts so far, by kind of failure."""
+        return {}
+
     async def start(self) -> None:
-        """Load, warm up. Raises `UserError` where the model or the hardware cannot be used."""
+        """Load the model and warm up. Raises `UserError` if the model or the hardware cannot be used."""
 
     async def generate(
         self,
@@ -94,38 +138,13 @@ class Engine(Protocol):
         trajectory_id: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Sample one turn after `prompt` (the whole trajectory so far; the engine keeps what it can of it cached).
+        """Sample one turn after `prompt`: the whole trajectory so far, of which the engine may have a part cached.
 
-        `images` are those of the whole prompt, which has all tokens of each already: nothing is expanded here.
+        `images` are those of the whole prompt, which already has all tokens of each: nothing is expanded here.
         `prompt` may grow after the call returned and must not be written to. Cancelling the coroutine aborts the
-        request. Raises `EngineError`, `EngineDead` where the engine itself has ended.
+        request. Raises `EngineError`, or `EngineDead` if the engine itself has ended.
         """
         ...
 
     def release(self, trajectory_id: str) -> None:
-        """The trajectory is over: its cache may go. Unknown ids are ignored."""
-
-    async def pause(self) -> None:
-        """Stop sampling, keep the requests and their caches. Returns when no token is being computed any more."""
-
-    async def resume(self) -> None: ...
-
-    async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Leave the GPU to others: stop sampling, give back the memory of caches and weights. Turns in flight, and
-        those that come, wait as in a pause.
-
-        Without `keep_weights` the weights are thrown away, and `update_weights` has to come before `wake`; it may come
-        in any case. Raises `EngineDead` where the engine cannot sleep any more.
-        """
-
-    async def wake(self) -> None:
-        """Take the memory back, and go on where `sleep` or a pause since then left off. Raises `EngineDead` where that
-        fails. An engine that does not sleep stays as it is."""
-
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take new weights under Hugging Face names. Requests in flight stay in flight: an engine that runs is paused,
-        updated and resumed; their later tokens carry `version`. One that sleeps takes memory for its weights only, and
-        sleeps on."""
-
-    async def close(self) -> None:
-        """Ends the requests in flight with `FinishReason.ABORT`. May be called twice."""
+        """Let the cache of a trajectory go that has ended. Unknown ids are ignored."""

@@ -1,8 +1,8 @@
-"""`RecallingEngine`: remembers the turns of running trajectories, so that another worker can go on with them.
+"""Replay turns that are known, instead of sampling them again.
 
-An episode that was cut off is played again from its start, environment and tools included. As long as everything that
-is shown to the model comes out as it did before, token for token, its turns are not sampled again: they are recalled,
-with the logprobs and policy versions that they had. The first prompt that differs ends that, and sampling goes on.
+An episode that was cut off starts again elsewhere, with its environment and tools. As long as the model is shown the
+same prompts, token for token, its known turns are replayed with their logprobs and policy versions. The first prompt
+that differs ends the replay, and the engine samples from there on.
 """
 
 from __future__ import annotations
@@ -12,86 +12,96 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
-from agentloop.engines.wrapping import WrappedEngine
+from agentloop.engines.base import FinishReason, Generation
+from agentloop.engines.episodes import Episode, current_episode
 
 
 @dataclass(slots=True, frozen=True)
 class Turn:
-    """One sampled turn, as it travels: 12 bytes a token."""
+    """One sampled turn, as it travels between processes: 12 bytes a token."""
 
+    episode: Episode
     trajectory_id: str
-    place: int
-    """Of the turn in its trajectory, from 0."""
+    """Token stream of the episode."""
+    index: int
+    """Number of the turn in its token stream, from 0."""
     prompt: bytes
-    """Digest of the ids before it."""
+    """Digest of the token ids before the turn."""
     generation: Generation
 
 
-class RecallingEngine(WrappedEngine):
-    """`engine`, with a memory of turns and of how long the trajectories in flight are."""
+@dataclass(slots=True, frozen=True)
+class OpenTurn:
+    """A turn that an engine was asked for."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    trajectory_id: str
+    index: int
+    prompt: bytes
+    num_prompt_tokens: int
+    known: Generation | None
+    """The turn itself if it is replayed."""
+
+
+class TurnRecord:
+    """Turns that the token streams in flight have sampled, and those that they will replay."""
+
+    def __init__(self) -> None:
         self._known: dict[str, Sequence[Turn]] = {}
         self._new: deque[Turn] = deque()
-        self._places: dict[str, int] = {}
-        """Of the next turn of each trajectory in flight."""
+        self._num_turns: dict[str, int] = {}
+        """Turns so far of each token stream in flight."""
         self._lengths: dict[str, int] = {}
         self.num_turns = 0
-        """Sampled or recalled so far: shows that there is progress."""
-        self.num_recalled = 0
+        """Turns sampled or replayed so far; grows as long as there is progress."""
+        self.num_replayed = 0
 
     @property
     def resident_tokens(self) -> int:
-        """Of all trajectories that were not released, whether their turn runs or they wait for a tool. May be read from
-        another thread."""
+        """Tokens of all streams in flight, whether a turn is sampled or a tool runs. Any thread may read it."""
         return sum(list(self._lengths.values()))
 
-    def recall(self, turns: Mapping[str, Sequence[Turn]]) -> None:
-        """What trajectories that will be played again had sampled, in order."""
+    def replay(self, turns: Mapping[str, Sequence[Turn]]) -> None:
+        """Replay these turns, by token stream and in order, when their prompts come."""
         self._known.update(turns)
 
     def forget(self, trajectory_ids: Iterable[str]) -> None:
-        """What was to be recalled will not be played: another trajectory of that name begins with nothing."""
+        """Drop the turns that these token streams had still to replay."""
         for name in trajectory_ids:
             self._known.pop(name, None)
 
     def take_new(self) -> list[Turn]:
-        """The turns sampled since the last call. May be called from another thread."""
+        """Return the turns sampled since the last call. Any thread may call it."""
         return [self._new.popleft() for _ in range(len(self._new))]
 
-    async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
-    ) -> Generation:
-        num_prompt, digest = len(prompt), _digest(prompt)
-        place = self._places.get(trajectory_id, 0)
-        self._lengths[trajectory_id] = num_prompt
-        generation = self._recalled(trajectory_id, place, digest)
-        if generation is None:
-            generation = await super().generate(prompt, params, trajectory_id=trajectory_id, images=images)
-            if generation.finish_reason is not FinishReason.ABORT:
-                self._new.append(Turn(trajectory_id, place, digest, generation))
-        self._places[trajectory_id] = place + 1
-        self._lengths[trajectory_id] = num_prompt + len(generation.ids)
-        self.num_turns += 1
-        return generation
+    def open(self, trajectory_id: str, prompt: Sequence[int]) -> OpenTurn:
+        """Begin the next turn of a token stream."""
+        index, digest = self._num_turns.get(trajectory_id, 0), _digest(prompt)
+        self._lengths[trajectory_id] = len(prompt)
+        return OpenTurn(trajectory_id, index, digest, len(prompt), self._find(trajectory_id, index, digest))
 
-    def _recalled(self, trajectory_id: str, place: int, digest: bytes) -> Generation | None:
-        known = self._known.get(trajectory_id, ())
-        if place >= len(known) or known[place].prompt != digest:
-            self._known.pop(trajectory_id, None)
-            return None
-        self.num_recalled += 1
-        return known[place].generation
+    def close(self, turn: OpenTurn, generation: Generation) -> None:
+        """Note the result of a turn. One that was aborted, or that belongs to no episode, is not kept for a replay."""
+        if turn.known is not None:
+            self.num_replayed += 1
+        elif generation.finish_reason is not FinishReason.ABORT and (episode := current_episode()) is not None:
+            self._new.append(Turn(episode, turn.trajectory_id, turn.index, turn.prompt, generation))
+        self._num_turns[turn.trajectory_id] = turn.index + 1
+        self._lengths[turn.trajectory_id] = turn.num_prompt_tokens + len(generation.ids)
+        self.num_turns += 1
 
     def release(self, trajectory_id: str) -> None:
+        """Forget a token stream that has ended."""
         self._known.pop(trajectory_id, None)
-        self._places.pop(trajectory_id, None)
+        self._num_turns.pop(trajectory_id, None)
         self._lengths.pop(trajectory_id, None)
-        super().release(trajectory_id)
+
+    def _find(self, trajectory_id: str, index: int, digest: bytes) -> Generation | None:
+        known = self._known.get(trajectory_id, ())
+        if index >= len(known) or known[index].prompt != digest:
+            self._known.pop(trajectory_id, None)
+            return None
+        return known[index].generation
 
 
 def _digest(ids: Sequence[int]) -> bytes:

@@ -1,40 +1,48 @@
-"""`RestartingEngine`: an engine that dies or hangs is started anew, and its turns go on from their token prefix."""
+"""`RestartingEngine`, the one wrapper of engines: replaces one that dies or hangs, and replays known turns."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.handing_over import Helpers
+from agentloop.engines.replay import TurnRecord
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
-from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
-
-if TYPE_CHECKING:
-    import torch
+from agentloop.weights.handle import WeightHandle
+from agentloop.weights.shelf import Overwritten, SharedWeights, WeightShelf
 
 _log = logging.getLogger(__name__)
 _CLOSING_SECONDS = 30.0
-"""A dead engine that cannot be closed within is left to the system."""
+"""Time to close a dead engine; after that it is left to the system."""
 
 
-class RestartingEngine:
-    """Makes an engine with `make`, and another one when it raises `EngineDead`, or when no turn ends within
-    `stall_seconds` although some are running (None: it is never taken for hung).
+@dataclass(slots=True)
+class _Update:
+    """One version of the weights."""
 
-    The new engine gets the weights of the last update, which are kept in a `WeightShelf` (not `SharedWeights`, and with
-    `copy_weights=False` no others: they never change), and is paused where the old one was. A turn goes on behind
-    the tokens that are known of it: they keep their logprobs and versions. Once `budget` is spent, all turns fail.
+    weights: WeightHandle
+    version: int
+    shared: SharedWeights | None = None
+    """The weights once they are in memory that outlives this engine."""
 
-    While an engine is replaced, `helpers` sample its turns, where there are any with room.
 
-    An engine that dies asleep is replaced when it is to wake: until then others need its GPU. Asleep it keeps no
-    weights that are kept here; `shelf_on_host` keeps them off the GPU.
+class RestartingEngine(Engine):
+    """Makes an engine with `make`, and another one when it raises `EngineDead` or hangs.
+
+    An engine hangs if no turn ends within `stall_seconds` although some are running (None: it never does). The new
+    engine gets the last weights and is paused if the old one was. A turn that was cut off continues after its known
+    tokens, which keep their logprobs and versions. Once `budget` is spent, all turns fail.
+
+    Turns that `turns` knows from elsewhere are replayed, and sampled turns are noted there.
+
+    An engine that dies asleep is replaced when it is to wake: until then others need its GPU. The weights of the last
+    update are kept in a `WeightShelf` unless other processes keep them, so an engine discards its own to sleep.
+    `shelf_on_host` keeps that shelf off the GPU.
     """
 
     def __init__(
@@ -43,45 +51,46 @@ class RestartingEngine:
         *,
         budget: RestartBudget | None = None,
         stall_seconds: float | None = None,
-        copy_weights: bool = True,
         shelf_on_host: bool = False,
-        helpers: Helpers | None = None,
+        turns: TurnRecord | None = None,
     ) -> None:
         self._make = make
         self._engine = make()
         self._stall_seconds = stall_seconds
-        self._copy_weights = copy_weights
-        self._helpers = helpers
+        self._turns = turns
         self._shelf = WeightShelf(on_host=shelf_on_host)
-        self._weights: Iterable[tuple[str, torch.Tensor]] | None = None
-        self._coming: tuple[SharedWeights | list[tuple[str, torch.Tensor]], int] | None = None
-        """What an engine that is being started has yet to take, where the weights of before are gone: another process
-        fills its shelf anew, whoever still reads it."""
+        self._current: _Update | None = None
+        self._coming: _Update | None = None
+        """An update that waits while an engine is started. The weights before it may be overwritten already: another
+        process fills its shelf again without asking its readers."""
         self._come = asyncio.Event()
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
         self._lost = asyncio.Event()
-        """The present engine is given up: whoever waits for it need not."""
+        """The present engine is given up: nobody has to wait for it."""
         self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
         self._has_weights = True
-        """Not those that it threw away to sleep."""
+        """The engine has not discarded its weights to sleep."""
         self._died_asleep = ""
-        """How."""
+        """Cause of that death."""
         self._failure: str | None = None
         self._running = 0
         self._last_progress = 0.0
         self._watch: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
-        self.budget = budget or RestartBudget()
+        self._budget = budget or RestartBudget()
         self.policy_version = self._engine.policy_version
         self.max_model_len = self._engine.max_model_len
 
     @property
     def cache_tokens(self) -> int | None:
-        """Of the present engine, where it can say."""
-        return getattr(self._engine, "cache_tokens", None)
+        return self._engine.cache_tokens
+
+    @property
+    def restart_counts(self) -> Mapping[str, int]:
+        return self._budget.counts
 
     async def start(self) -> None:
         await self._engine.start()
@@ -92,11 +101,24 @@ class RestartingEngine:
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
     ) -> Generation:
+        if self._turns is None:
+            return await self._sample(prompt, params, trajectory_id, images)
+        turn = self._turns.open(trajectory_id, prompt)
+        generation = turn.known or await self._sample(prompt, params, trajectory_id, images)
+        self._turns.close(turn, generation)
+        return generation
+
+    async def _sample(
+        self, prompt: Sequence[int], params: SamplingParams, trajectory_id: str, images: Sequence[Any]
+    ) -> Generation:
         sampled: Generation | None = None
         while True:
-            engine = await self._sampler()
+            engine = await self._living()
+            rest, prefix = params, prompt
+            if sampled is not None:
+                rest, prefix = _rest(params, len(sampled.ids)), [*prompt, *sampled.ids]
             try:
-                turn = await self._attempt(engine, prompt, params, sampled, trajectory_id, images)
+                turn = await self._attempt(engine.generate(prefix, rest, trajectory_id=trajectory_id, images=images))
                 return _joined(sampled, turn)
             except EngineDead as death:
                 if death.sampled is not None:
@@ -105,20 +127,7 @@ class RestartingEngine:
             if sampled is not None and (reason := _finished(sampled, params)) is not None:
                 return replace(sampled, finish_reason=reason)
 
-    async def _attempt(
-        self,
-        engine: Engine | Helpers,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        sampled: Generation | None,
-        trajectory_id: str,
-        images: Sequence[Any],
-    ) -> Generation:
-        if sampled is not None:
-            prompt, params = [*prompt, *sampled.ids], _rest(params, len(sampled.ids))
-        turn = engine.generate(prompt, params, trajectory_id=trajectory_id, images=images)
-        if engine is self._helpers:
-            return await turn
+    async def _attempt(self, turn: Any) -> Generation:
         if not self._running:
             self._progress()
         self._running += 1
@@ -129,6 +138,8 @@ class RestartingEngine:
             self._progress()
 
     def release(self, trajectory_id: str) -> None:
+        if self._turns is not None:
+            self._turns.release(trajectory_id)
         self._engine.release(trajectory_id)
 
     async def pause(self) -> None:
@@ -141,19 +152,17 @@ class RestartingEngine:
         await self._change(lambda engine: engine.resume())
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """See `Engine.sleep`."""
         async with self._changing:
             if self._failure is not None or not self._awake.is_set():
                 return
             self._awake.clear()
-            self._has_weights = self._weights is None
+            self._has_weights = self._current is None
             try:
                 await self._engine.sleep(keep_weights=keep_weights and self._has_weights)
             except EngineDead as death:
                 await self._die_asleep(str(death))
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
         async with self._changing:
             if self._failure is not None or self._awake.is_set():
                 return
@@ -161,8 +170,8 @@ class RestartingEngine:
             try:
                 if self._died_asleep:
                     raise EngineDead(self._died_asleep)
-                if not self._has_weights and self._weights is not None:
-                    await engine.update_weights(self._weights, self.policy_version)
+                if not self._has_weights and self._current is not None:
+                    await self._load(engine, self._current)
                 await engine.wake()
             except EngineDead as death:
                 await self._replace_locked(engine, "died", str(death))
@@ -171,46 +180,53 @@ class RestartingEngine:
             self._progress()
 
     async def _die_asleep(self, cause: str) -> None:
-        """Whatever is left of it must not stay on the GPU."""
+        """Close the engine: nothing of it must stay on the GPU."""
         self._died_asleep = cause
         self._lost.set()
         await _close(self._engine)
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        if isinstance(weights, SharedWeights | list):
-            self._coming = weights, version
-            self._come.set()
-        async with self._changing:  # also while they are kept: a new engine takes those of before
-            kept = await asyncio.to_thread(self._keep, weights)
-            engine = self._engine
-            try:
-                if not self._died_asleep:
-                    await engine.update_weights(kept, version)
-            except EngineDead as death:
-                self._weights, self.policy_version = kept, version
-                await self._lose_locked(engine, str(death))
-            except CannotMap:  # they come again by another way
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
+        update = self._coming = _Update(weights, version)
+        self._come.set()
+        try:
+            async with self._changing:  # an engine that is being started takes the weights of before, or these
+                await self._take(update)
+        finally:
+            if self._coming is update:
                 self._coming = None
-                raise
-            if self._failure is not None:
-                raise EngineError(self._failure)
-            self._weights, self.policy_version, self._coming = kept, version, None
-            self._has_weights = True
         self._progress()
 
-    def _keep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        if isinstance(weights, SharedWeights):
-            return weights
-        return self._shelf.put(weights) if self._copy_weights else list(weights)
+    async def _take(self, update: _Update) -> None:
+        await self._share(update)
+        engine = self._engine
+        try:
+            if not self._died_asleep:
+                await self._load(engine, update)
+        except EngineDead as death:
+            self._current, self.policy_version = update, update.version
+            await self._lose_locked(engine, str(death))
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        self._current, self.policy_version = update, update.version
+        self._has_weights = True
 
-    async def _change(self, change: Callable[[Engine], Any]) -> None:
+    async def _load(self, engine: Engine, update: _Update) -> None:
+        await engine.update_weights(await self._share(update), update.version)
+
+    async def _share(self, update: _Update) -> SharedWeights:
+        """Fetch the weights of an update once, however many engines take them."""
+        if update.shared is None:
+            update.shared = await asyncio.to_thread(update.weights.shared, self._shelf)
+        return update.shared
+
+    async def _change(self, change: Callable[[Engine], Awaitable[None]]) -> None:
         async with self._changing:
             engine = self._engine
             try:
                 if not self._died_asleep:
                     await change(engine)
             except EngineDead as death:
-                await self._lose_locked(engine, str(death))  # the next one gets the state that was asked for
+                await self._lose_locked(engine, str(death))  # the next one gets the new state
 
     async def _lose_locked(self, engine: Engine, cause: str) -> None:
         if self._awake.is_set():
@@ -218,45 +234,29 @@ class RestartingEngine:
         else:
             await self._die_asleep(cause)
 
-    @property
-    def is_being_replaced(self) -> bool:
-        """Turns wait, or are sampled by helpers."""
-        return self._replacing is not None
-
-    async def _sampler(self) -> Engine | Helpers:
+    async def _living(self) -> Engine:
         if self._died_asleep:
             await self._awake.wait()
-        await self._back_or_helped()
-        if self._replacing is not None and self._helpers is not None:
-            return self._helpers
+        await self._replaced()
         if self._failure is not None:
             raise EngineError(self._failure)
         return self._engine
 
-    async def _replace(self, engine: Engine | Helpers, kind: str, cause: str) -> None:
-        """Once for all turns that noticed, and to the end even where they are cancelled meanwhile."""
+    async def _replace(self, engine: Engine, kind: str, cause: str) -> None:
+        """Replace an engine once for all turns that noticed, and to the end even if they are cancelled."""
         if engine is not self._engine or self._failure is not None:
             return
         if self._replacing is None:
             self._lost.set()
             self._replacing = asyncio.create_task(self._replace_alone(engine, kind, cause))
-        await self._back_or_helped()
+        await self._replaced()
 
-    async def _back_or_helped(self) -> None:
-        """Until there is an engine again, or a helper has room."""
+    async def _replaced(self) -> None:
         replacing = self._replacing
-        if replacing is None:
-            return
-        if self._helpers is None:
+        if replacing is not None:
             await asyncio.wait([replacing])
             if not replacing.cancelled():  # else this engine is closed
                 replacing.result()
-            return
-        helped = asyncio.create_task(self._helpers.come())
-        try:
-            await asyncio.wait((replacing, helped), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            helped.cancel()
 
     async def _replace_alone(self, engine: Engine, kind: str, cause: str) -> None:
         try:
@@ -267,15 +267,15 @@ class RestartingEngine:
             self._replacing = None
 
     async def _replace_locked(self, engine: Engine, kind: str, cause: str) -> None:
-        """Leaves `_failure` where no restart is left."""
+        """Replace the engine, or set `_failure` if no restart is left."""
         if engine is not self._engine:
             return
         self._lost.set()
         while self._failure is None:
-            if not self.budget.spend(kind):
-                self._failure = f"the engine was restarted too often ({self.budget}); the last time: {cause}"
+            if not self._budget.spend(kind):
+                self._failure = f"the engine was restarted too often ({self._budget}); the last time: {cause}"
                 return
-            _log.warning("The engine is started again: %s.", cause)
+            _log.warning("Starting the engine again: %s.", cause)
             await _close(self._engine)
             try:
                 self._engine = await self._make_ready()
@@ -287,7 +287,7 @@ class RestartingEngine:
                 return
 
     async def _make_ready(self) -> Engine:
-        """A new engine in the state of the old one."""
+        """Return a new engine in the state of the old one."""
         engine = self._make()
         try:
             await engine.start()
@@ -302,14 +302,13 @@ class RestartingEngine:
     async def _bring_up_to_date(self, engine: Engine) -> None:
         while True:
             self._come.clear()
-            weights, version = self._coming or (self._weights, self.policy_version)
-            if weights is None:
-                break
+            update = self._coming or self._current
+            if update is None:
+                return None
             try:
-                await engine.update_weights(weights, version)
-                break
+                return await self._load(engine, update)
             except Overwritten:
-                await self._come.wait()  # whoever filled the shelf says so as soon as it is full
+                await self._come.wait()  # the process that fills the shelf sends an update as soon as it is full
 
     def _progress(self) -> None:
         self._last_progress = asyncio.get_running_loop().time()
@@ -335,7 +334,7 @@ class RestartingEngine:
 
 
 async def _unless(lost: asyncio.Event, turn: Any) -> Generation:
-    """The turn, or `EngineDead` as soon as its engine is given up."""
+    """Return the turn, or raise `EngineDead` as soon as its engine is given up."""
     attempt, given_up = asyncio.ensure_future(turn), asyncio.ensure_future(lost.wait())
     try:
         await asyncio.wait((attempt, given_up), return_when=asyncio.FIRST_COMPLETED)
@@ -350,12 +349,11 @@ async def _unless(lost: asyncio.Event, turn: Any) -> Generation:
 async def _close(engine: Engine) -> None:
     try:
         await asyncio.wait_for(engine.close(), _CLOSING_SECONDS)
-    except Exception as error:  # whatever a dead engine makes of being closed
+    except Exception as error:  # a dead engine may raise anything
         _log.warning("A dead engine could not be closed: %s: %s.", type(error).__name__, error)
 
 
 def _joined(first: Generation | None, second: Generation) -> Generation:
-    """One behind the other."""
     if first is None:
         return second
     return Generation(
@@ -364,13 +362,13 @@ def _joined(first: Generation | None, second: Generation) -> Generation:
 
 
 def _rest(params: SamplingParams, num_sampled: int) -> SamplingParams:
-    """For what is left of a turn. Its seed is another one: the same would draw the same numbers again."""
+    """Return the parameters for the rest of a turn, with another seed: the same one would draw the same numbers."""
     seed = None if params.seed is None else (params.seed + 7919 * num_sampled) & 0x7FFFFFFF
     return replace(params, max_tokens=params.max_tokens - num_sampled, seed=seed)
 
 
 def _finished(sampled: Generation, params: SamplingParams) -> FinishReason | None:
-    """Whether nothing is left of a turn."""
+    """Return why a turn is complete, or None if it is not."""
     ids: array[int] = sampled.ids
     if ids and ids[-1] in params.stop_token_ids:
         return FinishReason.STOP

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.episodes import current_episode, playing
 from agentloop.engines.token_listeners import Listener, listening
 from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.answers import Completion, response_message
@@ -65,6 +66,7 @@ class Session:
         self._sampling = sampling
         self._seed = seed
         self._conversations = Conversations(trajectory_id)
+        self._episode = current_episode()
         self._max_tokens = min(limits.max_tokens, engine.max_model_len)
         self._asked: Counter[bytes] = Counter()
         self._calls: set[asyncio.Task[Completion]] = set()
@@ -208,9 +210,10 @@ class Session:
     async def _sample(self, place: Place, tag: bytes, index: int) -> Generation:
         started = time.perf_counter()
         try:
-            generation = await self._engine.generate(
-                place.prompt, self._params(place, tag, index), trajectory_id=place.name, images=place.images
-            )
+            with playing(self._episode):  # a request over HTTP comes from elsewhere
+                generation = await self._engine.generate(
+                    place.prompt, self._params(place, tag, index), trajectory_id=place.name, images=place.images
+                )
         except EngineError as error:
             self.failures[FailureKind.ENGINE] += 1
             self.error = str(error)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentloop.engines.episodes import Episode, playing
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.rollout.loop import AgentLoop
 from agentloop.types.limits import StopReason
@@ -81,7 +82,9 @@ class RolloutWorker:
 
     async def _episode(self, spec: GroupSpec, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
         async with self._room:
-            trajectory = await self._play(spec, k)
+            with playing(Episode(spec.group_id, k)):
+                trajectory = await self._play(spec, k)
+        trajectory.place = k
         self._open.discard(asyncio.current_task())  # now, so that `on_trajectory` sees the room
         if on_trajectory is not None:
             on_trajectory(trajectory)

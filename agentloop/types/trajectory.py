@@ -78,6 +78,8 @@ class Trajectory:
     trajectory_id: str = ""
     group_id: str = ""
     """The task that its group shares."""
+    place: int = 0
+    """Index of the episode in its group, whatever its id is."""
     messages: list[Message] = field(default_factory=list)
     """The same episode as messages, for rewards and for people; never rendered again."""
     stop_reason: StopReason | None = None

@@ -6,7 +6,7 @@ learner's: the pause is that of a copy, however slow the network. (vLLM's own we
 nothing is sampled until the last byte is there. Its interface changed in 0.28, and on CPUs there is none.)
 
     learner's process                                   one process a remote engine
-    Sender(...)  -- Meeting, by whatever means -->      Receiver.receive(meeting, rank, places) -> SharedWeights
+    Sender(...)  -- BroadcastWeights, pickled -->          BroadcastWeights.shared(shelf) -> SharedWeights
       .send(shared)  ==== buckets, in a process group of their own ====>
 """
 
@@ -48,7 +48,7 @@ class BroadcastFailed(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the members of a group meet; the sender is number 0."""
 
     name: str
@@ -69,13 +69,13 @@ class Sender:
     def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
         store = listening_store(host)
         name = f"{os.getpid()}-{next(_numbers)}"
-        self.meeting = Meeting(name, host, store.port, receivers + 1, backend, seconds)
-        self._group = _Group(self.meeting, 0, store, host)
+        self.rendezvous = Rendezvous(name, host, store.port, receivers + 1, backend, seconds)
+        self._group = _Group(self.rendezvous, 0, store, host)
 
     def send(self, shared: SharedWeights) -> None:
         """What all receivers receive at the same time. Raises `CannotMap` where this process cannot read all of it."""
         mapped = shared.open(self._group.device)
-        with self._group.meeting_all():
+        with self._group.all_members():
             for (first, end), bucket in zip(spans(shared.places), mapped.buckets, strict=True):
                 self._group.broadcast(bucket[first:end])
             self._group.finish()
@@ -86,63 +86,73 @@ class Sender:
         self._group.abort()
 
 
-class Receiver:
-    """Of one process; `host` is its own address. What is received stays in memory that the engines of this host map."""
+@dataclass(frozen=True, slots=True)
+class BroadcastWeights:
+    """A `WeightHandle` for member `rank` of a group, at the address `host`: the weights arrive when it is used."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._shelf = WeightShelf()
-        self._group: _Group | None = None
-        self._meeting: Meeting | None = None
-        self._left: Meeting | None = None
+    rendezvous: Rendezvous
+    rank: int
+    host: str
+    places: tuple[Place, ...]
 
-    def receive(self, meeting: Meeting, rank: int, places: tuple[Place, ...]) -> SharedWeights:
-        """As member `rank`. Blocks. Raises `BroadcastFailed`."""
-        if self._group is None or meeting != self._meeting:
-            self._end_group()
-            self._group, self._meeting = _Group(meeting, rank, _store_of(meeting), self._host), meeting
-        group, shelf = self._group, self._shelf
-        if meeting == self._left:  # before it had begun here
-            group.abort()
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        shelf = WeightShelf()
+        yield from self.shared(shelf).tensors()
+
+    def shared(self, shelf: WeightShelf) -> SharedWeights:
+        """Receive them into `shelf`. Blocks. Raises `BroadcastFailed`."""
+        group = _joined(self.rendezvous, self.rank, self.host)
         try:
-            with group.meeting_all():
-                buckets = shelf.laid_out(places, _room_on(group.device, places))
-                for (first, end), bucket in zip(spans(places), buckets, strict=True):
+            with group.all_members():
+                buckets = shelf.laid_out(self.places, _room_on(group.device, self.places))
+                for (first, end), bucket in zip(spans(self.places), buckets, strict=True):
                     group.broadcast(bucket[first:end])
                 group.finish()
         except BroadcastFailed:
-            # What was under way may still be written there.
-            self._shelf = WeightShelf()
+            # Bytes that are under way may still be written to this memory.
+            shelf.renew()
             raise
         return shelf.end()
 
-    def leave(self, meeting: Meeting) -> None:
-        """Its group ends: who waits in `receive`, or is about to, raises."""
-        self._left = meeting
-        if meeting == self._meeting:
-            self._end_group()
 
-    def _end_group(self) -> None:
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+_groups: dict[tuple[str, int], _Group] = {}
+"""Groups that this process is a member of, by name and rank; kept from update to update."""
+_left: set[str] = set()
+"""Names of groups that have ended."""
+
+
+def _joined(rendezvous: Rendezvous, rank: int, host: str) -> _Group:
+    key = rendezvous.name, rank
+    if key not in _groups:
+        _groups[key] = _Group(rendezvous, rank, _store_of(rendezvous), host)
+    if rendezvous.name in _left:  # it ended before it began here
+        leave(rendezvous)
+        raise BroadcastFailed(f"weights did not get through: {_ENDED}")
+    return _groups[key]
+
+
+def leave(rendezvous: Rendezvous) -> None:
+    """End the group in this process: a member that waits for weights raises `BroadcastFailed`."""
+    _left.add(rendezvous.name)
+    for key in [key for key in _groups if key[0] == rendezvous.name]:
+        _groups.pop(key).abort()
 
 
 class _Group:
     """A process group beside torch's default one, which is the learner's; made when all are there."""
 
-    def __init__(self, meeting: Meeting, rank: int, store: Any, host: str) -> None:
+    def __init__(self, rendezvous: Rendezvous, rank: int, store: Any, host: str) -> None:
         import torch
 
-        self._meeting, self._rank, self._store, self._host = meeting, rank, store, host
+        self._rendezvous, self._rank, self._store, self._host = rendezvous, rank, store, host
         self._aborted = threading.Event()
         self._group: Any = None
         self._last: Any = None
-        is_nccl = meeting.backend == "nccl"
+        is_nccl = rendezvous.backend == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
 
     @contextmanager
-    def meeting_all(self) -> Iterator[None]:
+    def all_members(self) -> Iterator[None]:
         """Everything that fails in between is `BroadcastFailed`, and ends the group."""
         try:
             if self._group is None:
@@ -153,14 +163,14 @@ class _Group:
             raise BroadcastFailed(f"weights did not get through: {type(error).__name__}: {error}") from error
 
     def _meet(self) -> None:
-        store, meeting = self._store, self._meeting
+        store, rendezvous = self._store, self._rendezvous
         if store is None:
             raise RuntimeError(_ENDED)
-        store.set(f"{meeting.name}/{self._rank}", "here")
-        there = [f"{meeting.name}/{rank}" for rank in range(meeting.size)]
+        store.set(f"{rendezvous.name}/{self._rank}", "here")
+        there = [f"{rendezvous.name}/{rank}" for rank in range(rendezvous.size)]
         self._until(lambda: bool(store.check(there)))
-        make = _nccl if meeting.backend == "nccl" else _gloo
-        self._group = make(store, meeting, self._rank, self._host)
+        make = _nccl if rendezvous.backend == "nccl" else _gloo
+        self._group = make(store, rendezvous, self._rank, self._host)
 
     def broadcast(self, memory: torch.Tensor) -> None:
         """uint8 [num_bytes] of this group's device or another one, from member 0 to all."""
@@ -184,7 +194,7 @@ class _Group:
         launched = _in_a_thread(launch)
         self._until(launched.done)
         work = launched.result()
-        if self._meeting.backend == "gloo" or staged is not memory:
+        if self._rendezvous.backend == "gloo" or staged is not memory:
             self._wait(work)
         if staged is not memory and self._rank > 0:
             memory.copy_(staged)
@@ -197,21 +207,21 @@ class _Group:
             self._last = None
 
     def _wait(self, work: Any) -> None:
-        if self._meeting.backend == "gloo":
-            work.wait(timedelta(seconds=self._meeting.seconds))
+        if self._rendezvous.backend == "gloo":
+            work.wait(timedelta(seconds=self._rendezvous.seconds))
         else:
             self._until(work.is_completed)
             work.wait()
 
     def _until(self, condition: Callable[[], bool]) -> None:
         """Polls: a wait of torch's could not be ended from another thread."""
-        end = time.monotonic() + self._meeting.seconds
+        end = time.monotonic() + self._rendezvous.seconds
         pause = 0.0
         while not condition():
             if self._aborted.is_set():
                 raise RuntimeError(_ENDED)
             if time.monotonic() > end:
-                raise RuntimeError(f"nothing got through for {self._meeting.seconds:g} s")
+                raise RuntimeError(f"nothing got through for {self._rendezvous.seconds:g} s")
             time.sleep(pause)
             pause = min(pause + 0.0005, _LOOK_SECONDS)
 
@@ -238,32 +248,32 @@ def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
     return found
 
 
-def _store_of(meeting: Meeting) -> Any:
+def _store_of(rendezvous: Rendezvous) -> Any:
     """Raises `BroadcastFailed` where the sender has given up already."""
     from torch._C._distributed_c10d import TCPStore
 
     try:
         # The store itself asks again and again.
-        socket.create_connection((meeting.host, meeting.port), timeout=_CONNECT_SECONDS).close()
-        store = TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=_CONNECT_SECONDS))
+        socket.create_connection((rendezvous.host, rendezvous.port), timeout=_CONNECT_SECONDS).close()
+        store = TCPStore(rendezvous.host, rendezvous.port, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except (OSError, RuntimeError) as error:
-        raise BroadcastFailed(f"nobody sends weights at {meeting.host}:{meeting.port}: {error}") from error
-    store.set_timeout(timedelta(seconds=meeting.seconds))
+        raise BroadcastFailed(f"nobody sends weights at {rendezvous.host}:{rendezvous.port}: {error}") from error
+    store.set_timeout(timedelta(seconds=rendezvous.seconds))
     return store
 
 
-def _gloo(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
+def _gloo(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     # By its own choice gloo takes the address of the host's name, which other hosts may not reach.
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=meeting.seconds)
-    return ProcessGroupGloo(PrefixStore(meeting.name, store), rank, meeting.size, options)
+    options._timeout = timedelta(seconds=rendezvous.seconds)
+    return ProcessGroupGloo(PrefixStore(rendezvous.name, store), rank, rendezvous.size, options)
 
 
-def _nccl(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
+def _nccl(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupNCCL
 
@@ -274,7 +284,7 @@ def _nccl(store: Any, meeting: Meeting, rank: int, host: str) -> Any:
     before = os.environ.get(name)
     os.environ[name] = "0"
     try:
-        return ProcessGroupNCCL(PrefixStore(meeting.name, store), rank, meeting.size, options)
+        return ProcessGroupNCCL(PrefixStore(rendezvous.name, store), rank, rendezvous.size, options)
     finally:
         if before is None:
             del os.environ[name]

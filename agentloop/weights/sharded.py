@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +24,20 @@ from agentloop.weights.shelf import BUCKET_BYTES, SharedWeights, WeightShelf
 
 BATCH_BYTES = 256 << 20
 """Of weights whose parts are under way at the same time: a rank has its parts of so many in the published dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedWeights:
+    """A `WeightHandle` of a learner of several ranks, which fill their shelves when an engine takes the weights."""
+
+    share: Callable[[bool], SharedWeights]
+    """Fill the shelves of all ranks, on the host if True. Blocks; overwrites what was shared before."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self.share(False).tensors()
+
+    def shared(self, shelf: WeightShelf) -> SharedWeights:
+        return self.share(shelf.on_host)
 
 
 class ShardedShelf:

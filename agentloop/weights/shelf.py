@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,10 +89,13 @@ class SharedWeights:
             first += sum(len(part.buckets) for part in each.parts)
         return cls(tuple(part for each in shared for part in each.parts), tuple(places[name] for name in names))
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         mapped = self.open()
         yield from mapped
         mapped.check()
+
+    def shared(self, shelf: WeightShelf) -> SharedWeights:
+        return self
 
     @property
     def is_of_this_process(self) -> bool:
@@ -114,17 +117,6 @@ class SharedWeights:
             return MappedWeights(self, [_opened(part, device) for part in self.parts])
         except (OSError, RuntimeError) as error:
             raise CannotMap(f"shared weights cannot be mapped: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class SpreadWeights:
-    """The weights of a learner of several processes, which put them on their shelves when they are asked."""
-
-    share: Callable[[bool], SharedWeights]
-    """Blocks until all have; what was shared before is overwritten. True keeps them off GPUs."""
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.share(False)
 
 
 class MappedWeights:
@@ -164,7 +156,7 @@ class WeightShelf:
     def __init__(self, *, on_host: bool = False, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.buckets: list[torch.Tensor] = []
         """uint8, [num_bytes] each."""
-        self._on_host = on_host
+        self.on_host = on_host
         self._bucket_bytes = bucket_bytes
         self._handles: list[Any] = []
         self._places: list[Place] = []
@@ -182,10 +174,7 @@ class WeightShelf:
         _shelves[self.name] = self
 
     def put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
-        """Copy weights, one at a time as they come. Those of the last time are overwritten. `SpreadWeights` go
-        to shelves of their own, as this one would be."""
-        if isinstance(weights, SpreadWeights):
-            return weights.share(self._on_host)
+        """Copy weights, one at a time as they come. Those of the last time are overwritten."""
         self.begin()
         for name, tensor in weights:
             self.room_for(name, tensor.dtype, tensor.shape, tensor.device).copy_(tensor.detach())
@@ -203,12 +192,18 @@ class WeightShelf:
         self._number += 1
         return _view(self.buckets[place.bucket], place)
 
+    def renew(self) -> None:
+        """Forget the memory: it goes when nobody maps it any more."""
+        self._rename()
+        self.buckets, self._handles, self._places = [], [], []
+        self._number = self._end = 0
+
     def laid_out(self, places: tuple[Place, ...], device: torch.device) -> list[torch.Tensor]:
         """Memory as another shelf has it, in place of room for each weight: its buckets, up to what is used of them."""
         self.begin()
         if tuple(self._places) != places:
             self._rename()
-            where = None if self._on_host or device.type == "cpu" else device
+            where = None if self.on_host or device.type == "cpu" else device
             made = [new_bucket(max(end, STAMP_BYTES), where) for _, end in spans(places)]
             self.buckets, self._handles = [bucket for bucket, _ in made], [handle for _, handle in made]
             self._places = list(places)
@@ -237,7 +232,7 @@ class WeightShelf:
                 return self._places[self._number]
             self._cut(self._number)
         place = Place(name, dtype, shape, 0, 0)
-        where = None if self._on_host or device.type == "cpu" else device
+        where = None if self.on_host or device.type == "cpu" else device
         if not self._fits(place.num_bytes, where):
             self._add_bucket(place.num_bytes, where)
         place = place._replace(bucket=len(self.buckets) - 1, start=self._end)

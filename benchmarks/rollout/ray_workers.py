@@ -25,6 +25,7 @@ from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.weights.shelf import WeightShelf
+from agentloop.weights.tensors import TensorWeights
 from benchmarks.results_file import write
 
 _TASK = '''
@@ -78,7 +79,7 @@ async def seconds_of_update(workers: Workers, weights: list[tuple[str, torch.Ten
     times = []
     for version in (1, 2, 3):
         started = time.perf_counter()
-        await workers.update_weights(weights, version)
+        await workers.update_weights(TensorWeights(weights), version)
         times.append(time.perf_counter() - started)
     return min(times)
 

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.engines.testing.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
-    import torch
+    from agentloop.weights.handle import WeightHandle
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,7 @@ class SimulatedEngine(ScriptedEngine):
         self._asleep = False
         self._advance()
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """See `Engine.update_weights`."""
         was_paused = self._paused
         await self.pause()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.weights.tensors import TensorWeights
 from benchmarks.simulation.virtual_clock import VirtualClockLoop
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class SimulatedLearner:
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """Nothing but the version."""
-        await engine.update_weights([], version)
+        await engine.update_weights(TensorWeights([]), version)
 
     def sleep(self) -> None:
         """There is no memory."""

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentloop.weights.broadcast import Receiver, Sender
+from agentloop.weights.broadcast import BroadcastWeights, Sender, leave
 from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights, WeightShelf
 
@@ -107,14 +107,14 @@ class Sent:
     def __init__(self, sender: subprocess.Popen[str], folder: Path, device: torch.device, backend: str) -> None:
         self._sender = sender
         _begin(sender, device, backend, folder)
-        self._receiver = Receiver(_HERE)
-        self._meeting: Any = None
+        self._shelf = WeightShelf()
+        self._rendezvous: Any = None
 
     def fill(self) -> SharedWeights:
         """See `Source.fill`: also the way here."""
-        self._meeting, places = pickle.loads(bytes.fromhex(self._asked("fill")))
+        self._rendezvous, places = pickle.loads(bytes.fromhex(self._asked("fill")))
         self._asked("send")
-        return self._receiver.receive(self._meeting, 1, places)
+        return BroadcastWeights(self._rendezvous, 1, _HERE, places).shared(self._shelf)
 
     def _asked(self, what: str) -> str:
         assert self._sender.stdin is not None
@@ -124,7 +124,7 @@ class Sent:
         return self._sender.stdout.readline()
 
     def close(self) -> None:
-        leaving = threading.Thread(target=self._receiver.leave, args=(self._meeting,))  # both end at the same time
+        leaving = threading.Thread(target=leave, args=(self._rendezvous,))  # both end at the same time
         leaving.start()
         self._sender.communicate(timeout=_SECONDS)
         leaving.join()
@@ -178,7 +178,7 @@ class _Sending:
 
     def fill(self) -> str:
         self.shared = self.shelf.fill()
-        return pickle.dumps((self.sender.meeting, self.shared.places)).hex()
+        return pickle.dumps((self.sender.rendezvous, self.shared.places)).hex()
 
 
 def _send(device: torch.device, backend: Any, folder: Path) -> None:

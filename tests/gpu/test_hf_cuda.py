@@ -16,6 +16,7 @@ from agentloop.recipes.tiny.warmup import tool_schemas
 from agentloop.rendering import renderer_for
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.run.learners import create
+from agentloop.weights.tensors import TensorWeights
 
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_hf.py"
 _spec = importlib.util.spec_from_file_location("agentloop_hf_tests", _FILE)
@@ -83,7 +84,7 @@ async def test_weights_from_the_device_change_running_turns():
     sampled = _tests.count_tokens(engine)
     running = _tests.asyncio.create_task(_tests.turns(engine, prompts, SamplingParams(max_tokens=300)))
     await _tests.first_token(sampled)
-    await engine.update_weights(list(new.named_parameters()), 3)
+    await engine.update_weights(TensorWeights(list(new.named_parameters())), 3)
     for got in await running:
         assert list(got.versions) == sorted(got.versions)
         assert set(got.versions) <= {0, 3}

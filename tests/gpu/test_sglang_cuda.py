@@ -14,6 +14,7 @@ from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.sglang.engine import SglangEngine
 from agentloop.errors import EngineError
 from agentloop.weights.shelf import WeightShelf
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
 
@@ -103,53 +104,54 @@ async def test_turns_are_those_of_the_model(engine, model, temperature):
 
 
 async def test_stop_tokens_end_a_turn_and_the_models_eos_does_not(engine, model):
-    await engine.update_weights(parrot(model, 50), 0)
+    await engine.update_weights(TensorWeights(parrot(model, 50)), 0)
     got = await engine.generate([7, 8], SamplingParams(max_tokens=9, stop_token_ids=(50, 9)), trajectory_id="a")
     assert (list(got.ids), got.finish_reason, len(got.logprobs)) == ([50], FinishReason.STOP, 1)
-    await engine.update_weights(parrot(model, EOS), 0)
+    await engine.update_weights(TensorWeights(parrot(model, EOS)), 0)
     got = await engine.generate([7, 8], SamplingParams(max_tokens=5, temperature=0.0), trajectory_id="a")
     assert (list(got.ids), got.finish_reason) == ([EOS] * 5, FinishReason.LENGTH)
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
     """Version v says token v: the ids themselves tell which weights sampled them."""
-    await engine.update_weights(parrot(model, 20), 20)
+    await engine.update_weights(TensorWeights(parrot(model, 20)), 20)
     params = SamplingParams(max_tokens=4000, temperature=0.0, stop_token_ids=(26,))
     running = [
         asyncio.create_task(engine.generate(p, params, trajectory_id=str(i))) for i, p in enumerate(prompts_of(90))
     ]
     for version in range(21, 27):
         await asyncio.sleep(0.2)
-        await engine.update_weights(parrot(model, version), version)
+        await engine.update_weights(TensorWeights(parrot(model, version)), version)
         assert engine.policy_version == version
     results = await asyncio.gather(*running)
     for got in results:
         assert got.ids == got.versions
         assert got.finish_reason is FinishReason.STOP
     assert max(len(set(got.versions)) for got in results) > 2
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_pause_stops_sampling_until_resume(engine, model):
-    await engine.update_weights(parrot(model, 9), 0)
+    await engine.update_weights(TensorWeights(parrot(model, 9)), 0)
     params = SamplingParams(max_tokens=4000, stop_token_ids=(5,))
     running = asyncio.create_task(engine.generate([7, 8], params, trajectory_id="a"))
     await asyncio.sleep(0.2)
     await engine.pause()
-    await engine.update_weights(parrot(model, 5), 5)
+    await engine.update_weights(TensorWeights(parrot(model, 5)), 5)
     assert not running.done()
     await engine.resume()
     got = await running
     assert list(got.ids) == [9] * (len(got.ids) - 1) + [5]
     assert list(got.versions) == [0] * (len(got.ids) - 1) + [5]
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_weights_that_do_not_fit_change_nothing(engine, model):
     before = await engine.generate([7, 8, 9], GREEDY, trajectory_id="a")
+    lacking = [each for each in model.named_parameters() if each[0] != "model.norm.weight"]
     with pytest.raises(EngineError, match=r"lack model\.norm\.weight"):
-        await engine.update_weights([e for e in model.named_parameters() if e[0] != "model.norm.weight"], 1)
+        await engine.update_weights(TensorWeights(lacking), 1)
     assert (await engine.generate([7, 8, 9], GREEDY, trajectory_id="b")).ids == before.ids
 
 
@@ -161,7 +163,7 @@ async def test_the_second_update_is_copies_on_the_gpu(engine, model):
         got = await engine.generate([7, 8], GREEDY, trajectory_id="a")
         assert list(got.ids) == list(got.versions) == [token] * 12
     assert engine.loads_by == "copies"
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_an_engine_that_sleeps_leaves_its_memory_to_others(model, tmp_path):
@@ -178,7 +180,7 @@ async def test_an_engine_that_sleeps_leaves_its_memory_to_others(model, tmp_path
         await engine.wake()
         assert (await turn).ids == before.ids  # the weights are what they were
         await engine.sleep()
-        await engine.update_weights(parrot(model, 5), 5)
+        await engine.update_weights(TensorWeights(parrot(model, 5)), 5)
         await engine.wake()
         assert list((await engine.generate([7, 8, 9], GREEDY, trajectory_id="c")).ids) == [5] * 12
     finally:

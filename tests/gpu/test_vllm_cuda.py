@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentloop.weights.tensors import TensorWeights
+
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_vllm.py"
 _spec = importlib.util.spec_from_file_location("agentloop_vllm_tests", _FILE)
 assert _spec is not None
@@ -30,12 +32,12 @@ async def test_weights_go_from_gpu_to_engine_without_the_host(engine, model, dev
     """Learner and engine on one GPU, or on two that reach each other."""
     for token in (7, 8, 9):  # loaded once, then copied twice
         weights = [(name, tensor.to(f"cuda:{device}")) for name, tensor in _tests.parrot(model, token)]
-        await engine.update_weights(weights, token)
+        await engine.update_weights(TensorWeights(weights), token)
         got = await engine.generate([1, 2], _tests.GREEDY, trajectory_id=str(token))
         assert list(got.ids) == list(got.versions) == [token] * 12
     assert engine._maps_devices
     assert engine.loads_by == "copies"
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host(engine, model, monkeypatch):
@@ -45,11 +47,11 @@ async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host
     monkeypatch.setattr(engine, "_try_open", refuse)
     monkeypatch.setattr(engine, "_maps_devices", True)
     weights = [(name, tensor.to("cuda")) for name, tensor in _tests.parrot(model, 6)]
-    await engine.update_weights(weights, 6)
+    await engine.update_weights(TensorWeights(weights), 6)
     assert not engine._maps_devices
     assert list((await engine.generate([1, 2], _tests.GREEDY, trajectory_id="a")).ids) == [6] * 12
     monkeypatch.undo()
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_two_engines_start_on_one_gpu_at_the_same_time(engine, tmp_path):

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.trainer.run.learners import create
-from agentloop.weights.broadcast import BroadcastFailed, Sender
+from agentloop.weights.broadcast import BroadcastFailed, BroadcastWeights, Sender
 from agentloop.weights.shelf import SharedWeights, WeightShelf
 
 pytestmark = [
@@ -24,18 +24,18 @@ pytestmark = [
 
 OTHER = """
 import pickle, sys, torch
-from agentloop.weights.broadcast import BroadcastFailed, Receiver
+from agentloop.weights.broadcast import BroadcastFailed
+from agentloop.weights.shelf import WeightShelf
 torch.cuda.set_device(1)
-receiver = Receiver("127.0.0.1")
+shelf = WeightShelf()
 while line := sys.stdin.readline():
     given = pickle.loads(bytes.fromhex(line))
-    if isinstance(given, tuple):
-        try:
-            given = receiver.receive(*given)
-        except BroadcastFailed as error:
-            print(pickle.dumps(str(error)).hex(), flush=True)
-            continue
-    mapped = given.open(torch.device("cuda", 1))
+    try:
+        shared = given.shared(shelf)
+    except BroadcastFailed as error:
+        print(pickle.dumps(str(error)).hex(), flush=True)
+        continue
+    mapped = shared.open(torch.device("cuda", 1))
     found = [(name, str(tensor.device), tensor.cpu().clone()) for name, tensor in mapped]
     mapped.check()
     print(pickle.dumps(found).hex(), flush=True)
@@ -75,7 +75,7 @@ class Taker:
     on_host = False
 
     async def update_weights(self, weights, version):
-        self.shared = weights.share(self.on_host)
+        self.shared = weights.shared(WeightShelf(on_host=self.on_host))
 
 
 def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Other):
@@ -91,7 +91,7 @@ def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Oth
     for _ in range(2):
         asyncio.run(learner.publish(taker, 1))
         assert len(taker.shared.parts) == 2
-        here = dict(taker.shared)
+        here = dict(taker.shared.tensors())
         assert {str(tensor.device) for tensor in here.values()} == {"cuda:0", "cuda:1"}
         other.ask(taker.shared)
         there = other.answer()
@@ -103,7 +103,7 @@ def test_each_of_two_ranks_shares_half_on_its_own_gpu(tmp_path: Path, other: Oth
     taker.on_host = True
     asyncio.run(learner.publish(taker, 2))
     assert len(taker.shared.parts) == 2
-    for name, tensor in taker.shared:
+    for name, tensor in taker.shared.tensors():
         assert tensor.device.type == "cpu"
         assert torch.equal(tensor, expected[name])
     learner.close()
@@ -116,7 +116,7 @@ def test_a_broadcast_by_nccl_survives_the_end_of_a_receiver(other: Other):
         torch.manual_seed(seed)
         weights = [(f"w{number}", torch.randn(300, 1000, device="cuda:0").bfloat16()) for number in range(8)]
         shared = shelf.put(weights)
-        other.ask((sender.meeting, 1, shared.places))
+        other.ask(BroadcastWeights(sender.rendezvous, 1, "127.0.0.1", shared.places))
         sender.send(shared)
         found = other.answer()
         assert all(device == "cuda:1" for _, device, _ in found)
@@ -132,7 +132,7 @@ def test_a_broadcast_by_nccl_survives_the_end_of_a_receiver(other: Other):
         sender.send(shared)
     told.join()
     again, new = Sender("127.0.0.1", 1, "nccl", seconds=60), Other()
-    new.ask((again.meeting, 1, shared.places))
+    new.ask(BroadcastWeights(again.rendezvous, 1, "127.0.0.1", shared.places))
     again.send(shared)
     assert all(torch.equal(tensor, dict(weights)[name].cpu()) for name, _, tensor in new.answer())
     again.abort()

@@ -56,7 +56,7 @@ def main():
         with allocated(found["peaks"]):
             shared = shelf.fill(weights.items(), torch.bfloat16, sizes)
         if shared is not None:
-            given = list(shared)
+            given = list(shared.tensors())
             found["same"].append(
                 [name for name, _ in given] == list(SHAPES)
                 and all(torch.equal(tensor, whole[name].bfloat16()) for name, tensor in given)

@@ -24,6 +24,7 @@ from agentloop.trainer.learner.protocol import Captured
 from agentloop.trainer.model.row_layout import Unit, unit_patches, units
 from agentloop.trainer.objective.objective import Objective
 from agentloop.trainer.planning import CostModel, ModelFlops, plan
+from agentloop.weights.tensors import TensorWeights
 
 IDLE = Sample(
     token_ids=np.zeros(2, np.int32),
@@ -194,7 +195,7 @@ class BaseLearner(ABC):
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """See `Learner.publish`."""
-        await engine.update_weights(self.weights(), version)
+        await engine.update_weights(TensorWeights(self.weights()), version)
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""

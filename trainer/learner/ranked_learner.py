@@ -22,7 +22,7 @@ from agentloop.trainer.cluster.rank_nodes import num_nodes
 from agentloop.trainer.cluster.rank_process import Objects
 from agentloop.trainer.cluster.rank_processes import RankProcesses
 from agentloop.trainer.learner.protocol import Captured, RankLearner
-from agentloop.weights.shelf import SpreadWeights
+from agentloop.weights.sharded import ShardedWeights
 
 _processes: RankProcesses | None = None
 """torch has one default process group, so all learners of this process share their ranks."""
@@ -66,7 +66,7 @@ class RankedLearner:
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """See `Learner.publish`. Each rank has a part of what is published; an engine that wants none costs nothing."""
-        await engine.update_weights(SpreadWeights(partial(self._everywhere, "share")), version)
+        await engine.update_weights(ShardedWeights(partial(self._everywhere, "share")), version)
 
     def sleep(self) -> None:
         """See `Learner.sleep`."""

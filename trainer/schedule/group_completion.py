@@ -61,11 +61,7 @@ def _complete(order: RolloutRequest, ended: list[Trajectory], wanted: int, reaso
     kept = good[:wanted] + [trajectory for trajectory in ended if is_failed(trajectory)]
     dropped = Counter({SURPLUS: len(good[wanted:])})
     dropped[reason] += order.n - len(ended)
-    return Group(order.group_id, sorted(kept, key=_place)), +dropped
-
-
-def _place(trajectory: Trajectory) -> int:
-    return int(trajectory.trajectory_id.rpartition("-")[2])
+    return Group(order.group_id, sorted(kept, key=lambda trajectory: trajectory.place)), +dropped
 
 
 class _Ended:

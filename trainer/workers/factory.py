@@ -1,4 +1,4 @@
-"""From the config of a run to its rollout workers."""
+"""Make the rollout workers of a run from its config."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.run import RunConfig
-from agentloop.engines.handing_over import HandingOverEngine, Helpers
-from agentloop.engines.replay import RecallingEngine
+from agentloop.engines.replay import TurnRecord
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.rollout.setup import RolloutSetup, make_engine
@@ -22,15 +21,17 @@ if TYPE_CHECKING:
 _GPU_ENGINES = ("vllm", "sglang")
 _GRACE_SECONDS = 60.0
 _USED = 0.9
-"""Of a worker's part of a GPU, by its engine: some of the memory is nobody's."""
+"""Share of a worker's part of a GPU that its engine takes: the driver needs some memory."""
 
 
 def make_workers(config: RunConfig, model: Path, episodes: RolloutSetup, folder: Path | None = None) -> Workers:
-    """The workers of the config for the model in a folder, not started. `episodes` are used where a worker is in this
-    process; actors load their own. In the `folder` of the run `agentloop workers` says how many there are to be. Raises
-    `UserError`."""
+    """Make the workers of the config for the model in a folder, not started. Raises `UserError`.
+
+    A worker in this process uses `episodes`; actors load their own. `agentloop workers` writes the number of workers
+    into the `folder` of the run.
+    """
     if config.workers.kind == "local":
-        return LocalWorkers(episodes, restarting_engine(config, model, copy_weights=True))
+        return LocalWorkers(episodes, local_engine(config, model))
     from agentloop.trainer.workers.ray.pool import RayWorkers
     from agentloop.trainer.workers.worker_count import FILE, WorkerCount
 
@@ -49,45 +50,50 @@ def make_workers(config: RunConfig, model: Path, episodes: RolloutSetup, folder:
 
 
 def make_replica(config: RunConfig, model: Path) -> Parts:
-    """The worker of an actor, and its engines."""
+    """Make the parts of an actor."""
     config = on_its_part(config)
-    helpers = Helpers()
-    # Weights are in the object store, which nobody writes to.
-    engine = restarting_engine(config, model, copy_weights=False, helpers=helpers)
-    handing_over = HandingOverEngine(engine, helpers)
-    recalling = RecallingEngine(handing_over)
-    return Parts(LocalWorkers(RolloutSetup.load(config, model), recalling), recalling, handing_over, engine)
+    turns = TurnRecord()
+    engine = restarting_engine(config, model, turns)
+    return Parts(LocalWorkers(RolloutSetup.load(config, model), engine), turns)
 
 
-def restarting_engine(config: RunConfig, model: Path, *, copy_weights: bool, helpers: Helpers | None = None) -> Engine:
-    """The engine of the config, started anew where it can die without this process. Meanwhile `helpers` sample its
-    turns."""
-    if config.engine.name == "hf":  # on GPUs it would be in bfloat16, whatever the learner computes in
-        config = _with_options(config, {"dtype": config.learner.compute_dtype})
-    if config.engine.name not in _GPU_ENGINES:
-        return make_engine(config, model)
-    sleeps = config.placement.sleeps
-    if sleeps:
-        config = _with_options(config, {"sleeps": True})
+def local_engine(config: RunConfig, model: Path) -> Engine:
+    """Make the engine of the config. Only one with processes of its own can die without this process."""
+    if config.engine.name in _GPU_ENGINES:
+        return restarting_engine(config, model)
+    return make_engine(_with_run_options(config), model)
+
+
+def restarting_engine(config: RunConfig, model: Path, turns: TurnRecord | None = None) -> RestartingEngine:
+    """Make the engine of the config such that it restarts, and replays the turns in `turns`."""
+    can_hang = config.engine.name in _GPU_ENGINES
     return RestartingEngine(
-        partial(make_engine, config, model),
+        partial(make_engine, _with_run_options(config), model),
         budget=RestartBudget(config.workers.max_restarts),
-        stall_seconds=stall_seconds(config),
-        copy_weights=copy_weights,
-        helpers=helpers,
-        shelf_on_host=sleeps,  # on the GPU it would stay there in everybody's turn
+        stall_seconds=stall_seconds(config) if can_hang else None,
+        shelf_on_host=config.placement.sleeps,  # on the GPU it would take memory while the learner trains
+        turns=turns,
     )
 
 
+def _with_run_options(config: RunConfig) -> RunConfig:
+    """Add engine options that follow from other sections."""
+    if config.engine.name == "hf":  # on GPUs its default is bfloat16, which the learner may not compute in
+        return _with_options(config, {"dtype": config.learner.compute_dtype})
+    if config.engine.name in _GPU_ENGINES and config.placement.sleeps:
+        return _with_options(config, {"sleeps": True})
+    return config
+
+
 def stall_seconds(config: RunConfig) -> float:
-    """After which a worker without any progress is taken for hung."""
+    """Return the time without progress after which a worker is lost."""
     if config.workers.stall_seconds is not None:
         return config.workers.stall_seconds
     return config.limits.max_seconds + _GRACE_SECONDS
 
 
 def gpus_of_worker(config: RunConfig) -> float:
-    """That Ray reserves for each."""
+    """Return the GPUs that Ray reserves for each worker."""
     if config.workers.gpus is not None:
         return config.workers.gpus
     if config.engine.name not in _GPU_ENGINES or not _has_gpus():
@@ -97,7 +103,7 @@ def gpus_of_worker(config: RunConfig) -> float:
 
 
 def on_its_part(config: RunConfig) -> RunConfig:
-    """Tell vLLM that it has a part of a GPU only."""
+    """Limit vLLM to its part of a GPU."""
     gpus = config.workers.gpus
     if gpus is None or not 0 < gpus < 1 or config.engine.name != "vllm":
         return config
@@ -105,13 +111,13 @@ def on_its_part(config: RunConfig) -> RunConfig:
 
 
 def _with_options(config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    """With these for the engine, where the config does not say otherwise."""
+    """Set options of the engine unless the config sets them."""
     engine = config.engine.model_copy(update={"options": options | config.engine.options})
     return config.model_copy(update={"engine": engine})
 
 
 def _learner_gpus(config: RunConfig) -> int:
-    """Of each of the learner's nodes, that no worker may have."""
+    """Return the GPUs of each learner node that no worker may use."""
     wanted = config.placement
     shares = wanted.layout in ("colocated", "mixed") or config.learner.device == "cpu"
     return 0 if wanted.n_gpus is None or shares else config.learner.ranks // (config.learner.nodes or 1)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from agentloop.rollout.setup import RolloutSetup, started
+from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import user_error
 from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
-    import torch
-
     from agentloop.engines.base import Engine
-    from agentloop.trainer.cluster.learner_host import Seat
     from agentloop.types.requests import Group
     from agentloop.types.trajectory import Trajectory
+    from agentloop.weights.handle import WeightHandle
 
 
-class LocalWorkers:
+class LocalWorkers(Workers):
     """`Workers` around one engine, which is not started yet."""
 
     def __init__(self, episodes: RolloutSetup, engine: Engine) -> None:
@@ -29,56 +28,41 @@ class LocalWorkers:
         self._running = AsyncExitStack()
 
     @property
-    def learner_seats(self) -> tuple[Seat, ...]:
-        """See `Workers.learner_seats`: a worker in this process is not on GPUs of its own."""
-        return ()
-
-    @property
-    def policy_version(self) -> int:
-        """See `Workers`."""
+    def policy_version(self) -> int:  # type: ignore[override]
         return self.engine.policy_version
 
     async def start(self) -> None:
-        """See `Workers.start`: tools, reward and engine."""
+        """Start tools, reward and engine."""
         await self._running.enter_async_context(started(self.engine, self.episodes))
 
     def room(self) -> int:
-        """See `Workers.room`."""
         return self._worker.room
 
-    async def play(self, order: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
-        """See `Workers.play`."""
+    async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
         try:
-            (group,) = await self._worker.run_groups([self.episodes.spec(order)], on_trajectory)
+            (group,) = await self._worker.run_groups([self.episodes.spec(request)], on_trajectory)
         except ExceptionGroup as errors:
             raise user_error(errors) from errors
         return group
 
     async def pause(self) -> None:
-        """See `Workers.pause`."""
         await self.engine.pause()
 
     async def resume(self) -> None:
-        """See `Workers.resume`."""
         await self.engine.resume()
 
-    async def sleep(self) -> None:
-        """See `Workers.sleep`."""
-        await self.engine.sleep()
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        await self.engine.sleep(keep_weights=keep_weights)
 
     async def wake(self) -> None:
-        """See `Workers.wake`."""
         await self.engine.wake()
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """See `Workers.update_weights`."""
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
         await self.engine.update_weights(weights, version)
 
     def metrics(self) -> dict[str, float]:
-        """See `Workers.metrics`: how often the engine was started anew, where it was."""
-        budget = getattr(self.engine, "budget", None)
-        return {f"workers/engine_{kind}": float(count) for kind, count in budget.counts.items()} if budget else {}
+        """Return how often the engine was restarted, by kind of failure."""
+        return {f"workers/engine_{kind}": float(count) for kind, count in self.engine.restart_counts.items()}
 
     async def close(self) -> None:
-        """See `Workers.close`."""
         await self._running.aclose()

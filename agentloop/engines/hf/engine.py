@@ -8,7 +8,7 @@ requests of 150 + 40 tokens, one thread: 59 tokens a CPU second, this engine 2,2
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentloop.engines.base import Generation, SamplingParams
+from agentloop.engines.base import Engine, Generation, SamplingParams
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.images import Shown
 from agentloop.engines.hf.model import copy_weights, load_model, shape_of
@@ -26,12 +26,13 @@ from agentloop.engines.token_listeners import Listener, listener
 from agentloop.errors import EngineError, UserError
 from agentloop.types.image import PlacedImage
 from agentloop.vision.loading import tower_of
+from agentloop.weights.handle import WeightHandle
 
 _CPU_CACHE_BYTES = 4 << 30
 _CUDA_CACHE_SHARE = 0.5
 
 
-class HfEngine:
+class HfEngine(Engine):
     """Any causal language model of transformers that takes its attention from the attention interface, with the vision
     tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
@@ -157,21 +158,20 @@ class HfEngine:
         await self._between_steps(lambda worker: setattr(worker, "paused", False))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """See `Engine.sleep`. The weights are kept on the host in any case."""
+        """The host keeps the weights in any case."""
         await self._between_steps(lambda worker: worker.sleep())
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
         await self._between_steps(lambda worker: worker.wake())
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Copies the weights in the worker thread, between two steps: nothing is sampled meanwhile.
 
         Raises `EngineError` for a missing, unknown or misshapen weight; the model is as before then.
         """
 
         def update(worker: Worker) -> None:
-            copy_weights(worker.model, weights)
+            copy_weights(worker.model, weights.tensors())
             worker.weights_changed(version)
 
         await self._between_steps(update)

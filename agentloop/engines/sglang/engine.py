@@ -7,12 +7,12 @@ import logging
 import os
 import uuid
 from array import array
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.sglang.client import MEMORY, Part, SglangClient
 from agentloop.engines.sglang.server import SglangServer
 from agentloop.engines.sglang.weights import HalfLoaded, NotThisWay, ThroughFile, ThroughMemory, Way
@@ -23,7 +23,7 @@ from agentloop.weights.files import checkpoint_shapes
 from agentloop.weights.shelf import Overwritten
 
 if TYPE_CHECKING:
-    import torch
+    from agentloop.weights.handle import WeightHandle
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -31,7 +31,7 @@ _AGAIN_SECONDS = 0.05
 """A request may reach the server behind the order to end all of them, which is given again then."""
 
 
-class SglangEngine:
+class SglangEngine(Engine):
     """A server of its own, or the one at `url`, which must serve `model` to nobody else: pausing ends all requests.
 
     `server_args` are further options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not
@@ -219,9 +219,6 @@ class SglangEngine:
             raise EngineError(f"SGLang ended the request: {part.message}")
         return part, version
 
-    def release(self, trajectory_id: str) -> None:
-        """Nothing to do: what SGLang keeps of a trajectory leaves its cache as it ages."""
-
     async def pause(self) -> None:
         async with self._lock:
             await self._stop()
@@ -249,8 +246,8 @@ class SglangEngine:
             self._go_on()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """See `Engine.sleep`: the engine was made with `sleeps`. SGLang keeps a copy of the weights in any case."""
-        assert self._sleeps, "SGLang must be told at the start"
+        """SGLang keeps a copy of the weights in any case."""
+        assert self._sleeps, "SGLang has to know at its start that it will sleep"
         async with self._lock:
             if not self._away:
                 await self._stop()
@@ -258,7 +255,6 @@ class SglangEngine:
                 await self._ask(self._client.release_memory(MEMORY), "give up the memory of the GPU")
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
         async with self._lock:
             await self._bring(MEMORY)
             self._go_on()
@@ -276,7 +272,7 @@ class SglangEngine:
         except EngineError as error:
             raise EngineDead(f"SGLang could not {what}: {error}") from error
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Through memory that SGLang maps or a file, written before sampling stops.
 
         Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
@@ -291,7 +287,7 @@ class SglangEngine:
             self._way = self._file
             await self._update(error.weights, version)
 
-    async def _update(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def _update(self, weights: WeightHandle, version: int) -> None:
         way = self._way
         prepared = await way.prepare(weights)
         try:

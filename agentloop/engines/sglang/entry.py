@@ -1,6 +1,8 @@
-"""Run as a script: SGLang's server, which ends when the process that is named first does, however that ends.
+"""Run SGLang's server such that it ends when the process PID does, however that ends.
 
-python sglang_entry.py PID --model-path ... --port ...
+python -P entry.py PID --model-path ... --port ...
+
+With -P the folder of this file is not on sys.path: its modules would hide others of the same names.
 """
 
 from __future__ import annotations
@@ -26,5 +28,4 @@ def _end_with(owner: int) -> None:
 if __name__ == "__main__":
     # SGLang's workers are spawned: they import this file, under another name.
     threading.Thread(target=_end_with, args=(int(sys.argv.pop(1)),), daemon=True).start()
-    sys.path.pop(0)  # the folder of this file, where sglang.py is another module
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

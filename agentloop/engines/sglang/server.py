@@ -1,4 +1,4 @@
-"""`SglangServer`: an SGLang server as a child process, that ends with its owner."""
+"""`SglangServer`: an SGLang server as a child process that ends with its owner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 3000
 
 
 class SglangServer:
-    """`command` is what starts it, by default SGLang in this Python."""
+    """An SGLang server, started by `command` or else in this Python."""
 
     def __init__(self, arguments: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
         self._arguments = arguments
@@ -37,14 +37,14 @@ class SglangServer:
         self.url = ""
 
     async def start(self) -> None:
-        """Start the process; it then takes long until it answers. Raises `UserError` without SGLang."""
+        """Start the process, which answers much later. Raises `UserError` if SGLang is not installed."""
         if self._command is None and find_spec("sglang") is None:
             raise UserError(f"The sglang engine needs SGLang, which is not installed. {INSTALL}")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [*(self._command or (sys.executable, str(_ENTRY), str(os.getpid())))]
+        command = [*(self._command or (sys.executable, "-P", str(_ENTRY), str(os.getpid())))]
         arguments = {**self._arguments, "host": "127.0.0.1", "port": port}
         for name, value in arguments.items():
             if value is not None and value is not False:
@@ -55,18 +55,18 @@ class SglangServer:
         )
 
     def check(self) -> None:
-        """Raises `EngineDead` with the end of its log where it has ended."""
+        """Raise `EngineDead` with the end of its log if it has ended."""
         if self._process is not None and self._process.returncode is not None:
             raise EngineDead(f"the SGLang server ended with status {self._process.returncode}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _SHOWN))
-        return self._log.read().decode(errors="replace").strip() or "it said nothing"
+        return self._log.read().decode(errors="replace").strip() or "its log is empty"
 
     async def stop(self) -> None:
-        """End it and all that it started."""
+        """End the process and all of its children."""
         process = self._process
         if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):

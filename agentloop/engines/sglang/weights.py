@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +18,7 @@ from agentloop.weights.files import check_names, write_weights
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 
 if TYPE_CHECKING:
-    import torch
+    from agentloop.weights.handle import WeightHandle
 
 _log = logging.getLogger(__name__)
 LOADED = ("copies", "loader")
@@ -41,7 +40,7 @@ class NotThisWay(EngineError):
 class Way(Protocol):
     """`prepare` weights while turns are sampled, `load` what that gave while none are, and `forget` it."""
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+    async def prepare(self, weights: WeightHandle) -> Any:
         """Raises `EngineError` for a missing, unknown or misshapen weight."""
 
     async def load(self, client: SglangClient, prepared: Any, version: int) -> str:
@@ -63,9 +62,9 @@ class ThroughMemory:
         self._maps_devices = True
         """The schedulers can map the memory of the GPU that weights come from."""
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
+    async def prepare(self, weights: WeightHandle) -> SharedWeights:
         """Fill the shelf; `SharedWeights` are on one already."""
-        shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
+        shared = await asyncio.to_thread(weights.shared, self._shelf)
         if self._shapes is not None:
             check_names(shared.shapes, self._shapes)
         return shared
@@ -81,7 +80,7 @@ class ThroughMemory:
                 raise CannotMap(answer.message)
             _log.warning("New weights go through the memory of the host from now on: %s.", answer.message)
             self._maps_devices = False
-        answer = await self._ask(client, await asyncio.to_thread(self._host_shelf.put, shared), version)
+        answer = await self._ask(client, await asyncio.to_thread(self._host_shelf.put, shared.tensors()), version)
         if answer.way not in LOADED:
             raise NotThisWay(answer.message, shared)
         return answer.way
@@ -115,15 +114,15 @@ class ThroughFile:
         self._model = Path(model).name
         self._folder = folder
 
-    async def prepare(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
+    async def prepare(self, weights: WeightHandle) -> Path:
         return await asyncio.to_thread(self._write, weights)
 
-    def _write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
+    def _write(self, weights: WeightHandle) -> Path:
         """A folder with one file. It has the name of the model, so that the server still says which one it has."""
         folder = Path(tempfile.mkdtemp(prefix="agentloop-weights-", dir=self._folder)) / self._model
         try:
             folder.mkdir()
-            write_weights(weights, folder / "model.safetensors", self._shapes)
+            write_weights(weights.tensors(), folder / "model.safetensors", self._shapes)
         except BaseException:
             shutil.rmtree(folder.parent)
             raise

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError
 from agentloop.registry.named_objects import load_object
 
 if TYPE_CHECKING:
-    import torch
+    from agentloop.weights.handle import WeightHandle
 
 Script = Callable[[str, int, Sequence[int], SamplingParams], Sequence[int]]
 """(trajectory_id, turn index from 0, prompt ids, sampling) -> the ids of the turn, its stop token included."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Says what it is told to.
 
     `script` is a function, the spec of one ('module:function'), or a sequence of turns that every trajectory
@@ -54,9 +54,6 @@ class ScriptedEngine:
         self._closed = False
         self.max_model_len = max_model_len
         self.policy_version = 0
-
-    async def start(self) -> None:
-        """Nothing to load."""
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
@@ -95,14 +92,13 @@ class ScriptedEngine:
         self._running.set()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Has no memory to give back: turns wait."""
         self._awake.clear()
 
     async def wake(self) -> None:
         self._awake.set()
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Has no weights: only the version changes."""
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
+        """Take the version alone: a script has no weights."""
         self.policy_version = version
 
     async def close(self) -> None:

@@ -7,12 +7,12 @@ import logging
 import os
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.token_listeners import listener
 from agentloop.engines.vllm.compat import missing_attributes
@@ -26,9 +26,8 @@ from agentloop.weights.files import check_names
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 
 if TYPE_CHECKING:
-    import torch
-
     from agentloop.types.image import PlacedImage
+    from agentloop.weights.handle import WeightHandle
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class _Turn:
     """vLLM has the request."""
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """Token ids in and out; nothing is detokenised, and one output comes back per turn.
 
     On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
@@ -216,9 +215,6 @@ class VllmEngine:
         cache = self._alive().vllm_config.cache_config
         return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
-    def release(self, trajectory_id: str) -> None:
-        """Nothing to do: what vLLM keeps of a trajectory leaves its cache as it ages."""
-
     async def pause(self) -> None:
         async with self._lock:
             await self._pause()
@@ -249,8 +245,7 @@ class VllmEngine:
             self._paused = False
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """See `Engine.sleep`: the engine was made with `sleeps`."""
-        assert self._sleeps, "vLLM must be told at the start"
+        assert self._sleeps, "vLLM has to know at its start that it will sleep"
         async with self._lock:
             llm = self._alive()
             if not self._sleep.is_on:
@@ -260,7 +255,6 @@ class VllmEngine:
                 self._updates += 1  # what was in its caches is gone
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
         async with self._lock:
             llm = self._alive()
             if self._sleep.is_on:
@@ -269,7 +263,7 @@ class VllmEngine:
                 if not self._resumes_awake:
                     await self._pause()
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
 
         Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
@@ -277,7 +271,7 @@ class VllmEngine:
         `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
         """
         llm = self._alive()
-        shared = weights if isinstance(weights, SharedWeights) else await asyncio.to_thread(self._shelf.put, weights)
+        shared = await asyncio.to_thread(weights.shared, self._shelf)
         if self._launcher.shapes is not None:
             check_names(shared.shapes, self._launcher.shapes)
         await self._open(llm, shared)
@@ -320,7 +314,7 @@ class VllmEngine:
                 raise CannotMap(problem)
             _log.warning("New weights go through the memory of the host from now on: %s.", problem)
             self._maps_devices = False
-        if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared)):
+        if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared.tensors())):
             raise CannotMap(problem)
 
     async def _try_open(self, llm: Any, shared: SharedWeights) -> str:

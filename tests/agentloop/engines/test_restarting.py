@@ -6,17 +6,18 @@ from array import array
 import pytest
 import torch
 
-from agentloop.engines.base import EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.weights.shelf import WeightShelf
+from agentloop.weights.tensors import TensorWeights
 
 STOP = 9
 PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,), seed=3)
 
 
-class Mortal:
+class Mortal(Engine):
     """Counts up from the last token of the prompt, `quick` tokens and then a stop token; or does what `fate` says."""
 
     max_model_len = 64
@@ -62,7 +63,7 @@ class Mortal:
     async def update_weights(self, weights, version):
         if self.dead:
             raise EngineDead("dead")
-        self.weights, self.policy_version = dict(weights), version
+        self.weights, self.policy_version = dict(weights.tensors()), version
 
     async def close(self):
         self.closed = True
@@ -98,7 +99,7 @@ async def test_a_turn_goes_on_behind_the_tokens_that_the_dead_engine_had_sampled
     assert params.max_tokens == 6
     assert params.seed != PARAMS.seed
     assert dead.closed
-    assert engine.budget.counts == {"died": 1}
+    assert engine.restart_counts == {"died": 1}
     await engine.close()
 
 
@@ -106,7 +107,7 @@ async def test_tokens_keep_the_version_that_sampled_them_and_the_new_engine_has_
     make = Makes(2, None)
     engine = await started(make)
     weight = torch.ones(2)
-    await engine.update_weights([("w", weight)], 4)
+    await engine.update_weights(TensorWeights([("w", weight)]), 4)
     weight.fill_(7)  # the learner goes on training
     turn = await engine.generate([10], PARAMS, trajectory_id="a")
     assert set(turn.versions) == {4}
@@ -134,7 +135,7 @@ class Slow(Mortal):
         self.reads.set()
         await asyncio.sleep(0)
         mapped.check()
-        await super().update_weights(mapped, version)
+        await super().update_weights(weights, version)
 
 
 async def dies_and_restarts(shelf):
@@ -160,7 +161,7 @@ async def test_an_engine_that_starts_while_the_shelf_is_filled_again_takes_what_
     assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
     assert second.weights["w"].tolist() == [5, 5]
     assert engine.policy_version == second.policy_version == 5
-    assert engine.budget.counts == {"died": 1}
+    assert engine.restart_counts == {"died": 1}
     await engine.close()
 
 
@@ -176,7 +177,7 @@ async def test_an_engine_whose_weights_are_overwritten_while_it_reads_them_waits
     await engine.update_weights(new, 5)
     assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
     assert second.weights["w"].tolist() == [5, 5]
-    assert engine.budget.counts == {"died": 1}
+    assert engine.restart_counts == {"died": 1}
     await engine.close()
 
 
@@ -214,7 +215,7 @@ async def test_an_engine_whose_turns_never_end_is_replaced():
     engine = await started(make, stall_seconds=0.05)
     turn = await engine.generate([10], PARAMS, trajectory_id="a")
     assert list(turn.ids) == [11, 12, 13, STOP]
-    assert engine.budget.counts == {"hung": 1}
+    assert engine.restart_counts == {"hung": 1}
     await engine.close()
 
 
@@ -235,7 +236,7 @@ async def test_an_engine_that_dies_while_paused_is_paused_again():
     engine = await started(make)
     await engine.pause()
     make.made[0].dead = True
-    await engine.update_weights([("w", torch.zeros(1))], 1)
+    await engine.update_weights(TensorWeights([("w", torch.zeros(1))]), 1)
     assert make.made[1].paused
     assert make.made[1].policy_version == 1
 
@@ -282,7 +283,7 @@ async def test_other_errors_are_passed_on():
     engine = await started(Refuses)
     with pytest.raises(EngineError, match="0 tokens"):
         await engine.generate([], PARAMS, trajectory_id="a")
-    assert engine.budget.counts == {}
+    assert engine.restart_counts == {}
 
 
 class Sleeper(Mortal):
@@ -323,7 +324,7 @@ def sleepers(*fates):
 
 
 def weights_of_value(value):
-    return [("w", torch.full((2,), float(value)))]
+    return TensorWeights([("w", torch.full((2,), float(value)))])
 
 
 async def test_weights_are_thrown_away_asleep_once_they_are_kept_here_and_come_back_at_the_latest_to_wake():
@@ -362,7 +363,7 @@ async def test_an_engine_that_dies_asleep_is_replaced_when_it_is_to_wake_and_get
     assert set((await turn).versions) == {5}
     assert made[1].weights["w"].tolist() == [5, 5]
     assert made[1].heard == [("update", 5)]
-    assert engine.budget.counts == {"died": 1}
+    assert engine.restart_counts == {"died": 1}
     await engine.sleep()
     assert made[1].heard[-1] == ("sleep", False)
     await engine.close()

@@ -18,6 +18,7 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.tools.toolset import Toolset
 from agentloop.types.trajectory import SegmentKind
+from agentloop.weights.tensors import TensorWeights
 
 TEMPLATES = Path(__file__).parents[1] / "rendering" / "templates"
 CONTROL = ["<|im_end|>", "<|im_start|>assistant\n", "</tool_response>", "<tool_call>", "<think>", "</think>"]
@@ -62,7 +63,7 @@ class Recorder(ScriptedEngine):
 
     async def generate(self, prompt, params, *, trajectory_id, images=()):
         ids, ends, updates = self.script[min(len(self.sampled), len(self.script) - 1)]
-        await self.update_weights([], self.policy_version + updates)
+        await self.update_weights(TensorWeights([]), self.policy_version + updates)
         start = sum(len(turn.ids) for turn in self.sampled)
         turn = Generation(
             array("i", ids),

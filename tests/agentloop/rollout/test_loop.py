@@ -10,6 +10,7 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.tools.toolset import Toolset
 from agentloop.types.trajectory import SegmentKind
+from agentloop.weights.tensors import TensorWeights
 
 END = "<|im_end|>"
 
@@ -329,7 +330,7 @@ def test_tokens_know_the_version_that_sampled_them(renderer, ids_of):
         @tool(inline=True)
         async def update() -> str:
             """Publish new weights while the episode runs."""
-            await engine.update_weights([], version=3)
+            await engine.update_weights(TensorWeights([]), version=3)
             return "ok"
 
         return await AgentLoop(engine, renderer).run(Talk(tools=[update]), trajectory_id="t")

@@ -9,19 +9,20 @@ import time
 import pytest
 import torch
 
-from agentloop.weights.broadcast import BroadcastFailed, Sender
+from agentloop.weights.broadcast import BroadcastFailed, BroadcastWeights, Sender
 from agentloop.weights.shelf import WeightShelf
 
 HERE = "127.0.0.1"
 
 RECEIVER = """
 import pickle, sys, torch
-from agentloop.weights.broadcast import BroadcastFailed, Receiver
-receiver = Receiver("127.0.0.1")
+from agentloop.weights.broadcast import BroadcastFailed
+from agentloop.weights.shelf import WeightShelf
+shelf = WeightShelf()
 while line := sys.stdin.readline():
     try:
-        shared = receiver.receive(*pickle.loads(bytes.fromhex(line)))
-        answer = [(name, tensor.clone()) for name, tensor in shared], shared.parts[0].shelf
+        shared = pickle.loads(bytes.fromhex(line)).shared(shelf)
+        answer = [(name, tensor.clone()) for name, tensor in shared.tensors()], shared.parts[0].shelf
     except BroadcastFailed as error:
         answer = str(error), None
     print(pickle.dumps(answer).hex(), flush=True)
@@ -35,8 +36,9 @@ class Receiving:
         command = [sys.executable, "-c", RECEIVER]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, *call):
-        self.process.stdin.write(pickle.dumps(call).hex() + "\n")
+    def ask(self, rendezvous, rank, places):
+        weights = BroadcastWeights(rendezvous, rank, HERE, places)
+        self.process.stdin.write(pickle.dumps(weights).hex() + "\n")
         self.process.stdin.flush()
 
     def answer(self):
@@ -71,7 +73,7 @@ def test_all_receive_the_buckets_of_the_shelf_and_keep_their_memory(receivers):
     for seed in range(3):
         shared = shelf.put(weights(seed))
         for rank, receiver in enumerate(receivers, start=1):
-            receiver.ask(sender.meeting, rank, shared.places)
+            receiver.ask(sender.rendezvous, rank, shared.places)
         sender.send(shared)
         for receiver in receivers:
             found, name = receiver.answer()
@@ -87,7 +89,7 @@ def test_a_receiver_that_dies_ends_the_group_and_the_others_meet_again(receivers
     shared = shelf.put(weights(0))
     sender = Sender(HERE, 2, "gloo", seconds=120)
     for rank, receiver in enumerate(receivers, start=1):
-        receiver.ask(sender.meeting, rank, shared.places)
+        receiver.ask(sender.rendezvous, rank, shared.places)
     sender.send(shared)
     first, second = receivers
     assert same(first.answer()[0], weights(0))
@@ -95,12 +97,12 @@ def test_a_receiver_that_dies_ends_the_group_and_the_others_meet_again(receivers
     shared = shelf.put([("large", torch.zeros(64 << 20, dtype=torch.uint8))])
     first.process.kill()
     first.process.wait()
-    second.ask(sender.meeting, 2, shared.places)
+    second.ask(sender.rendezvous, 2, shared.places)
     with pytest.raises(BroadcastFailed):
         sender.send(shared)
     assert "did not get through" in second.answer()[0]
     again = Sender(HERE, 1, "gloo", seconds=120)
-    second.ask(again.meeting, 1, shared.places)
+    second.ask(again.rendezvous, 1, shared.places)
     again.send(shared)
     assert same(second.answer()[0], [("large", torch.zeros(64 << 20, dtype=torch.uint8))])
     again.abort()
@@ -110,7 +112,7 @@ def test_who_waits_for_others_that_never_come_can_be_told_to_stop(receivers):
     sender = Sender(HERE, 2, "gloo", seconds=600)
     shelf = WeightShelf()
     shared = shelf.put(weights(0))
-    receivers[0].ask(sender.meeting, 1, shared.places)
+    receivers[0].ask(sender.rendezvous, 1, shared.places)
     failures = []
 
     def send():

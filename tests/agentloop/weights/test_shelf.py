@@ -119,7 +119,7 @@ def test_any_sequence_of_weights_is_what_was_put_last(puts):
     for number, entries in enumerate(puts):
         weights = [(name, torch.full((size,), number, dtype=getattr(torch, dtype))) for name, size, dtype in entries]
         shared = shelf.put(weights)
-        assert same(shared, weights)
+        assert same(shared.tensors(), weights)
         shared.open().check()
 
 
@@ -129,7 +129,7 @@ def test_the_owner_reads_its_own_memory_and_the_learner_may_go_on():
     shared = shelf.put([("w", weight)])
     weight.fill_(7)
     assert shared.is_of_this_process
-    assert [tensor.tolist() for _, tensor in shared] == [[1, 1, 1]]
+    assert [tensor.tolist() for _, tensor in shared.tensors()] == [[1, 1, 1]]
 
 
 def test_memory_of_a_process_that_is_gone_cannot_be_mapped():
@@ -159,7 +159,7 @@ def test_memory_is_given_back_with_the_shelf():
 
 def test_who_reads_while_the_shelf_is_filled_again_hears_of_it_at_the_end():
     shelf = WeightShelf()
-    reading = iter(shelf.put(weights_of()))
+    reading = shelf.put(weights_of()).tensors()
     assert next(reading)[0] == "matrix"
     shelf.put(weights_of(1))
     with pytest.raises(Overwritten):

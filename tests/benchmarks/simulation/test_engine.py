@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from agentloop.engines.base import FinishReason, SamplingParams
+from agentloop.weights.tensors import TensorWeights
 from benchmarks.simulation.engine import SimulatedEngine
 from benchmarks.simulation.virtual_clock import VirtualClockLoop
 
@@ -54,7 +55,7 @@ def test_new_weights_stop_sampling_and_later_tokens_carry_their_version():
         sampling = engine(update_seconds=7.0)
         turn = asyncio.create_task(say(sampling, 4))
         await asyncio.sleep(5)  # two tokens, and half of the third
-        await sampling.update_weights([], 3)
+        await sampling.update_weights(TensorWeights([]), 3)
         assert now() == 12.0
         return await turn
 

@@ -255,7 +255,7 @@ def test_bfloat16_compute_comes_near_float32(model_folder: Path):
 
 class _Engine:
     async def update_weights(self, weights, version: int) -> None:
-        self.weights, self.version = dict(weights), version
+        self.weights, self.version = dict(weights.tensors()), version
 
 
 def test_published_weights_have_their_names_and_tied_ones_come_once(model_folder: Path):

@@ -145,7 +145,7 @@ class _Taker:
 
     async def update_weights(self, weights, version: int) -> None:
         self.parts = weights.share(False).parts
-        for name, tensor in weights:
+        for name, tensor in weights.tensors():
             if len(self.weights) == self._most:
                 raise ValueError("full")
             self.weights[name] = tensor.clone()

@@ -28,7 +28,7 @@ class Workers:
         except asyncio.CancelledError:
             self.aborted += 1
             raise
-        trajectory = Trajectory(trajectory_id=f"g-{place}", reward=None if self.seconds[place] < 0 else 1.0)
+        trajectory = Trajectory(place=place, reward=None if self.seconds[place] < 0 else 1.0)
         on_trajectory(trajectory)
         return trajectory
 
@@ -41,7 +41,7 @@ def play(workers, **cut):
         seen = []
         group, dropped = await play_group(workers, order, wanted=3, cut=CutConfig(**cut), on_trajectory=seen.append)
         assert len(group.trajectories) + dropped.total() == order.n
-        places = [int(each.trajectory_id[2:]) for each in group.trajectories]
+        places = [each.place for each in group.trajectories]
         return places, dict(dropped), asyncio.get_running_loop().time()
 
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:

@@ -8,7 +8,7 @@ import torch
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.engines.hf.engine import HfEngine
-from agentloop.trainer.workers.factory import restarting_engine
+from agentloop.trainer.workers.factory import local_engine
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from agentloop.trainer.workers.factory import restarting_engine
 )
 def test_the_hf_engine_computes_in_what_the_learner_does(sums, options, dtype):
     config = load_config(RunConfig, sums / "config.yaml", ["engine.name=hf", *options])
-    engine = restarting_engine(config, Path(config.model), copy_weights=False)
+    engine = local_engine(config, Path(config.model))
     assert isinstance(engine, HfEngine)
     assert engine._dtype == dtype

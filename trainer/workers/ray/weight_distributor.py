@@ -1,4 +1,4 @@
-"""`WeightDistributor`: published weights on their way to workers, each by the shortest way that is open to it."""
+"""`WeightDistributor`: brings published weights to workers, to each by the fastest transport that reaches it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from collections.abc import Callable, Sequence
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.trainer.cluster.session import require_ray
-from agentloop.trainer.workers.ray.remote_weights import Published
+from agentloop.trainer.workers.ray.object_weights import Published
 from agentloop.trainer.workers.ray.worker import RayWorker, WorkerLost
-from agentloop.weights.broadcast import Backend, BroadcastFailed, Sender
+from agentloop.weights.broadcast import Backend, BroadcastFailed, BroadcastWeights, Sender
 from agentloop.weights.buckets import DeviceHandle
 from agentloop.weights.shelf import CannotMap
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 2
-"""At a broadcast in which no worker is lost: what fails so often will not work here."""
+"""Failed broadcasts in which no worker is lost, before this transport is given up."""
 
 
 class WeightDistributor:
-    """Workers of this host map the memory that is shared. All others together get a broadcast, which goes on while they
-    sample; those that it does not reach get objects of Ray. `WorkersConfig.weights` may rule the first two out.
+    """Workers of this host map shared memory. The others together get a broadcast, and sample on until it has arrived.
+
+    Workers that it does not reach get objects of Ray. `WorkersConfig.weights` may rule the first two out.
     """
 
     def __init__(self, config: WorkersConfig) -> None:
@@ -35,7 +36,7 @@ class WeightDistributor:
         self._count: Counter[str] = Counter()
 
     async def bring(self, published: Published, workers: Sequence[RayWorker]) -> None:
-        """To all of them at the same time. Who is lost meanwhile gets nothing, and raises nothing."""
+        """Update all of these workers at the same time. A worker that is lost meanwhile is left out."""
         near = [worker for worker in workers if self._maps and worker.maps and worker.is_of_this_node]
         far = [worker for worker in workers if worker not in near]
         mapped, _ = await asyncio.gather(
@@ -45,7 +46,7 @@ class WeightDistributor:
         await self._send(published, [worker for worker, has in zip(near, mapped, strict=True) if not has])
 
     def metrics(self) -> dict[str, float]:
-        """How often weights reached a worker, by the way they went."""
+        """Return how often weights reached a worker, by transport."""
         return {f"workers/weights_{way}": float(count) for way, count in self._count.items() if count}
 
     async def _send(self, published: Published, workers: Sequence[RayWorker]) -> None:
@@ -62,7 +63,7 @@ class WeightDistributor:
         self._count["stored"] += len(workers)
 
     async def _broadcast(self, published: Published, workers: Sequence[RayWorker]) -> list[RayWorker]:
-        """Whom it did not reach."""
+        """Return the workers that it did not reach."""
         sender = self._sender_to(published, workers)
         sending = _in_thread(lambda: sender.send(published.shared))
         sending.add_done_callback(lambda sent: self._end_group(sender) if sent.exception() else None)
@@ -74,12 +75,12 @@ class WeightDistributor:
         return [worker for worker, has in zip(workers, received, strict=True) if not has]
 
     async def _receive(self, sender: Sender, rank: int, published: Published, worker: RayWorker) -> bool:
-        places, version = published.shared.places, published.version
+        weights = BroadcastWeights(sender.rendezvous, rank, worker.address, published.shared.places)
         try:
-            await worker.ask("receive_weights", sender.meeting, rank, places, version)
+            await worker.update_weights(weights, published.version)
         except (BroadcastFailed, WorkerLost) as error:
             if not worker.is_lost:
-                _log.warning("Weights are sent again: %s", error)
+                _log.warning("Sending the weights again: %s", error)
             self._end_group(sender)  # the others would wait for this one
             return False
         return True
@@ -96,29 +97,28 @@ class WeightDistributor:
         return sender
 
     def _end_group(self, sender: Sender) -> None:
-        """Whoever is still in it hears that it is over."""
+        """Tell all members of the group that it has ended."""
         if self._group is None or self._group[0] is not sender:
             return
         (_, workers), self._group = self._group, None
         for worker in workers:
-            if not worker.is_lost:
-                worker.actor.stop_receiving.remote(sender.meeting)
+            worker.stop_receiving(sender.rendezvous)
         sender.abort()
 
     def close(self) -> None:
-        """May be used again."""
+        """End the group. The next broadcast makes another one."""
         if self._group is not None:
             self._end_group(self._group[0])
 
 
 async def _map(published: Published, worker: RayWorker) -> bool:
-    """Whether it has them now, or will not need any."""
+    """Return whether the worker needs no other transport: it has the weights, or it is lost."""
     try:
-        await worker.ask("update_weights", published.shared, published.version)
+        await worker.update_weights(published.shared, published.version)
     except WorkerLost:
         return True
     except CannotMap as error:
-        _log.warning("A worker of this host gets new weights as one of another host from now on: %s.", error)
+        _log.warning("From now on a worker of this host gets new weights as one of another host does: %s.", error)
         worker.maps = False
         return False
     return True
@@ -126,13 +126,13 @@ async def _map(published: Published, worker: RayWorker) -> bool:
 
 async def _store(published: Published, worker: RayWorker) -> None:
     try:
-        await worker.ask("update_weights", await published.references(), published.version)
+        await worker.update_weights(await published.objects(), published.version)
     except WorkerLost:
         return
 
 
 def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """As `asyncio.to_thread`, but nothing waits for a thread that hangs, not even the end of the process."""
+    """Run `work` as `asyncio.to_thread` does, in a thread that may hang: the process can end nevertheless."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -144,7 +144,7 @@ def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
         found = None
         try:
             work()
-        except Exception as error:  # handed to who waits
+        except Exception as error:  # raised by the future
             found = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, found)

@@ -12,6 +12,7 @@ from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.engines.hf.model import load_model
 from agentloop.errors import EngineError, UserError
+from agentloop.weights.tensors import TensorWeights
 from tests.support.small_models import save_small_model
 
 VOCABULARY = 97
@@ -237,7 +238,7 @@ async def test_weights_change_between_two_tokens_of_running_turns(make):
     running = asyncio.create_task(turns(engine, prompts, SamplingParams(max_tokens=150, temperature=0.0)))
     sampled = count_tokens(engine)
     await first_token(sampled)
-    await engine.update_weights(list(new.named_parameters()), 7)
+    await engine.update_weights(TensorWeights(list(new.named_parameters())), 7)
     assert engine.policy_version == 7
     for prompt, got in zip(prompts, await running, strict=True):
         versions = list(got.versions)
@@ -271,7 +272,7 @@ async def test_pause_stops_sampling_until_resume(make):
     await first_token(computed)
     await engine.pause()
     computed()
-    await engine.update_weights(list(model_of(seed=1).named_parameters()), 1)  # stays paused
+    await engine.update_weights(TensorWeights(list(model_of(seed=1).named_parameters())), 1)  # stays paused
     await asyncio.sleep(0.05)
     assert computed() == 0
     assert not running.done()
@@ -290,7 +291,7 @@ async def test_asleep_it_has_no_cache_and_running_turns_are_computed_again_with_
     await first_token(sampled)
     await engine.sleep()
     assert engine._worker._cache.kv.numel() == 0
-    await engine.update_weights(list(new.named_parameters()), 7)
+    await engine.update_weights(TensorWeights(list(new.named_parameters())), 7)
     await engine.pause()
     sampled()
     await engine.wake()
@@ -315,12 +316,12 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make):
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
     with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
-        await engine.update_weights([*weights.items(), ("nonsense.weight", torch.zeros(1))], 1)
+        await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"model\.norm\.weight \(3,\) instead of \(32,\)"):
-        await engine.update_weights({**weights, "model.norm.weight": torch.zeros(3)}.items(), 1)
+        await engine.update_weights(TensorWeights({**weights, "model.norm.weight": torch.zeros(3)}.items()), 1)
     del weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(EngineError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        await engine.update_weights(weights.items(), 1)
+        await engine.update_weights(TensorWeights(weights.items()), 1)
     assert engine.policy_version == 0
     after = await engine.generate([1, 2, 3], GREEDY, trajectory_id="b")
     assert before == after
@@ -331,7 +332,7 @@ async def test_tied_weights_come_under_either_name(make):
     engine = await make(model)
     weights = dict(new.named_parameters())
     weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
-    await engine.update_weights(weights.items(), 1)
+    await engine.update_weights(TensorWeights(weights.items()), 1)
     got = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     np.testing.assert_allclose(got.logprobs, logprobs_of(new, [1, 2, 3], got.ids)[range(8), list(got.ids)], atol=1e-4)
 
@@ -352,10 +353,10 @@ async def test_broken_weights_end_the_turn_and_leave_nothing_behind(make):
     model = model_of()
     engine = await make(model)
     broken = [(name, torch.full_like(tensor, float("nan"))) for name, tensor in model.named_parameters()]
-    await engine.update_weights(broken, 1)
+    await engine.update_weights(TensorWeights(broken), 1)
     with pytest.raises(EngineError, match="not a number"):
         await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
-    await engine.update_weights(list(model.named_parameters()), 2)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 2)
     got = await turns(engine, [[1, 2, 3]] * 9, GREEDY)
     assert not np.isnan([list(g.logprobs) for g in got]).any()
 

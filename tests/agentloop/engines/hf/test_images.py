@@ -12,6 +12,7 @@ from agentloop.errors import EngineError
 from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
 from agentloop.vision.loading import load_language_model
+from agentloop.weights.tensors import TensorWeights
 
 _MODELS = Path(__file__).parents[2] / "vision" / "models.py"
 build_vision_model = load_object(f"{_MODELS}:build_vision_model", "function")
@@ -99,7 +100,7 @@ async def test_new_weights_see_anew(make, one_folder):
     with torch.no_grad():
         for parameter in model.model.visual.parameters():
             parameter.mul_(1.3)
-    await engine.update_weights(model.named_parameters(), 1)
+    await engine.update_weights(TensorWeights(model.named_parameters()), 1)
     trajectory = await play(engine, renderer, opened(renderer, [picture(112, 112, 0)], "b"), [])
     np.testing.assert_allclose(trajectory.logprobs[trajectory.loss_mask], logprobs_of(model, trajectory), atol=1e-4)
 

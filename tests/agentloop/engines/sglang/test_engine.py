@@ -23,6 +23,7 @@ from agentloop.errors import EngineError, UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.weights.buckets import HostHandle
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
+from agentloop.weights.tensors import TensorWeights
 
 SERVER = str(Path(__file__).with_name("sglang_protocol.py"))
 VOCABULARY = 64
@@ -149,7 +150,7 @@ async def test_stop_strings(make, folder):
 
 async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(make):
     engine = await make()
-    await engine.update_weights(parrot(EOS), 1)
+    await engine.update_weights(TensorWeights(parrot(EOS)), 1)
     got = await engine.generate([7, 8], SamplingParams(max_tokens=5, temperature=0.0), trajectory_id="a")
     assert (list(got.ids), got.finish_reason, len(got.logprobs)) == ([EOS] * 5, FinishReason.LENGTH, 5)
     assert len((await told(engine))["asked"]) == 5  # SGLang stopped each time
@@ -158,12 +159,12 @@ async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(
 async def test_every_token_knows_the_weights_that_sampled_it(make):
     """Version v says token v: the ids themselves tell which weights sampled them."""
     engine = await make()
-    await engine.update_weights(parrot(20), 20)
+    await engine.update_weights(TensorWeights(parrot(20)), 20)
     params = SamplingParams(max_tokens=90_000, temperature=0.0, stop_token_ids=(24,))
     running = [asyncio.create_task(engine.generate([7, 8], params, trajectory_id=f"t{i}")) for i in range(4)]
     for version in range(21, 25):
         await until_running(engine, 4)
-        await engine.update_weights(parrot(version), version)
+        await engine.update_weights(TensorWeights(parrot(version)), version)
         assert engine.policy_version == version
     results = await asyncio.gather(*running)
     for got in results:
@@ -179,7 +180,7 @@ async def test_every_token_knows_the_weights_that_sampled_it(make):
 
 async def test_pause_stops_sampling_until_resume(make):
     engine = await make()
-    await engine.update_weights(parrot(9), 0)
+    await engine.update_weights(TensorWeights(parrot(9)), 0)
     params = SamplingParams(max_tokens=90_000, stop_token_ids=(5,))
     running = asyncio.create_task(engine.generate([7, 8], params, trajectory_id="a"))
     await until_running(engine, 1)
@@ -187,7 +188,7 @@ async def test_pause_stops_sampling_until_resume(make):
     await engine.pause()
     assert (await told(engine))["running"] == []
     late = asyncio.create_task(engine.generate([7, 8], GREEDY, trajectory_id="b"))
-    await engine.update_weights(parrot(5), 5)  # stays paused
+    await engine.update_weights(TensorWeights(parrot(5)), 5)  # stays paused
     assert (await told(engine))["running"] == []
     assert not running.done()
     assert not late.done()
@@ -215,9 +216,9 @@ async def test_cancelling_ends_the_request(make):
 async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make, weights):
     engine = await make()
     with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
-        await engine.update_weights([*weights.items(), ("nonsense.weight", torch.zeros(1))], 1)
+        await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"lack head\.weight"):
-        await engine.update_weights([("embed.weight", weights["embed.weight"])], 1)
+        await engine.update_weights(TensorWeights([("embed.weight", weights["embed.weight"])]), 1)
     assert engine.policy_version == 0
     assert len((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == 8
 
@@ -264,14 +265,14 @@ async def test_weights_that_were_overwritten_stop_the_engine_until_others_come(m
         await engine.update_weights(old, 1)
     with pytest.raises(EngineError, match="were overwritten while SGLang loaded them"):
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
-    await engine.update_weights(weights.items(), 2)
+    await engine.update_weights(TensorWeights(weights.items()), 2)
     assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
 
 
 async def test_a_model_that_is_more_than_its_weights_takes_them_from_a_file(make, caplog):
     engine = await make(server_args={"quantized": True})
     for version in (5, 6):
-        await engine.update_weights(parrot(version), version)
+        await engine.update_weights(TensorWeights(parrot(version)), version)
         assert engine.loads_by == "file"
         assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [version] * 8
     assert caplog.text.count("New weights go through files from now on") == 1
@@ -285,20 +286,20 @@ async def test_files_that_sglang_cannot_load_stop_the_engine_until_others_come(m
         await engine._load(engine._file, tmp_path / "tiny", 1)
     with pytest.raises(EngineError, match="Cannot find any model weights"):
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
-    await engine.update_weights(weights.items(), 2)
+    await engine.update_weights(TensorWeights(weights.items()), 2)
     assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
     assert list(tmp_path.glob("agentloop-weights-*")) == []
 
 
 async def test_an_engine_that_sleeps_has_no_memory_and_its_turns_wait(make, weights):
     engine = await make(sleeps=True)
-    await engine.update_weights(parrot(9), 0)
+    await engine.update_weights(TensorWeights(parrot(9)), 0)
     params = SamplingParams(max_tokens=90_000, stop_token_ids=(5,))
     running = asyncio.create_task(engine.generate([7, 8], params, trajectory_id="a"))
     await until_running(engine, 1)
     await engine.sleep()
     assert await told(engine) | {"asked": []} == {"asked": [], "running": [], "away": ["kv_cache", "weights"]}
-    await engine.update_weights(parrot(5), 5)
+    await engine.update_weights(TensorWeights(parrot(5)), 5)
     assert (await told(engine))["away"] == ["kv_cache"]
     assert not running.done()
     await engine.wake()
@@ -340,7 +341,7 @@ async def test_a_server_that_dies_gives_up_what_it_had(make):
     engine = await make()
     running = asyncio.create_task(engine.generate([7, 8], SamplingParams(max_tokens=90_000), trajectory_id="a"))
     await until_running(engine, 1)
-    await engine.update_weights(parrot(9), 1)
+    await engine.update_weights(TensorWeights(parrot(9)), 1)
     await until_running(engine, 1)
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
@@ -359,7 +360,7 @@ async def test_a_server_that_dies_gives_up_what_it_had(make):
 
 async def test_a_server_that_runs_already_is_used_and_left_running(make, folder, monkeypatch):
     owner = await make()
-    await owner.update_weights(parrot(11), 1)  # it now says another path, with the same name
+    await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now says another path, with the same name
     guest = SglangEngine(folder, url=owner._client.url)
     await guest.start()
     assert list((await guest.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [11] * 8

@@ -4,6 +4,7 @@ import torch
 
 from agentloop.engines.sglang.weights import ThroughFile
 from agentloop.errors import EngineError
+from agentloop.weights.tensors import TensorWeights
 
 
 @pytest.mark.parametrize("fails", ["names", "disk"])
@@ -15,5 +16,5 @@ async def test_weights_that_cannot_be_written_leave_no_file(tmp_path, monkeypatc
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     way = ThroughFile({"a": (2,)}, "model", tmp_path)
     with pytest.raises(EngineError if fails == "names" else OSError):
-        await way.prepare([("a" if fails == "disk" else "b", torch.ones(2))])
+        await way.prepare(TensorWeights([("a" if fails == "disk" else "b", torch.ones(2))]))
     assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,7 @@ from agentloop.engines.token_listeners import listening
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.errors import EngineError
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -179,10 +180,10 @@ async def test_stop_token_is_the_last_id_and_length_says_cut(engine):
 
 
 async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(engine, model):
-    await engine.update_weights(parrot(model, 3), 0)
+    await engine.update_weights(TensorWeights(parrot(model, 3)), 0)
     got = await engine.generate([1, 2], SamplingParams(max_tokens=9, temperature=0.0), trajectory_id="a")
     assert (list(got.ids), got.finish_reason) == ([3] * 9, FinishReason.LENGTH)
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_later_turns_find_their_prefix_in_the_cache(engine, model):
@@ -206,7 +207,7 @@ async def test_later_turns_find_their_prefix_in_the_cache(engine, model):
             got.logprobs, reference(model, later, got.ids)[range(12), list(got.ids)], atol=TOLERANCE
         )
         hits.clear()
-        await engine.update_weights(list(model.named_parameters()), 0)
+        await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
         await engine.generate(later, GREEDY, trajectory_id="a")
         assert max(hits) == 0  # what older weights computed is not used
     finally:
@@ -218,7 +219,7 @@ async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_tha
 ):
     """On CPUs vLLM keeps its memory, and does everything else of its sleep: tests/gpu has the memory."""
     monkeypatch.setattr(engine, "_sleeps", True)
-    await engine.update_weights(parrot(model, 4), 4)
+    await engine.update_weights(TensorWeights(parrot(model, 4)), 4)
     running = asyncio.create_task(
         engine.generate([1, 2], SamplingParams(max_tokens=200, temperature=0.0), trajectory_id="a")
     )
@@ -227,7 +228,7 @@ async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_tha
     await engine.sleep(keep_weights=False)
     sampled = [state.detokenizer.num_output_tokens() for state in engine._states().values()]
     waiting = asyncio.create_task(engine.generate([1, 2], GREEDY, trajectory_id="b"))
-    await engine.update_weights(parrot(model, 5), 5)
+    await engine.update_weights(TensorWeights(parrot(model, 5)), 5)
     await engine.pause()
     assert await engine._llm.is_sleeping()
     await engine.wake()
@@ -239,12 +240,12 @@ async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_tha
     assert list(got.ids) == list(got.versions) == [4] * got.versions.count(4) + [5] * got.versions.count(5)
     assert 0 < sampled[0] <= got.versions.count(4) < 200
     assert list(later.ids) == list(later.versions) == [5] * 12
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
     """Version v says token v: the ids themselves tell which weights sampled them."""
-    await engine.update_weights(parrot(model, 20), 20)
+    await engine.update_weights(TensorWeights(parrot(model, 20)), 20)
     rng = np.random.default_rng(3)
     prompts = prompts_of(90, seed=4)  # some run, some wait, some end between the updates
     lengths = rng.integers(1, 400, 90)
@@ -256,7 +257,7 @@ async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
     ]
     for version in range(21, 29):
         await asyncio.sleep(float(rng.uniform(0.05, 0.2)))
-        await engine.update_weights(parrot(model, version), version)
+        await engine.update_weights(TensorWeights(parrot(model, version)), version)
         assert engine.policy_version == version
     results = await asyncio.gather(*running)
     for got, length in zip(results, lengths, strict=True):
@@ -265,7 +266,7 @@ async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
     seen = {version for got in results for version in got.versions}
     assert len(seen) >= 4  # it did change while turns were running
     assert any(len(set(got.versions)) > 2 for got in results)
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_pause_stops_sampling_until_resume(engine, model):
@@ -275,7 +276,7 @@ async def test_pause_stops_sampling_until_resume(engine, model):
     state = next(iter(engine._llm.output_processor.request_states.values()))
     before = state.detokenizer.num_output_tokens()
     late = asyncio.create_task(engine.generate([1, 2], GREEDY, trajectory_id="b"))
-    await engine.update_weights(list(model.named_parameters()), 5)  # stays paused
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 5)  # stays paused
     await asyncio.sleep(0.3)
     assert state.detokenizer.num_output_tokens() == before
     assert not running.done()
@@ -284,7 +285,7 @@ async def test_pause_stops_sampling_until_resume(engine, model):
     got = await running
     assert list(got.versions) == [0] * before + [5] * (300 - before)
     assert set((await late).versions) == {5}
-    await engine.update_weights(list(model.named_parameters()), 0)
+    await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_cancelling_aborts_the_request(engine):
@@ -309,12 +310,12 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(engine, mod
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
     with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
-        await engine.update_weights([*weights.items(), ("nonsense.weight", torch.zeros(1))], 1)
+        await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"model\.norm\.weight \(3,\) instead of \(64,\)"):
-        await engine.update_weights({**weights, "model.norm.weight": torch.zeros(3)}.items(), 1)
+        await engine.update_weights(TensorWeights({**weights, "model.norm.weight": torch.zeros(3)}.items()), 1)
     del weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(EngineError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        await engine.update_weights(weights.items(), 1)
+        await engine.update_weights(TensorWeights(weights.items()), 1)
     assert engine.policy_version == 0
     assert (await engine.generate([1, 2, 3], GREEDY, trajectory_id="b")).ids == before.ids
 
@@ -361,7 +362,7 @@ async def test_a_head_that_is_tied_to_the_embedding_follows_it(tmp_path):
     await engine.start()
     try:
         for version, model in enumerate((new, old, new), 1):
-            await engine.update_weights(list(model.named_parameters()), version)
+            await engine.update_weights(TensorWeights(list(model.named_parameters())), version)
             prompts = prompts_of(8)
             for prompt, got in zip(prompts, await turns(engine, prompts, SamplingParams(max_tokens=12)), strict=True):
                 expected = reference(model, prompt, got.ids)[range(12), list(got.ids)]

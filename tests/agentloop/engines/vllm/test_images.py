@@ -16,6 +16,7 @@ from agentloop.rendering import renderer_for
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.vision.loading import load_language_model
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,7 +94,7 @@ async def test_turns_with_pictures_before_and_after_new_weights(engine, folder, 
         learner.step(TrainBatch(samples))
         await learner.publish(engine, version + 1)
     assert not torch.equal(learner.policy.model.model.visual.patch_embed.proj.weight, tower)
-    await engine.update_weights(model.named_parameters(), 0)
+    await engine.update_weights(TensorWeights(model.named_parameters()), 0)
 
 
 async def test_a_picture_is_sent_once(engine, folder, renderer, sent):
@@ -102,7 +103,7 @@ async def test_a_picture_is_sent_once(engine, folder, renderer, sent):
     assert sent == [[True], [False, True, False], [False, False, False]]
     sent.clear()
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
-    await engine.update_weights(model.named_parameters(), 0)
+    await engine.update_weights(TensorWeights(model.named_parameters()), 0)
     trajectory = await play(engine, renderer, opened(renderer, [first]), [])
     assert sent == [[True]]  # what older weights saw is not used
     assert_close(trajectory, logprobs_of(model, trajectory))
@@ -117,7 +118,7 @@ async def test_a_turn_that_waits_over_an_update_finds_its_pictures(engine, folde
     running = asyncio.create_task(play(engine, renderer, waiting, []))
     while not any(turn.added for turn in engine._turns):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    await engine.update_weights(model.named_parameters(), 0)
+    await engine.update_weights(TensorWeights(model.named_parameters()), 0)
     await engine.resume()
     assert_close(await running, logprobs_of(model, waiting))
 

@@ -14,6 +14,7 @@ from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.registry.named_objects import load_object
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = pytest.mark.vllm
 
@@ -44,7 +45,7 @@ async def test_a_killed_engine_core_costs_no_tokens_and_no_versions(tmp_path):
         torch.manual_seed(1)
         with torch.no_grad():
             model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight) * 0.2)
-        await engine.update_weights(list(model.named_parameters()), 3)
+        await engine.update_weights(TensorWeights(list(model.named_parameters())), 3)
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=1)
         turns = [asyncio.create_task(engine.generate(PROMPT, params, trajectory_id=name)) for name in "ab"]
         states = engine._engine._states

@@ -30,7 +30,7 @@ def _weights(learner: Any) -> dict[str, torch.Tensor]:
 
 class _Engine:
     async def update_weights(self, weights: Any, version: int) -> None:
-        self.weights, self.version = {name: value.clone() for name, value in weights}, version
+        self.weights, self.version = {name: value.clone() for name, value in weights.tensors()}, version
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "moe"])

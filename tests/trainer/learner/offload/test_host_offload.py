@@ -23,7 +23,7 @@ class Published:
         self.weights = {}
 
     async def update_weights(self, weights, version):
-        self.weights = {name: tensor.clone() for name, tensor in weights}
+        self.weights = {name: tensor.clone() for name, tensor in weights.tensors()}
 
 
 def config(model, **options):

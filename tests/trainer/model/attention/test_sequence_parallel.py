@@ -70,7 +70,7 @@ async def _seen(learner: Learner) -> Seen:
 
     class Engine:
         async def update_weights(self, published, version: int) -> None:
-            weights.update({name: tensor.clone() for name, tensor in published})
+            weights.update({name: tensor.clone() for name, tensor in published.tensors()})
 
     try:
         logprobs = learner.logprobs(_batch().samples)

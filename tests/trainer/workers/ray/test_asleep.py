@@ -14,6 +14,7 @@ from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.run import train
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.requests import make_requests
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -35,7 +36,7 @@ async def test_a_worker_killed_asleep_starts_when_it_is_to_wake_with_the_weights
     for slot in workers._slots:
         os.kill(slot.worker.pid, signal.SIGKILL)
     await until(lambda: not any(slot.worker for slot in workers._slots))
-    await workers.update_weights([("w", torch.ones(1))], 5)
+    await workers.update_weights(TensorWeights([("w", torch.ones(1))]), 5)
     assert not playing.done()
     assert not workers._starting, "the GPUs are the learner's"
     await workers.wake()

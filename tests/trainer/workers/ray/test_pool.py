@@ -22,6 +22,7 @@ from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
+from agentloop.weights.tensors import TensorWeights
 
 pytestmark = pytest.mark.usefixtures("ray")
 
@@ -96,8 +97,8 @@ async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
     (sums / "gate").touch()  # all calls of the tool wait
     (order,) = make_requests("x", [3], n=4, seed=1)
     playing = asyncio.create_task(workers.play(order))
-    await until(lambda: workers_of(workers)[0].orders, playing)
-    (opened,) = workers_of(workers)[0].orders
+    await until(lambda: workers_of(workers)[0].requests, playing)
+    (opened,) = workers_of(workers)[0].requests
     await until(lambda: opened.missing and len(opened.turns) == len(opened.missing), playing)
     handed_over = len(opened.missing)
     assert 0 < handed_over < 4, "some call the tool, some do not"
@@ -136,7 +137,7 @@ async def test_a_process_that_is_stopped_is_replaced_and_ended(steady):
     stopped = workers_of(workers)[0].pid
     orders = make_requests("x", range(3), n=4, seed=1)
     playing = asyncio.create_task(play_all(workers, orders))
-    await until(lambda: workers_of(workers)[0].orders)
+    await until(lambda: workers_of(workers)[0].requests)
     os.kill(stopped, signal.SIGSTOP)
     assert len(await playing) == 3
     assert workers.failures["hung"] >= 1
@@ -191,9 +192,9 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     await workers.pause()
     first, second = workers_of(workers)
     first.maps = False  # as on another node: by broadcast
-    await workers.update_weights(weights, 7)
+    await workers.update_weights(TensorWeights(weights), 7)
     assert (first.maps, second.maps) == (False, True)
-    assert [member is first for member in workers._courier._group[1]] == [True]
+    assert [member is first for member in workers._distributor._group[1]] == [True]
     await workers.resume()
     assert workers.policy_version == 7
     new = await play_all(workers, orders)
@@ -212,8 +213,8 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     first, second = workers_of(workers)
     first.maps = second.maps = False
     os.kill(second.pid, signal.SIGSTOP)
-    updating = asyncio.create_task(workers.update_weights(weights, 8))
-    await until(lambda: workers._courier._group is not None and len(workers._courier._group[1]) == 2, updating)
+    updating = asyncio.create_task(workers.update_weights(TensorWeights(weights), 8))
+    await until(lambda: workers._distributor._group is not None and len(workers._distributor._group[1]) == 2, updating)
     os.kill(second.pid, signal.SIGKILL)
     await updating
     assert not first.is_lost
@@ -245,7 +246,7 @@ async def test_aborted_orders_leave_their_room(steady, sums):
     workers = await started(steady("engine.max_concurrency=4"))
     (sums / "gate").touch()
     playing = [asyncio.create_task(workers.play(order)) for order in make_requests("x", range(3), n=4, seed=1)]
-    await until(lambda: workers_of(workers)[0].orders)
+    await until(lambda: workers_of(workers)[0].requests)
     assert workers.room() == 0
     for task in playing:
         task.cancel()

@@ -2,7 +2,7 @@ import pickle
 
 import torch
 
-from agentloop.trainer.workers.ray.remote_weights import chunks, weights_of
+from agentloop.trainer.workers.ray.object_weights import chunks, weights_of
 
 
 def test_weights_come_back_bit_for_bit_in_chunks_of_bounded_size():

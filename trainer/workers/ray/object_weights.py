@@ -1,43 +1,59 @@
-"""Weights on their way to workers: those of this host map the learner's memory, others get them from Ray's object
-store, in one copy for all workers of a node."""
+"""Weights through Ray's object store, in one copy for all workers of a node: for hosts that no broadcast reaches."""
 
 from __future__ import annotations
 
 import asyncio
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentloop.trainer.cluster.session import require_ray
-from agentloop.weights.shelf import SharedWeights
+from agentloop.weights.shelf import SharedWeights, WeightShelf
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 256 << 20
-"""An object is sent to another node whole before its receiver has any of it, so weights travel in several."""
+"""Size of an object. Its receiver sees nothing of it until all of it has arrived, so weights travel in several."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWeights:
+    """A `WeightHandle` over references to chunks in the object store."""
+
+    references: tuple[Any, ...]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for reference in self.references:
+            yield from weights_of([reference.future().result()])
+
+    def shared(self, shelf: WeightShelf) -> SharedWeights:
+        return shelf.put(self.tensors())
 
 
 class Published:
-    """The weights of one update."""
+    """One update of all workers."""
 
     def __init__(self, shared: SharedWeights, version: int) -> None:
         self.shared = shared
         self.version = version
-        self._references: asyncio.Task[list[Any]] | None = None
+        self._objects: asyncio.Task[ObjectWeights] | None = None
 
-    async def references(self) -> list[Any]:
-        """Into the object store, where they are put when the first worker asks. The shelf must hold them still."""
-        if self._references is None:
-            self._references = asyncio.create_task(asyncio.to_thread(self._put))
-        return await asyncio.shield(self._references)
+    async def objects(self) -> ObjectWeights:
+        """Return the weights in the object store. The first call puts them there, from a shelf that still has them."""
+        if self._objects is None:
+            self._objects = asyncio.create_task(asyncio.to_thread(self._put))
+        return await asyncio.shield(self._objects)
 
-    def _put(self) -> list[Any]:
+    def _put(self) -> ObjectWeights:
         ray = require_ray()
-        return [ray.put(chunk) for chunk in chunks(self.shared)]
+        return ObjectWeights(tuple(ray.put(chunk) for chunk in chunks(self.shared.tensors())))
 
 
 class Entry(NamedTuple):
+    """One weight."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def chunks(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int = CHUNK_BYTES) -> Iterator[list[Entry]]:
-    """Lists of at most `max_bytes`, or of one larger weight. Weights on CPUs are not copied."""
+    """Yield lists of at most `max_bytes`, or of one larger weight. Weights on CPUs are not copied."""
     chunk: list[Entry] = []
     size = 0
     for name, tensor in weights:
@@ -69,7 +85,7 @@ def _entry(name: str, tensor: torch.Tensor) -> Entry:
 
 
 def weights_of(chunks: Sequence[Sequence[Entry]]) -> list[tuple[str, torch.Tensor]]:
-    """The inverse of `chunks`, without a copy: for reading only."""
+    """Return the weights of `chunks` without a copy: for reading only."""
     import torch
 
     with warnings.catch_warnings():
