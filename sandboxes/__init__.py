@@ -1,12 +1,11 @@
-"""Sandboxes: run untrusted code. `create` gives the isolation level that is asked for, or says why it cannot."""
+"""Sandboxes run untrusted code. `create` makes one of the requested isolation level."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from agentloop.errors import UserError, nearest
-from agentloop.sandboxes.auto import Auto
-from agentloop.sandboxes.base import (
+from agentloop.sandboxes.interface.sandbox import (
     CellError,
     CellResult,
     Execution,
@@ -18,6 +17,7 @@ from agentloop.sandboxes.base import (
     Session,
     SessionSettings,
 )
+from agentloop.sandboxes.levels.auto import Auto
 from agentloop.sandboxes.levels.registry import LEVELS
 
 __all__ = [
@@ -40,14 +40,14 @@ DEFAULT_LEVEL = "auto"
 
 
 def create(level: str = DEFAULT_LEVEL, **options: Any) -> Sandbox:
-    """A sandbox of an isolation level (`levels`), not started yet; `options` are those of its class.
+    """Return a sandbox of an isolation level, not started yet; `options` are the arguments of its class.
 
-    `auto` becomes the strongest level that works here when it starts; nothing weaker is ever put in place of a level
-    that was asked for by name. Raises `UserError` for an unknown level or option.
+    When it starts, `auto` becomes the strongest level that works on this machine. A level requested by name is never
+    replaced by a weaker one. Raises `UserError` for an unknown level or option.
     """
     if level == "auto":
         return Auto(**options)
     if level not in LEVELS:
         names = ["auto", *LEVELS]
-        raise UserError(f"There is no sandbox level {level!r}.{nearest(level, names)} Levels: {', '.join(names)}.")
+        raise UserError(f"Unknown sandbox level {level!r}.{nearest(level, names)} Levels: {', '.join(names)}.")
     return LEVELS.get(level).create(options)

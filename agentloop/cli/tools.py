@@ -18,7 +18,7 @@ from agentloop.errors import UserError
 from agentloop.registry.registry import package_of
 from agentloop.tools import registry
 from agentloop.tools.base import ToolResult
-from agentloop.tools.serving.settings import Settings
+from agentloop.tools.serving.state.settings import Settings
 from agentloop.tools.summary import summary
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import Content, ToolCall
@@ -111,7 +111,7 @@ def serve_tools(
 ) -> None:
     """Serve sandboxes and tools over HTTP, on SandboxFusion's protocol and more, until SIGTERM."""
     try:
-        from agentloop.tools.serving import banner, lifecycle
+        from agentloop.tools.serving import lifecycle
     except ImportError as error:
         raise UserError(f"The daemon needs {error.name}: `pip install 'agentloop[serve]'`.") from error
     settings = Settings(
@@ -135,7 +135,7 @@ def serve_tools(
         tools=tuple(tool or ()),
         log_level=log_level,
     )
-    lifecycle.serve(settings, lambda daemon, address: print(banner.banner(daemon, address), flush=True))
+    lifecycle.serve(settings, announce=lambda text: print(text, flush=True))
 
 
 def _names(text: str) -> tuple[str, ...]:

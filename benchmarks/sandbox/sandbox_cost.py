@@ -13,7 +13,7 @@ import resource
 import time
 from typing import Any
 
-from agentloop.sandboxes.base import Execution
+from agentloop.sandboxes.interface.sandbox import Execution
 from agentloop.sandboxes.levels.slots import Slots
 from benchmarks import results_file
 from benchmarks.sandbox import daemon

@@ -1,1 +1,1 @@
-"""Client of remote sandbox daemons: the same interface as a local sandbox, over HTTP."""
+"""The client of remote sandbox daemons: the interface of a local sandbox, over HTTP."""

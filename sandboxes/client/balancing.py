@@ -1,7 +1,7 @@
-"""`Fleet`: who of several serves the next request. Knows nothing of HTTP.
+"""`Fleet`: choose which of several servers takes the next request. It knows nothing of HTTP.
 
-A request goes to the least loaded member that is up and has room; where there is none it waits, in order of arrival. A
-member that failed is down until a probe succeeds: the pauses between probes grow, and no request is risked on it.
+A request goes to the least loaded member that is up and has room. If there is none, requests wait in order of arrival.
+A member that failed is down until a probe succeeds. Pauses between probes grow, and no request is risked on it.
 
     up --report_down--> down --probe succeeds--> up
 """
@@ -17,32 +17,30 @@ from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes.base import SandboxBusyError
-
-FIRST_PAUSE = 0.25
-LAST_PAUSE = 5.0
-"""Seconds between two probes of a member that is down: from the first, doubling, to the last."""
+from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 
 
 class Member(Protocol):
+    """One server of a fleet."""
+
     name: str
     problem: str
-    """Why it is down."""
+    """Reason why it is down."""
     in_flight: int
-    """Requests that it has now."""
+    """Number of requests that it is serving."""
 
     @property
     def capacity(self) -> int:
-        """Requests that it may have at once."""
+        """Return how many requests it may serve at once."""
         ...
 
     @property
     def load(self) -> float:
-        """The lowest is served from first."""
+        """Return its load; the member with the lowest load is chosen."""
         ...
 
     async def probe(self) -> bool:
-        """Whether it can serve; never raises, and ends by itself."""
+        """Return whether it can serve; never raises, and has a timeout of its own."""
         ...
 
 
@@ -50,11 +48,18 @@ MemberT = TypeVar("MemberT", bound=Member)
 
 
 class Fleet(Generic[MemberT]):
-    """Members of one event loop. `patience`: seconds that requests wait while all members are down."""
+    """The members as seen from one event loop. `patience`: seconds that requests wait while all members are down.
 
-    def __init__(self, members: Sequence[MemberT], patience: float) -> None:
+    `first_pause`: seconds before the first probe of a member that is down. The pause doubles after each failed probe,
+    up to `last_pause`.
+    """
+
+    def __init__(
+        self, members: Sequence[MemberT], patience: float, *, first_pause: float = 0.25, last_pause: float = 5.0
+    ) -> None:
         self.members = list(members)
         self._patience = patience
+        self._first_pause, self._last_pause = first_pause, last_pause
         self._down: dict[str, asyncio.Task[None]] = {}
         self._waiting: deque[asyncio.Future[MemberT]] = deque()
         self._giving_up: asyncio.TimerHandle | None = None
@@ -69,10 +74,10 @@ class Fleet(Generic[MemberT]):
 
     @asynccontextmanager
     async def lease(self, deadline: float = float("inf")) -> AsyncIterator[MemberT]:
-        """A member with room, until the block ends.
+        """Lend a member with room until the block ends.
 
-        Raises `SandboxBusyError` at `deadline` (`time.monotonic()`), and `SandboxError` where all are down for longer
-        than `patience`.
+        Raises `SandboxBusyError` at `deadline` (`time.monotonic()`), and `SandboxError` if all members are down for
+        longer than `patience`.
         """
         member = await self._acquire(deadline)
         try:
@@ -81,7 +86,7 @@ class Fleet(Generic[MemberT]):
             self._release(member)
 
     def report_down(self, member: MemberT, problem: str) -> None:
-        """It failed: nothing goes there before a probe has succeeded."""
+        """Mark a failed member as down: it gets no requests until a probe succeeds."""
         member.problem = problem
         if not self.is_up(member):
             return
@@ -90,7 +95,7 @@ class Fleet(Generic[MemberT]):
             self._giving_up = asyncio.get_running_loop().call_later(self._patience, self._give_up)
 
     async def close(self) -> None:
-        """Stop probing; who waits gets a `SandboxError`."""
+        """Stop probing; waiting requests get a `SandboxError`."""
         if self._giving_up is not None:
             self._giving_up.cancel()
         self._fail_waiting("The sandbox client was closed.")
@@ -101,7 +106,7 @@ class Fleet(Generic[MemberT]):
 
     async def _acquire(self, deadline: float) -> MemberT:
         if self._given_up:
-            raise SandboxError(self._lament())
+            raise SandboxError(self._all_down())
         if not self.waiting and (member := self._choose()) is not None:
             member.in_flight += 1
             return member
@@ -113,9 +118,9 @@ class Fleet(Generic[MemberT]):
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._release(waiter.result())  # it came in the moment in which the wait ended
+                self._release(waiter.result())  # assigned at the moment the wait ended
             if isinstance(error, TimeoutError) and expiry.expired():
-                raise SandboxBusyError("No sandbox daemon had room in the time that the caller would wait.") from error
+                raise SandboxBusyError("No sandbox daemon had room within the allowed waiting time.") from error
             raise
 
     def _release(self, member: MemberT) -> None:
@@ -127,7 +132,7 @@ class Fleet(Generic[MemberT]):
         return min(ready, key=lambda m: (m.load, random.random()), default=None)
 
     def _serve(self) -> None:
-        """Give the room that there is to those who wait."""
+        """Give free room to waiting requests."""
         while self._waiting:
             if self._waiting[0].done():  # cancelled
                 self._waiting.popleft()
@@ -138,12 +143,12 @@ class Fleet(Generic[MemberT]):
                 return
 
     async def _revive(self, member: MemberT) -> None:
-        pause = FIRST_PAUSE
+        pause = self._first_pause
         while True:
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # many clients do not probe in step
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # so that many clients do not probe in step
             if await member.probe():
                 break
-            pause = min(2 * pause, LAST_PAUSE)
+            pause = min(2 * pause, self._last_pause)
         del self._down[member.name]
         self._given_up = False
         if self._giving_up is not None:
@@ -152,9 +157,9 @@ class Fleet(Generic[MemberT]):
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._fail_waiting(self._lament())
+        self._fail_waiting(self._all_down())
 
-    def _lament(self) -> str:
+    def _all_down(self) -> str:
         problems = "; ".join(f"{member.name}: {member.problem}" for member in self.members)
         return f"No sandbox daemon has answered for {self._patience:.3g} s. {problems}"
 

@@ -1,4 +1,4 @@
-"""`SandboxClient`: sandboxes in daemons, here or on other machines, behind the protocol of those in the process."""
+"""`SandboxClient`: run code in sandbox daemons, on this or other machines, through the interface of local sandboxes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,35 @@ from typing import ClassVar
 import httpx
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import Execution, ExecutionResult, Load, SandboxBusyError, SessionSettings
 from agentloop.sandboxes.client import wire
 from agentloop.sandboxes.client.balancing import Fleet
 from agentloop.sandboxes.client.daemon import Daemon
 from agentloop.sandboxes.client.http import AnswerLostError, OverdueError, UnavailableError
 from agentloop.sandboxes.client.session import RemoteSession
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, Load, SandboxBusyError, SessionSettings
 
 _logger = logging.getLogger(__name__)
-
-_MAX_LOST = 5
-"""Daemons that may go away while they run one execution; then it is held for the reason."""
 
 
 class SandboxClient:
     """Runs code in sandbox daemons: `agentloop tools serve`, or SandboxFusion (no sessions, no echo, no oom flag).
 
-    An execution goes to the least loaded daemon. It has no effect outside of its sandbox, so that it is run again,
-    elsewhere if possible, where its daemon cannot be reached, goes away or is full. One client serves many
-    trajectories, in one event loop after another.
+    An execution goes to the least loaded daemon. It has no effect outside of its sandbox, so it runs again, elsewhere
+    if possible, if its daemon cannot be reached, goes away or is full. One client serves many trajectories, in one
+    event loop after another.
+
+    `urls`: one address, several separated by commas, or a list. Each must be a single daemon: a load balancer would
+    send the cells of a session to the wrong one. `token`: token of the daemons, by default AGENTLOOP_TOKEN of the
+    environment. `packages`, `preload`: packages that code must be able to import; `start` checks that the daemons
+    have them. `max_in_flight`: executions that one daemon gets at once, by default 2 for each of its slots; the
+    others wait in the client. `patience`: seconds that an execution waits while no daemon can be reached.
+
+    Raises `UserError` for an invalid URL or token.
     """
 
     level: ClassVar[str] = "remote"
+    max_lost = 5
+    """Number of daemons lost during one execution after which the execution is taken for the cause."""
 
     def __init__(
         self,
@@ -47,19 +54,11 @@ class SandboxClient:
         max_in_flight: int | None = None,
         patience: float = 60.0,
     ) -> None:
-        """`urls`: one, several between commas, or a list, each of one daemon: what balances between several sends the
-        cells of a session to the wrong one. `token`: what the daemons were started with; by default the
-        environment's AGENTLOOP_TOKEN. `packages`, `preload`: what code may import; the daemons bring it, `start` looks.
-        `max_in_flight`: executions that one daemon has at once, by default 2 for each of its slots: the others wait
-        here. `patience`: seconds that an execution waits while no daemon can be reached.
-
-        Raises `UserError` for what is no URL.
-        """
         token = token or os.environ.get("AGENTLOOP_TOKEN") or None
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise UserError("The token of the sandbox daemon must be printable ASCII without spaces.")
         parsed = _parse(urls)
-        self._daemons = [Daemon(url, token, max_in_flight) for url in parsed]
+        self.daemons = [Daemon(url, token, max_in_flight) for url in parsed]
         self._packages = sorted({*packages, *preload})
         self._patience = patience
         self._fleet: Fleet[Daemon] | None = None
@@ -68,10 +67,10 @@ class SandboxClient:
         self._unwanted: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Look who answers; does nothing the second time. Daemons that do not answer are used when they do.
+        """Connect to the daemons; a second call does nothing. Daemons that do not answer join when they do.
 
-        Raises `UserError` where none answers, where one is no sandbox daemon or wants another token, and where one
-        lacks a package.
+        Raises `UserError` if none answers, if one is not a sandbox daemon or expects another token, or if one lacks a
+        package.
         """
         if self._started:
             return
@@ -96,7 +95,7 @@ class SandboxClient:
                 except AnswerLostError as error:
                     fleet.report_down(daemon, str(error))
                     lost += 1
-                    if lost == _MAX_LOST:
+                    if lost == self.max_lost:
                         raise SandboxError(
                             f"{lost} times a daemon went away while it ran this execution. {daemon.name}: {error}"
                         ) from error
@@ -115,15 +114,15 @@ class SandboxClient:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # Nobody would close it, and it would take a place in its daemon for as long as it may be idle.
+            # Nobody would close it: it would occupy a place in its daemon until its idle limit.
             self._unwanted.add(task := asyncio.create_task(_close(opening)))
             task.add_done_callback(self._unwanted.discard)
             raise
 
     def load(self) -> Load:
-        """Of the daemons that are up, as far as this client knows: what others ask of them is not in it."""
+        """Return the load of the daemons that are up, without the load from other clients."""
         fleet = self._fleet
-        up = [daemon for daemon in self._daemons if fleet is None or fleet.is_up(daemon)]
+        up = [daemon for daemon in self.daemons if fleet is None or fleet.is_up(daemon)]
         return Load(
             slots=sum(daemon.slots for daemon in up),
             busy=sum(min(daemon.in_flight, daemon.slots) for daemon in up),
@@ -133,19 +132,19 @@ class SandboxClient:
 
     async def close(self) -> None:
         await asyncio.gather(*self._unwanted)
-        sessions = [session for daemon in self._daemons for session in daemon.sessions]
+        sessions = [session for daemon in self.daemons for session in daemon.sessions]
         await asyncio.gather(*(session.close() for session in sessions))
         await self._here().close()
-        for daemon in self._daemons:
+        for daemon in self.daemons:
             await daemon.connections.close()
         self._fleet, self._started = None, False
 
     def _here(self) -> Fleet[Daemon]:
-        """The fleet of the running event loop."""
+        """Return the fleet of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._fleet is None or self._loop is not loop:
-            self._fleet, self._loop, self._starting = Fleet(self._daemons, self._patience), loop, asyncio.Lock()
-            for daemon in self._daemons:
+            self._fleet, self._loop, self._starting = Fleet(self.daemons, self._patience), loop, asyncio.Lock()
+            for daemon in self.daemons:
                 daemon.in_flight = 0
         return self._fleet
 
@@ -153,11 +152,11 @@ class SandboxClient:
         while True:
             full: SandboxBusyError | None = None
             async with fleet.lease() as first:
-                others = [daemon for daemon in self._daemons if daemon is not first and fleet.is_up(daemon)]
+                others = [daemon for daemon in self.daemons if daemon is not first and fleet.is_up(daemon)]
                 for daemon in (first, *sorted(others, key=lambda daemon: daemon.load)):
                     try:
                         return RemoteSession(daemon, await daemon.open_session(body), fleet.report_down)
-                    except (UnavailableError, AnswerLostError) as error:  # if it was opened, it ends when idle
+                    except (UnavailableError, AnswerLostError) as error:  # a session that was opened ends when idle
                         fleet.report_down(daemon, str(error))
                     except SandboxBusyError as error:
                         full = error
@@ -165,21 +164,21 @@ class SandboxClient:
                 raise full
 
     async def _start(self) -> None:
-        answering = await asyncio.gather(*(daemon.is_there() for daemon in self._daemons))
-        up = [daemon for daemon, answers in zip(self._daemons, answering, strict=True) if answers]
-        down = [daemon for daemon in self._daemons if daemon not in up]
+        answering = await asyncio.gather(*(daemon.is_there() for daemon in self.daemons))
+        up = [daemon for daemon, answers in zip(self.daemons, answering, strict=True) if answers]
+        down = [daemon for daemon in self.daemons if daemon not in up]
         if not up:
             problems = " ".join(f"{daemon.name}: {daemon.problem}" for daemon in down)
             raise UserError(f"No sandbox daemon answers. Start one with `agentloop tools serve`. {problems}")
         if len({daemon.is_fusion for daemon in up}) > 1:
             raise UserError(
-                "Some of these sandbox daemons are SandboxFusion and some are `agentloop tools serve`, which do not "
-                "give the same results: use one kind."
+                "Some of these sandbox daemons are SandboxFusion and some are `agentloop tools serve`; their results "
+                "differ: use one kind."
             )
         await asyncio.gather(*(daemon.check_packages(self._packages) for daemon in up))
         self._started = True
         for daemon in down:
-            _logger.warning("%s does not answer, and is used when it does: %s", daemon.name, daemon.problem)
+            _logger.warning("%s does not answer; it is used as soon as it does: %s", daemon.name, daemon.problem)
             self._here().report_down(daemon, daemon.problem)
 
 
@@ -195,10 +194,10 @@ def _parse(urls: str | Sequence[str]) -> list[httpx.URL]:
         try:
             url = httpx.URL(text.rstrip("/").removesuffix("/run_code"))
         except httpx.InvalidURL as error:
-            raise UserError(f"The sandbox {text!r} is no URL: {error}.") from error
+            raise UserError(f"The sandbox {text!r} is not a URL: {error}.") from error
         if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-            raise UserError(f"The sandbox {text!r} must be the address of a daemon, as http://localhost:8080.")
+            raise UserError(f"The sandbox {text!r} must be the address of a daemon, for example http://localhost:8080.")
         parsed[str(url)] = url
     if not parsed:
-        raise UserError("No address of a sandbox daemon was given: write it as http://localhost:8080.")
+        raise UserError("No sandbox daemon is given: write its address, for example http://localhost:8080.")
     return list(parsed.values())

@@ -1,4 +1,4 @@
-"""`Daemon`: one address of a `SandboxClient`, and what is known of the daemon there."""
+"""`Daemon`: one address of a `SandboxClient` and the state of the daemon there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections.abc import Sequence
 import httpx
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import Execution, ExecutionResult, SandboxBusyError, Session
 from agentloop.sandboxes.client import wire
 from agentloop.sandboxes.client.http import Connections, GoneError, Reply, UnavailableError
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, SandboxBusyError, Session
 
 _PROBE_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
 _FUSION_SLOTS = 32
-"""SandboxFusion tells nothing, and bounds nothing: what it is reckoned to run at once."""
+"""Assumed number of slots of SandboxFusion, which reports none and has no limit."""
 _REQUESTS_PER_SLOT = 2
-"""Enough for a slot to find its next request waiting. The others wait in the client, where a daemon that goes away
-takes none of them along."""
-_MARGIN_SECONDS = 15.0
-"""For what an execution takes beside queue, compiler and code: setting up, cleaning up, the way."""
+"""Enough for a slot to find its next request waiting. Further requests wait in the client, where they survive the
+loss of a daemon."""
 _BYTES_PER_SECOND = 1 << 20
-"""The slowest way there."""
+"""Slowest upload that the timeout allows for."""
 _FIND_MISSING = """
 from importlib import metadata, util
 def there(name):
@@ -36,11 +34,14 @@ print(*[name for name in {names} if not there(name)])
 class Daemon:
     """A member of a `Fleet`. `max_in_flight`: executions that it gets at once, by default 2 for each of its slots."""
 
+    margin_seconds = 15.0
+    """Seconds for everything except queue, compiler and code: setup, cleanup, transfer."""
+
     def __init__(self, url: httpx.URL, token: str | None, max_in_flight: int | None) -> None:
         self.name = str(url.copy_with(username=None, password=None)).rstrip("/")
         self.connections = Connections(url, token)
         self.is_fusion = False
-        """SandboxFusion, or another server of its protocol: no sessions."""
+        """Whether it is SandboxFusion or another server of that protocol, which has no sessions."""
         self.slots = 1
         self.in_flight = 0
         self.sessions: set[Session] = set()
@@ -53,14 +54,14 @@ class Daemon:
 
     @property
     def load(self) -> float:
-        # A session is hardly ever busy: it decides between daemons that have as much to do.
+        # A session is rarely busy: it only breaks ties.
         return (self.in_flight + 0.001 * len(self.sessions)) / self.slots
 
     async def call(self, method: str, path: str, body: bytes | None = None, *, seconds: float) -> bytes:
-        """The body of the answer.
+        """Send a request and return the body of the answer.
 
-        Raises as `Connections.request`; `UnavailableError` for 502 and 503, `SandboxBusyError` for 409, 429 and 504,
-        `GoneError` for 404, `UserError` for a request or a token that is refused, `SandboxError` for all else.
+        Raises the errors of `Connections.request`; `UnavailableError` for 502 and 503, `SandboxBusyError` for 409, 429
+        and 504, `GoneError` for 404, `UserError` for a refused request or token, `SandboxError` for everything else.
         """
         reply = await self.connections.request(method, path, body, seconds=seconds)
         if 200 <= reply.status < 300:
@@ -68,18 +69,18 @@ class Daemon:
         raise self._error(reply, path)
 
     async def look(self) -> None:
-        """Find out what answers at this address.
+        """Find out which kind of daemon answers at this address.
 
-        Raises `UserError` where it is no sandbox daemon or wants another token, `SandboxError` where it does not
-        answer or will not for long.
+        Raises `UserError` if it is not a sandbox daemon or expects another token, `SandboxError` if it does not answer
+        or is shutting down.
         """
         reply = await self.connections.request("GET", "/v1/ping", seconds=_PROBE_SECONDS)
         if reply.status in (401, 403, 429, 502, 503, 504):
             raise self._error(reply, "/v1/ping")
         if reply.status != 200 or b"pong" not in reply.body[:20]:
             raise UserError(
-                f"{self.name} is no sandbox daemon: it answers {reply.status} to /v1/ping. Give the address of an "
-                "`agentloop tools serve`, or of a SandboxFusion server, without a path."
+                f"{self.name} is not a sandbox daemon: it answers {reply.status} to /v1/ping. Give the address of an "
+                "`agentloop tools serve` or of a SandboxFusion server, without a path."
             )
         try:
             body = await self.call("GET", "/v1/health", seconds=_PROBE_SECONDS)
@@ -92,7 +93,7 @@ class Daemon:
             raise UnavailableError(f"The sandbox daemon {self.name} is shutting down.")
 
     async def is_there(self) -> bool:
-        """Whether it serves; `problem` is why not. Raises `UserError` as `look` does."""
+        """Return whether it serves; if not, `problem` is the reason. Raises the `UserError` of `look`."""
         try:
             await self.look()
         except SandboxError as error:
@@ -110,19 +111,19 @@ class Daemon:
     async def execute(self, execution: Execution, *, queue: float, waited: float) -> ExecutionResult:
         """Run it here, with at most `queue` seconds in the daemon's queue after the `waited` seconds in the client's.
 
-        Raises as `call`, and `SandboxError` where no answer came in time.
+        Raises the errors of `call`, and `SandboxError` if no answer came in time.
         """
         if self.is_fusion and wire.is_binary(execution.stdin):
-            raise UserError(f"{self.name} is SandboxFusion, whose stdin is text: give stdin as UTF-8, or a file.")
+            raise UserError(f"{self.name} is SandboxFusion, whose stdin is text: give stdin as UTF-8, or as a file.")
         body = wire.execution_body(execution, queue)
         own = execution.compile_timeout + execution.timeout
-        # A daemon keeps nobody in its queue for longer than clients of SandboxFusion wait, which is own + 10 s.
-        seconds = min(queue, own + 10.0) + own + _MARGIN_SECONDS + len(body) / _BYTES_PER_SECOND
+        # A daemon queues a request only as long as clients of SandboxFusion wait, which is own + 10 s.
+        seconds = min(queue, own + 10.0) + own + self.margin_seconds + len(body) / _BYTES_PER_SECOND
         answer = await self.call("POST", "/run_code", body, seconds=seconds)
         return wire.decode(wire.RunBody, answer).result(waited)
 
     async def open_session(self, body: bytes) -> str:
-        """The id of a new session. Raises as `call`; `UserError` where the server has none."""
+        """Open a session and return its id. Raises the errors of `call`; `UserError` if the server has no sessions."""
         if self.is_fusion:
             raise UserError(
                 f"{self.name} is SandboxFusion, which has no sessions: use an `agentloop tools serve`, or a stateless "
@@ -132,16 +133,16 @@ class Daemon:
         return wire.decode(wire.SessionBody, answer).id
 
     async def check_packages(self, names: Sequence[str]) -> None:
-        """Raises `UserError` where code cannot import one of these."""
+        """Raise `UserError` if code cannot import one of these packages."""
         if not names:
             return
         code = _FIND_MISSING.format(names=list(names))
         result = await self.execute(Execution(code=code, timeout=60.0), queue=60.0, waited=0.0)
         if not result.ok:
-            raise UserError(f"The sandbox daemon {self.name} cannot look for packages: {result.stderr[-300:].strip()}")
+            raise UserError(f"Cannot check the packages of sandbox daemon {self.name}: {result.stderr[-300:].strip()}")
         if missing := result.stdout.strip():
             raise UserError(
-                f"The sandbox daemon {self.name} lacks packages: {missing}. Install them where it runs, and start it "
+                f"The sandbox daemon {self.name} lacks packages: {missing}. Install them on its machine and start it "
                 "with `--packages`."
             )
 
@@ -151,12 +152,12 @@ class Daemon:
             case 401 | 403:
                 return UserError(
                     f"The sandbox daemon {self.name} refuses the token: set AGENTLOOP_TOKEN, or the option token, to "
-                    "the one that it was started with."
+                    "the token that the daemon was started with."
                 )
             case 400 | 413 | 422:
                 return UserError(f"The sandbox daemon {self.name} refuses the request ({status}): {reason}")
             case 404:
-                return GoneError(f"{self.name}{path} is not there: {reason}")
+                return GoneError(f"{self.name}{path} does not exist: {reason}")
             case 502 | 503:
                 return UnavailableError(f"The sandbox daemon {self.name} takes no requests now ({status}): {reason}")
             case 409 | 429 | 504:

@@ -1,7 +1,7 @@
-"""`Connections`: HTTP to one daemon, and errors that say what may have happened there.
+"""`Connections`: HTTP to one daemon, with errors that tell whether a request may have had its effect.
 
-One httpx transport a connection, on a stack. The pool that httpx brings walks through all of its connections for every
-request: with 256 requests in flight, one costs 20 ms of CPU, against 0.4 ms here.
+Each connection is an httpx transport of its own, kept on a stack. The connection pool of httpx walks through all its
+connections for every request, which is slow with hundreds of requests in flight:
 https://github.com/encode/httpcore/pull/1035
 """
 
@@ -22,10 +22,8 @@ import httpx
 from agentloop.errors import SandboxError
 
 CONNECT_SECONDS = 5.0
-_IDLE_SECONDS = 4.0
-"""Below the 5 s after which uvicorn closes an idle connection: none is used in the moment in which it goes away."""
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-if sys.platform == "linux":  # a daemon whose machine is gone is noticed within a minute, also while code runs
+if sys.platform == "linux":  # notice within a minute that the daemon's machine is gone, also while code runs
     _KEEPALIVE += [
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -38,32 +36,37 @@ class UnavailableError(SandboxError):
 
 
 class NotSentError(UnavailableError):
-    """There is no connection to the daemon: it knows nothing of the request."""
+    """No connection could be made: the daemon has not seen the request."""
 
 
 class AnswerLostError(SandboxError):
-    """The connection went away before the answer came: the request may have had its effect."""
+    """The connection broke before the answer came: the request may have had its effect."""
 
 
 class OverdueError(SandboxError):
-    """There was no answer in the time that the request had."""
+    """No answer came within the time limit of the request."""
 
 
 class GoneError(SandboxError):
-    """The daemon does not know the path, or what it names."""
+    """The daemon does not know the path or the object that it names."""
 
 
 @dataclass(slots=True, frozen=True)
 class Reply:
+    """Status and body of an HTTP answer."""
+
     status: int
     body: bytes
 
 
 class Connections:
-    """The connections to one daemon, as many as there are requests; those of an event loop that is over are dropped.
+    """The connections to one daemon, one for each concurrent request. Those of an ended event loop are dropped.
 
-    The environment's proxies are not used: a daemon is a neighbour, not the internet.
+    Proxies of the environment are ignored: a daemon is a neighbour, not a host on the internet.
     """
+
+    idle_seconds = 4.0
+    """Idle connections are closed after this, before uvicorn does so (5 s): none is used while the daemon closes it."""
 
     def __init__(self, url: httpx.URL, token: str | None) -> None:
         self._url = url
@@ -75,9 +78,9 @@ class Connections:
         self._idle: deque[tuple[httpx.AsyncHTTPTransport, float]] = deque()
 
     async def request(self, method: str, path: str, body: bytes | None = None, *, seconds: float) -> Reply:
-        """Send it and read the whole answer within `seconds`, over a new connection where none is idle.
+        """Send a request and read the whole answer within `seconds`, on a new connection if none is idle.
 
-        Raises `NotSentError`, `AnswerLostError` and `OverdueError`. Cancelled, it closes its connection, which ends
+        Raises `NotSentError`, `AnswerLostError` and `OverdueError`. If cancelled, it closes its connection, which ends
         the execution in the daemon.
         """
         headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
@@ -93,7 +96,7 @@ class Connections:
             await transport.aclose()
             raise
         self._idle.append((transport, time.monotonic()))
-        await self._close_idle(_IDLE_SECONDS)
+        await self._close_idle(self.idle_seconds)
         return reply
 
     async def close(self) -> None:
@@ -102,13 +105,13 @@ class Connections:
             await self._close_idle(0.0)
 
     async def _close_idle(self, seconds: float) -> None:
-        """Those that nothing used for so long; httpx itself replaces one only when it is used again."""
+        """Close connections idle for this long; httpx itself replaces one only when it is used again."""
         while self._idle and self._idle[0][1] <= time.monotonic() - seconds:
             transport, _ = self._idle.popleft()
             await transport.aclose()
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_IDLE_SECONDS)
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self.idle_seconds)
         return httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, socket_options=_KEEPALIVE)
 
 
@@ -118,9 +121,9 @@ async def _exchange(transport: httpx.AsyncHTTPTransport, request: httpx.Request,
             response = await transport.handle_async_request(request)
             return Reply(response.status_code, await response.aread())
     except TimeoutError as error:
-        raise OverdueError(f"There was no answer within {seconds:.3g} s.") from error
+        raise OverdueError(f"No answer came within {seconds:.3g} s.") from error
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise NotSentError(f"There is no connection: {_reason(error)}.") from error
+        raise NotSentError(f"Cannot connect: {_reason(error)}.") from error
     except (httpx.TransportError, httpx.DecodingError) as error:
         raise AnswerLostError(f"The connection broke before the answer: {_reason(error)}.") from error
 

@@ -1,4 +1,4 @@
-"""`RemoteSession`: a session in a daemon. It stays where it was opened."""
+"""`RemoteSession`: a session in a daemon. It stays in the daemon where it was opened."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes.base import CellResult, check_files, check_limits
 from agentloop.sandboxes.client import wire
 from agentloop.sandboxes.client.daemon import Daemon
 from agentloop.sandboxes.client.http import AnswerLostError, GoneError, NotSentError, OverdueError, UnavailableError
+from agentloop.sandboxes.interface.sandbox import CellResult, check_files, check_limits
 
 _MARGIN_SECONDS = 30.0
-"""For what a cell takes beside its own time: the interrupt, the end of a session that ignores it, the way."""
+"""Seconds beside the time of a cell: the interrupt, the end of a session that ignores it, and transfer."""
 _FILES_SECONDS = 120.0
 
 
 class RemoteSession:
-    """Made by `SandboxClient.session`. Nothing is sent twice: a cell whose answer was lost may have run."""
+    """A session made by `SandboxClient.session`. Nothing is sent twice: a cell whose answer was lost may have run."""
 
     def __init__(self, daemon: Daemon, id: str, on_trouble: Callable[[Daemon, str], None]) -> None:
         self.id = id
-        self._daemon = daemon
+        self.daemon = daemon
         self._on_trouble = on_trouble
         self._path = f"/v1/sessions/{id}"
         self._cell = asyncio.Lock()
@@ -33,7 +33,7 @@ class RemoteSession:
     async def run(self, code: str, *, max_seconds: float = 10.0) -> CellResult:
         check_limits(SimpleNamespace(max_seconds=max_seconds), "max_seconds")
         body = wire.encode({"code": code, "max_seconds": max_seconds})
-        async with self._cell:  # in the order of the calls, and none waits on the time of its request
+        async with self._cell:  # keeps the order of the calls; waiting here does not use up the request's time
             answer = await self._call("POST", "/run", body, seconds=max_seconds + _MARGIN_SECONDS)
         return wire.decode(wire.CellBody, answer).result()
 
@@ -50,26 +50,26 @@ class RemoteSession:
         return wire.decode(wire.FilesBody, answer).files
 
     async def close(self) -> None:
-        if self not in self._daemon.sessions:
+        if self not in self.daemon.sessions:
             return
-        self._daemon.sessions.discard(self)
-        with suppress(SandboxError):  # gone, or out of reach: then it ends when it was idle for long enough
-            await self._daemon.call("DELETE", self._path, seconds=_MARGIN_SECONDS)
+        self.daemon.sessions.discard(self)
+        with suppress(SandboxError):  # gone or out of reach: it ends at its idle limit
+            await self.daemon.call("DELETE", self._path, seconds=_MARGIN_SECONDS)
 
     async def _call(self, method: str, path: str, body: bytes, *, seconds: float) -> bytes:
-        if self not in self._daemon.sessions:
+        if self not in self.daemon.sessions:
             raise SandboxError("This session was closed.")
         try:
-            return await self._daemon.call(method, self._path + path, body, seconds=seconds)
+            return await self.daemon.call(method, self._path + path, body, seconds=seconds)
         except GoneError as error:
             raise SandboxError(
-                f"The session {self.id} is over: nothing ran in it for too long, or its daemon was restarted. What it "
-                "knew is lost."
+                f"The session {self.id} is over: nothing ran in it for too long, or its daemon was restarted. Its "
+                "state is lost."
             ) from error
         except (UnavailableError, AnswerLostError, OverdueError) as error:
             self._fail(error)
 
     def _fail(self, error: SandboxError) -> NoReturn:
-        self._on_trouble(self._daemon, str(error))
-        happened = "did not run" if isinstance(error, NotSentError) else "may have run: its state is unknown"
-        raise SandboxError(f"Session {self.id} at {self._daemon.name}: {error} What was asked {happened}.") from error
+        self._on_trouble(self.daemon, str(error))
+        fate = "did not run" if isinstance(error, NotSentError) else "may have run: its state is unknown"
+        raise SandboxError(f"Session {self.id} at {self.daemon.name}: {error} The request {fate}.") from error

@@ -1,9 +1,9 @@
-"""What goes over HTTP between `SandboxClient` and a daemon: SandboxFusion's shapes, and fields of ours beside them.
+"""The messages between `SandboxClient` and a daemon: SandboxFusion's format, plus fields of agentloop.
 
-SandboxFusion ignores the fields that it does not know, and gives null where it has nothing to say; both are fine here.
+SandboxFusion ignores fields that it does not know and sends null for missing values. Both are accepted here.
 
-POST /run_code   more in:  echo, output_bytes, fetch_bytes, max_queue_seconds (left out: no bound),
-                 stdin_base64 in place of stdin where that is no text
+POST /run_code   more in:  echo, output_bytes, fetch_bytes, max_queue_seconds (absent: no bound),
+                 stdin_base64 instead of stdin that is not text
                  more out: run_result.oom, .truncated, .signal; queue_seconds, files_truncated
 POST /v1/sessions                  {memory_mb, files, idle_seconds, output_bytes, display_bytes} -> {id}
 POST /v1/sessions/{id}/run         {code, max_seconds} -> the fields of `CellResult`
@@ -13,7 +13,7 @@ POST /v1/sessions/{id}/files/read  {paths, limit} -> {files}
 DELETE /v1/sessions/{id}
 GET  /v1/health                    {level, slots, draining, ...}
 
-Files are a mapping from path to base64, as are what a cell shows in types that are no text.
+Files are a mapping from path to base64. Displays of types that are not text are base64, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 from pydantic import Base64Bytes, BaseModel, BeforeValidator, Field, ValidationError
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes.base import (
+from agentloop.sandboxes.interface.sandbox import (
     CellError,
     CellResult,
     Execution,
@@ -47,7 +47,7 @@ Files = Annotated[dict[str, Base64Bytes], BeforeValidator(lambda value: {} if va
 
 
 class ProcessBody(BaseModel):
-    """SandboxFusion's CommandRunResult."""
+    """The result of one process: CommandRunResult of SandboxFusion."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: Number = 0.0
@@ -58,13 +58,13 @@ class ProcessBody(BaseModel):
     truncated: Flag = False
 
     def values(self) -> dict[str, Any]:
-        """As `ProcessResult` names them."""
+        """Return the fields of `ProcessResult`."""
         timed_out = self.status == "TimeLimitExceeded"
         code = self.return_code
-        if code is not None and code < 0:  # SandboxFusion without isolation: as Python counts signals
+        if code is not None and code < 0:  # SandboxFusion without isolation counts signals as Python does
             code = 128 - code
         oom = self.oom
-        if oom is None:  # it says nothing of memory
+        if oom is None:  # the server does not report memory
             oom = not timed_out and code != 0 and bool(_OUT_OF_MEMORY.match(_last_line(self.stderr)))
         return {
             "stdout": self.stdout,
@@ -78,7 +78,7 @@ class ProcessBody(BaseModel):
 
 
 class RunBody(BaseModel):
-    """What /run_code answers."""
+    """The answer of /run_code."""
 
     status: Literal["Success", "Failed", "SandboxError"]
     message: Text = ""
@@ -89,10 +89,10 @@ class RunBody(BaseModel):
     queue_seconds: Number = 0.0
 
     def result(self, waited: float) -> ExecutionResult:
-        """`waited`: seconds in the client's own queue. Raises `SandboxError` where the sandbox failed."""
+        """Return the result; `waited`: seconds in the client's queue. Raises `SandboxError` if the sandbox failed."""
         process = self.run_result or self.compile_result
         if self.status == "SandboxError" or process is None or process.status == "Error":
-            message = self.message or (process.stderr if process else "") or "it gives no reason"
+            message = self.message or (process.stderr if process else "") or "it gave no reason"
             raise SandboxError(f"The sandbox failed: {message.rstrip('.')}.")
         return ExecutionResult(
             **process.values(),
@@ -104,21 +104,27 @@ class RunBody(BaseModel):
 
 
 class SessionBody(BaseModel):
+    """The answer to opening a session."""
+
     id: str = Field(min_length=1)
 
 
 class FilesBody(BaseModel):
+    """The answer to reading files."""
+
     files: Files
 
 
 class ErrorBody(BaseModel):
+    """An uncaught exception of a cell."""
+
     name: str
     value: str
     traceback: list[str]
 
 
 class CellBody(BaseModel):
-    """What a cell of a session answers."""
+    """The answer of a cell of a session."""
 
     stdout: str
     stderr: str
@@ -131,7 +137,7 @@ class CellBody(BaseModel):
     session_ended: Literal["", "exited", "killed", "oom"] = ""
 
     def result(self) -> CellResult:
-        """Raises `SandboxError` for a display that is no base64."""
+        """Return the result. Raises `SandboxError` for a display that is not base64."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         values["error"] = CellError(**self.error.model_dump()) if self.error else None
         values["displays"] = [{kind: _shown(kind, text) for kind, text in shown.items()} for shown in self.displays]
@@ -139,7 +145,7 @@ class CellBody(BaseModel):
 
 
 class HealthBody(BaseModel):
-    """What of /v1/health the client uses."""
+    """The fields of /v1/health that the client uses."""
 
     level: str
     slots: int = Field(ge=1)
@@ -147,7 +153,7 @@ class HealthBody(BaseModel):
 
 
 def execution_body(execution: Execution, max_queue_seconds: float) -> bytes:
-    """The body of /run_code."""
+    """Return the body of a /run_code request."""
     body: dict[str, Any] = {
         "code": execution.code,
         "language": execution.language,
@@ -170,7 +176,7 @@ def execution_body(execution: Execution, max_queue_seconds: float) -> bytes:
 
 
 def is_binary(stdin: str | bytes | None) -> TypeGuard[bytes]:
-    """Whether it cannot be sent as text."""
+    """Return whether stdin cannot be sent as text."""
     if not isinstance(stdin, bytes):
         return False
     try:
@@ -181,34 +187,36 @@ def is_binary(stdin: str | bytes | None) -> TypeGuard[bytes]:
 
 
 def settings_body(settings: SessionSettings) -> bytes:
-    """The body that opens a session."""
+    """Return the body of the request that opens a session."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return encode(values | {"files": encode_files(settings.files)})
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body).encode()  # ASCII: text with lone surrogates gets through, too
+    """Encode the body of a request."""
+    return json.dumps(body).encode()  # ASCII, so that lone surrogates survive
 
 
 def encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Encode files: path -> base64."""
     return {path: base64.b64encode(content).decode() for path, content in files.items()}
 
 
 def decode(model: type[ModelT], body: bytes) -> ModelT:
-    """Raises `SandboxError` where the body is not what the route answers."""
+    """Parse an answer. Raises `SandboxError` if the body does not fit the model."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise SandboxError(
-            f"The answer cannot be used: {problem['msg']}{f' ({place})' if place else ''}; it starts with "
+            f"The daemon's answer is invalid: {problem['msg']}{f' ({place})' if place else ''}; it starts with "
             f"{body[:100].decode(errors='replace')!r}."
         ) from error
 
 
 def detail(body: bytes) -> str:
-    """What the body of an error says, in one line: FastAPI's `detail`, or the start of the text."""
+    """Return the message of an error body in one line: FastAPI's `detail`, or the start of the text."""
     try:
         found = json.loads(body)["detail"]
     except (ValueError, TypeError, KeyError):
@@ -231,7 +239,7 @@ def _shown(kind: str, text: str) -> str | bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise SandboxError(f"A display of type {kind!r} is no base64.") from error
+        raise SandboxError(f"A display of type {kind!r} is not base64.") from error
 
 
 def _last_line(text: str) -> str:

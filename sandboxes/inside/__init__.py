@@ -1,4 +1,4 @@
-"""What runs inside the walls: standard library only, imports nothing of agentloop but its own siblings.
+"""Code that runs inside a world: standard library only, and nothing of agentloop except these modules.
 
-The modules are sent in as code objects (`sandboxes.boot`), so no file of agentloop has to be visible there.
+The modules are sent in as code objects (`sandboxes.worlds.boot`), so no file of agentloop must be visible inside.
 """

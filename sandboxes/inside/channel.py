@@ -1,7 +1,7 @@
 """Messages between a world and its owner, with descriptors, over a SOCK_SEQPACKET unix socket.
 
-What the owner says is marshalled, which is quick to read and trusts who wrote it. What a world answers is JSON: code of
-others may have run there, and the owner must be able to read whatever it says.
+Messages of the owner are marshalled, which is fast to read but trusts the writer. Answers of a world are JSON, because
+untrusted code may have run there: the owner must be able to read any answer safely.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from _socket import MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the module typing would be part of every execution
+if TYPE_CHECKING:  # importing the module typing would cost every execution
     from _socket import socket
     from collections.abc import Iterable, Sequence
     from typing import Any
@@ -21,21 +21,23 @@ _PORTABLE = 2
 """A version of marshal that every Python 3 reads."""
 _FD_BYTES = 4
 _ROOM = 128
-"""For the header of the descriptors and 16 of them, and more."""
+"""Space for the header of the descriptors and more than 16 of them."""
 _LENGTH_BYTES = 8
 
 
 def send(channel: socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """To a world, or from one where no code of others ever runs. Values are of the built-in types themselves.
+    """Send a message to a world, or from one in which untrusted code never runs. Values have exact built-in types.
 
-    Raises `OSError` where the other side is gone.
+    Raises `OSError` if the other side is gone.
     """
     channel.sendmsg([marshal.dumps(message, _PORTABLE)], [(SOL_SOCKET, SCM_RIGHTS, _numbers(fds))] if fds else [])
 
 
 def receive(channel: socket) -> tuple[dict[str, Any], list[int]]:
-    """The next of what `send` has sent and what came with it, all close-on-exec. Raises `EOFError` where the other side
-    is gone."""
+    """Receive the next message of `send` and its descriptors, all close-on-exec.
+
+    Raises `EOFError` if the other side is gone.
+    """
     data, ancillary, flags, _ = channel.recvmsg(MAX_MESSAGE, _ROOM, MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError
@@ -52,14 +54,14 @@ def _received(ancillary: list[Any]) -> list[int]:
 
 
 def request(channel: socket, message: dict[str, Any], body: Any, fds: Sequence[int] = ()) -> None:
-    """To a world. The body is for the step alone: whoever takes the message does not look at it. Raises as `send`."""
+    """Send a request to a world. Only the step reads `body`, not the world itself. Raises the errors of `send`."""
     head = marshal.dumps(message, _PORTABLE)
     data = b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, marshal.dumps(body, _PORTABLE)])
     channel.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, _numbers(fds))] if fds else [])
 
 
 class Inbox:
-    """Where a world takes requests: what is in one must not lie around in its memory, which the next step gets."""
+    """Receives the requests of a world in a buffer that is wiped, so that the next step cannot find them in memory."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(MAX_MESSAGE)
@@ -67,7 +69,7 @@ class Inbox:
         self._end = self._body = 0
 
     def take(self, channel: socket) -> tuple[dict[str, Any], list[int]]:
-        """The next request and what came with it, without its body. Raises as `receive`."""
+        """Receive a request and its descriptors, without its body. Raises the errors of `receive`."""
         self._end, ancillary, flags, _ = channel.recvmsg_into([self._buffer], _ROOM, MSG_CMSG_CLOEXEC)
         if not self._end:
             raise EOFError
@@ -76,41 +78,43 @@ class Inbox:
         return marshal.loads(self._view[_LENGTH_BYTES : self._body]), _received(ancillary)
 
     def body(self) -> Any:
-        """In the step."""
+        """Return the body of the request; called in the step."""
         return marshal.loads(self._view[self._body : self._end])
 
     def wipe(self) -> None:
-        """Forget the body."""
+        """Erase the body from memory."""
         self._buffer[self._body : self._end] = bytes(self._end - self._body)
 
 
 def say(channel: socket, answer: bytes) -> None:
-    """From a world, JSON. Raises `OSError` where the owner is gone."""
+    """Send a JSON answer from a world. Raises `OSError` if the owner is gone."""
     channel.send(answer)
 
 
 def hear(channel: socket) -> dict[str, Any]:
-    """What a world says; descriptors that it may send are not taken. Raises `EOFError` where it is gone, `ValueError`
-    where it makes no sense."""
-    import json  # brings more than worlds ever need
+    """Receive an answer of a world, without any descriptors.
+
+    Raises `EOFError` if the world is gone, `ValueError` for an invalid answer.
+    """
+    import json  # not at the top: worlds do not need it
 
     if not (data := channel.recv(MAX_MESSAGE)):
         raise EOFError
     answer = json.loads(data)
     if not isinstance(answer, dict):
-        raise ValueError("an answer that is no object")
+        raise ValueError("the answer is not an object")
     return answer
 
 
 def pack(files: Iterable[tuple[str, bytes]]) -> list[bytes]:
-    """Files as one stream of bytes, which goes into a memfd: any number of them is one descriptor."""
+    """Pack files into one stream of bytes for a memory file: any number of them takes one descriptor."""
     entries = list(files)
     header = marshal.dumps([(path, len(content)) for path, content in entries], _PORTABLE)
     return [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(content for _, content in entries)]
 
 
 def unpack(fd: int) -> tuple[list[tuple[str, int]], int]:
-    """The (path, size) of packed files, and where the content of the first begins."""
+    """Return the (path, size) of packed files, and the offset of the content of the first."""
     length = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
     header = b""
     while len(header) < length:

@@ -1,4 +1,4 @@
-"""What a cell shows besides the text that it prints: values, images, figures."""
+"""Displays of a cell besides its printed text: values, images, figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LINES = 200
 
 
 class Displays:
-    """Writes what is shown into a pipe: a line of JSON, and after it the contents whose sizes it says."""
+    """Writes displays into a pipe: a line of JSON with sizes, followed by the contents."""
 
     def __init__(self, to_json: Callable[[Any], str]) -> None:
         self._to_json = to_json
@@ -42,7 +42,7 @@ class Displays:
             self._fd = -1
 
     def display(self, *values: Any) -> None:
-        """Show values, as a notebook does."""
+        """Show values, as in a notebook."""
         for value in values:
             self.show(value)
 
@@ -58,7 +58,7 @@ class Displays:
         self._write(parts)
 
     def figures(self) -> None:
-        """Show the figures that are open and close them."""
+        """Show the open figures and close them."""
         if (pyplot := sys.modules.get("matplotlib.pyplot")) is None:
             return
         for number in pyplot.get_fignums():
@@ -74,7 +74,7 @@ class Displays:
         self._frame({"error": {"name": name, "value": value[:_MAX_TEXT], "traceback": lines}}, [])
 
     def _write(self, parts: list[tuple[str, bytes]]) -> None:
-        """What does not fit is left out; an image goes before the text that describes it does."""
+        """Write a display; if it does not fit, only its text, or nothing."""
         size = sum(len(content) for _, content in parts)
         if size > self._room:
             parts = parts[:1]
@@ -93,12 +93,12 @@ class Displays:
 
 
 def _rich(value: Any, method: str) -> bytes | None:
-    """The answer of a display method; None where there is none, or it fails or declines."""
+    """Return the result of a display method; None if it is missing, fails or declines."""
     try:
         content = getattr(value, method)()
     except Exception:
         return None
-    if isinstance(content, tuple):  # with metadata
+    if isinstance(content, tuple):  # content and metadata
         content = content[0] if content else None
     if isinstance(content, str):
         return content.encode(errors="backslashreplace")

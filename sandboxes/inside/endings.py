@@ -6,15 +6,15 @@ import _signal
 import errno
 import os
 
-_children: dict[int, int] = {}  # by pid, where the kernel has no pidfd
+_children: dict[int, int] = {}  # pid -> writer of a pipe, for kernels without pidfd
 
 
 def watch(pid: int) -> int:
-    """A descriptor that is readable from the end of a child on; the caller closes it."""
+    """Return a descriptor that becomes readable when a child ends; the caller closes it."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        if error.errno != errno.ENOSYS:  # gVisor has none
+        if error.errno != errno.ENOSYS:  # gVisor has no pidfd
             raise
     reader, writer = os.pipe2(os.O_CLOEXEC)
     _children[pid] = writer
@@ -24,7 +24,7 @@ def watch(pid: int) -> int:
 
 
 def forget() -> None:
-    """In a child that was just forked: those who are watched are not its own."""
+    """Drop all watches, in a child that was just forked: they are not its children."""
     if _children:
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         for writer in _children.values():
@@ -36,7 +36,7 @@ def _look(*_: object) -> None:
     for pid in list(_children):
         try:
             has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # and somebody was faster
+        except ChildProcessError:  # already reaped
             has_ended = True
         if has_ended:
             os.close(_children.pop(pid))

@@ -1,4 +1,4 @@
-"""Files into a world and out of it. Runs confined, as the user that the code is."""
+"""Transfer files into a world and out of it. Runs confined, as the user of the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def write(files: Sequence[tuple[str, bytes]]) -> None:
-    """Write files that came in the request; relative paths are below the current directory. Raises `OSError`."""
+    """Write files of the request; relative paths are below the current directory. Raises `OSError`."""
     for path, content in files:
         file = _new(path)
         try:
@@ -29,7 +29,7 @@ def write(files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def write_packed(payload: int) -> None:
-    """Write what `channel.pack` has packed. Raises `OSError`."""
+    """Write files packed by `channel.pack`. Raises `OSError`."""
     entries, offset = channel.unpack(payload)
     for path, size in entries:
         file = _new(path)
@@ -42,17 +42,17 @@ def write_packed(payload: int) -> None:
 
 
 def _new(path: str) -> int:
-    name = fsencode(path)  # paths are bytes to the kernel: surrogates stand for those that are no UTF-8
+    name = fsencode(path)  # paths are bytes to the kernel: surrogates stand for bytes that are not UTF-8
     if b"/" in name and (directory := os.path.dirname(name)):
         os.makedirs(directory, exist_ok=True)
-    # Anew where there is one: writing through a link of the code's would do no harm, but surprise.
+    # Existing files are truncated, also through a link that the code made; that can harm only the code.
     return open_file(name, _ANEW, 0o644)
 
 
 def read(paths: Sequence[str], out: int, limit: int) -> None:
-    """Stream the regular files among the paths into `out`, each after a line with its place in `paths` and its size.
+    """Stream the regular files among the paths into `out`, each after a line with its index in `paths` and its size.
 
-    A file that does not fit into what is left of `limit` bytes has the size -1. One that shrinks meanwhile is filled up
+    A file that does not fit into the rest of `limit` bytes has the size -1. A file that shrinks meanwhile is padded
     with zeros.
     """
     for index, path in enumerate(paths):
@@ -73,7 +73,7 @@ def read(paths: Sequence[str], out: int, limit: int) -> None:
 
 
 def _of_kernel(file: int) -> bool:
-    """Files of /proc say that they are regular and empty, and some of them never end."""
+    """Return whether it is a file of /proc: these claim to be regular and empty, and some never end."""
     return os.readlink(f"/proc/self/fd/{file}").startswith("/proc/")
 
 

@@ -1,7 +1,7 @@
-"""Runs main.py as `__main__` of this interpreter, as if python had been called with the file.
+"""Run main.py as `__main__` of this interpreter, as if python had been called with the file.
 
-The interpreter is a fork of a warm one, so what differs from a fresh one is put right here: the main module, the
-random state, the frames of agentloop in tracebacks, and what the end of an interpreter does.
+The interpreter is a fork of a warm one. This module restores what differs from a fresh one: the main module, the
+random state, the frames of agentloop in tracebacks, and the shutdown of an interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def start_of_interpreter() -> None:
-    """What `site` adds, without its search for packages: that is slow, and looks where nothing is."""
+    """Add the builtins that `site` adds, without its slow search for packages."""
     import _sitebuiltins
 
     vars(builtins)["exit"] = _sitebuiltins.Quitter("exit", "EOF")
@@ -34,9 +34,9 @@ def start_of_interpreter() -> None:
 
 
 def prepare(directory: str) -> None:
-    """Make this process what a program of `directory` finds: done once, since every fork has its own copy of it.
+    """Set `sys` up for a program in `directory`. This is done once, since every fork has its own copy.
 
-    Nothing of agentloop can be imported from here on.
+    Nothing of agentloop can be imported after this.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "agentloop"]:
         del sys.modules[name]
@@ -48,17 +48,19 @@ def prepare(directory: str) -> None:
 
 
 _after_fork: list[types.CodeType] = []
-"""What `threading` does in a fork. Ours are of a process with one thread, where it changes nothing: it is put back for
-those of the code, and saves each execution a hundred page faults."""
+"""The fork handler of `threading`. It is disabled in forks made here, which have one thread, to save each execution a
+hundred page faults. `begin` restores it for forks made by the code."""
 
 
 def _nothing() -> None:
-    """In place of it."""
+    """Replace the fork handler of `threading`."""
 
 
 def begin() -> dict[str, Any]:
-    """What is left to do in a fork: other random numbers than in other forks, and the main module, which must be young
-    enough for the garbage collector to end what it holds. The namespace of that."""
+    """Finish the setup in a fork and return the namespace of its main module.
+
+    It gets random numbers of its own. The main module is new, so the garbage collector can free its objects.
+    """
     if "numpy.random" in sys.modules:  # `random` does this by itself
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
@@ -73,7 +75,7 @@ def begin() -> dict[str, Any]:
 
 
 def run(source: bytes, echo: bool) -> int:
-    """The exit code of the program; everything that ends with an interpreter has been done."""
+    """Run the program and the shutdown of the interpreter; return the exit code."""
     main = begin()
     main["__file__"] = MAIN
     try:
@@ -87,7 +89,7 @@ def run(source: bytes, echo: bool) -> int:
 
 
 def _compile(source: bytes, echo: bool) -> list[types.CodeType]:
-    """The code of the program; with `echo` a last expression has code of its own, which prints its value."""
+    """Compile the program; with `echo`, a last expression gets code of its own, which prints its value."""
     if b"\0" in source:
         raise SyntaxError("source code cannot contain null bytes")
     if not echo:
@@ -101,7 +103,7 @@ def _compile(source: bytes, echo: bool) -> list[types.CodeType]:
 
 
 def without_own_frames(error: BaseException) -> None:
-    """Take our frames out of its traceback, and out of those of the exceptions that led to it."""
+    """Remove the frames of agentloop from its traceback, and from those of the exceptions that led to it."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -127,7 +129,7 @@ def _theirs(traceback: types.TracebackType | None) -> types.TracebackType | None
 
 
 def _status(error: BaseException) -> int:
-    """The exit code of a program that ended with this exception, which has been shown where it has to be."""
+    """Return the exit code of a program that ended with this exception, and print the exception if necessary."""
     without_own_frames(error)
     if isinstance(error, SystemExit):
         if error.code is None:
@@ -138,7 +140,7 @@ def _status(error: BaseException) -> int:
         return 1
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as second:  # as the interpreter does it: both are shown
+    except BaseException as second:  # as the interpreter does: print both
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
@@ -147,14 +149,14 @@ def _status(error: BaseException) -> int:
 
 
 def _write_open_files() -> None:
-    """The collector may end the descriptor of a file before its buffer."""
-    for each in gc.get_objects():  # without what was warm
+    """Flush open files, because the collector may close a descriptor before its buffer is written."""
+    for each in gc.get_objects():  # without the frozen objects of the template
         if type(each) in _BUFFERED and not each.closed and each.writable():
             each.flush()
 
 
 def end_of_interpreter(status: int) -> int:
-    """Wait for threads, call `atexit` functions, end what the program still holds (open files are written), flush."""
+    """Wait for threads, call `atexit` functions, free the objects of the program (which writes open files), flush."""
     try:
         if threading := sys.modules.get("threading"):
             threading._shutdown()

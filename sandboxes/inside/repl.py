@@ -1,4 +1,4 @@
-"""A Python that remembers: runs cells in one namespace as they come, and shows the value of a last expression."""
+"""A stateful Python: run cells in one namespace and show the value of a last expression."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COROUTINE = 0x80
 
 
 class Library:
-    """What sessions need of the standard library, and other executions would only carry."""
+    """Modules of the standard library that sessions need. Other executions do not pay for importing them."""
 
     def __init__(self) -> None:
         import json
@@ -37,13 +37,15 @@ class Library:
 
 
 def serve(channel_fd: int, library: Library) -> int:
-    """Run what the socket brings until it closes."""
+    """Run the cells that the socket brings until it closes."""
     main = program.begin()
     sys.argv[:] = [""]
     return Repl(socket(fileno=channel_fd), library, main).serve()
 
 
 class Repl:
+    """Runs cells in one namespace."""
+
     def __init__(self, control: socket, library: Library, main: dict[str, Any]) -> None:
         self._control = control
         self._library = library
@@ -56,7 +58,7 @@ class Repl:
         self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         vars(builtins)["display"] = self._displays.display
         vars(builtins)["exit"] = vars(builtins)["quit"] = _exit
-        # The figures are shown at the end of the cell.
+        # Figures are shown at the end of the cell.
         library.warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
 
     def serve(self) -> int:
@@ -77,7 +79,7 @@ class Repl:
             self._cell(source, f"<cell {request['cell']}>")
             self._displays.end()
             self._redirect(self._nowhere, self._nowhere, close=False)
-            if os.getpid() != self._pid:  # a child that the cell has forked: its life ends with the cell
+            if os.getpid() != self._pid:  # a child forked by the cell: it ends with the cell
                 os._exit(0)
             channel.send(self._control, {"cell": request["cell"]})
 
@@ -136,10 +138,10 @@ class Repl:
         try:
             value = str(error)
             lines = "".join(self._library.traceback.format_exception(error)).splitlines()
-        except BaseException as second:  # an exception that cannot be shown
+        except BaseException as second:  # an exception that cannot be formatted
             value, lines = "", [f"{type(error).__name__}: <{type(second).__name__} when it was shown>"]
         self._displays.error(type(error).__name__, value, lines)
-        error.__traceback__ = None  # it would keep what the frames hold
+        error.__traceback__ = None  # it would keep the objects of its frames alive
         gc.collect(0)
 
     def _interrupted(self, *_: object) -> None:

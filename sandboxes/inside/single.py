@@ -1,4 +1,4 @@
-"""A world that is used once: inside walls that others have built, or in a directory where there are none."""
+"""A world that is used once: in isolation made by others, or in a directory without namespaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from _socket import socket
 
 from agentloop.sandboxes.inside import program
-from agentloop.sandboxes.inside.isolation import libc, removal, sweep, walls
+from agentloop.sandboxes.inside.isolation import cleanup, confinement, libc
 from agentloop.sandboxes.inside.world import World
 
 TYPE_CHECKING = False
@@ -16,27 +16,31 @@ if TYPE_CHECKING:
 
 
 def main(control_fd: int, plan: dict[str, Any]) -> None:
-    """`plan`: the working `directory`; where there are such, the seccomp `filter` of steps, `restrict`, a module with
-    a function of that name and its arguments, which steps call, `enclose`, a module whose function of that name closes
-    the whole world off and gives what kills everything in it, and `counts_processes` and `user`, as in `Walls`."""
+    """Serve one world.
+
+    `plan` holds the working `directory` and, if the level has them: the seccomp `filter` of steps; `restrict`, a module
+    with a function of that name and its arguments, which steps call; `enclose`, a module whose function of that name
+    encloses the whole world and returns a function that kills everything in it; `counts_processes` and `user` of
+    `Confinement`.
+    """
     os.set_inheritable(control_fd, False)
     control = socket(fileno=control_fd)
     program.start_of_interpreter()
     has_namespace = os.getpid() == 1
     if not has_namespace:
         libc.become_subreaper()
-    if plan.get("user") is not None:  # it is root, and what becomes another user must get nothing back
+    if plan.get("user") is not None:  # this is root: processes that become another user must not get rights back
         libc.drop_bounding_set()
     libc.set_dumpable(False)
     try:
-        World(control, _walls(plan, has_namespace)).serve()
+        World(control, _confinement(plan, has_namespace)).serve()
     finally:
         if not has_namespace:
-            removal.remove(plan["directory"])
+            cleanup.remove_directory(plan["directory"])
 
 
-def _walls(plan: dict[str, Any], has_namespace: bool) -> walls.Walls:
-    restrict = walls.nothing
+def _confinement(plan: dict[str, Any], has_namespace: bool) -> confinement.Confinement:
+    restrict = confinement.nothing
     if plan.get("restrict"):
         module, arguments = plan["restrict"]
         rules = sys.modules[module]
@@ -44,10 +48,10 @@ def _walls(plan: dict[str, Any], has_namespace: bool) -> walls.Walls:
         def restrict() -> None:
             rules.restrict(**arguments)
 
-    kill = sweep.namespace if has_namespace else sweep.descendants
+    kill = cleanup.kill_namespace if has_namespace else cleanup.kill_descendants
     if plan.get("enclose"):
         kill = sys.modules[plan["enclose"]].enclose()
-    return walls.Walls(
+    return confinement.Confinement(
         directory=plan["directory"],
         user=plan.get("user"),
         filter=plan.get("filter", b""),

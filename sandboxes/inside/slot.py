@@ -1,4 +1,4 @@
-"""Makes a slot: a fork of the template, first process of namespaces of its own, that serves executions one by one."""
+"""Make a slot: a fork of the template, first process of its own namespaces, that serves executions one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from agentloop.sandboxes.inside.isolation import libc, mounts
-from agentloop.sandboxes.inside.isolation.walls import Walls
+from agentloop.sandboxes.inside.isolation.confinement import Confinement
 from agentloop.sandboxes.inside.world import World
 
 TYPE_CHECKING = False
@@ -27,14 +27,14 @@ _ANSWER = 4096
 
 
 class SlotError(Exception):
-    """Why a slot could not be made."""
+    """Raised if a slot could not be made."""
 
 
 def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
-    """The pid of a new slot that serves `control`. Raises `SlotError`.
+    """Make a slot that serves `control` and return its pid. Raises `SlotError`.
 
-    Two forks: the first enters the namespaces, and only its child can be the first process of the pid namespace.
-    `host_user` is what the slot's root is outside, and the next number what the code is; None maps one user only.
+    It takes two forks: the first enters the namespaces, and only its child can be the first process of the pid
+    namespace. Outside, `host_user` is the root of the slot and the next number is the code; None maps one user only.
     """
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     alive = [os.fork()]
@@ -52,7 +52,7 @@ def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
         _expect(ours, b"ready")
         return alive[0]
     except (SlotError, OSError) as error:
-        for pid in alive:  # nobody else waits for it: it is there, if only as a zombie
+        for pid in alive:  # not reaped by others, so the pid still belongs to it
             os.kill(pid, _signal.SIGKILL)
             os.waitpid(pid, 0)
         raise SlotError(str(error)) from error
@@ -63,7 +63,7 @@ def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
 def _expect(channel: socket, word: bytes = b"") -> bytes:
     answer = channel.recv(_ANSWER)
     if not answer or answer.startswith(b"!"):
-        raise SlotError(answer[1:].decode(errors="replace") or "it died while it was set up")
+        raise SlotError(answer[1:].decode(errors="replace") or "it died during its setup")
     assert not word or answer == word, answer
     return answer
 
@@ -76,7 +76,7 @@ def _map_users(pid: int, host_user: int | None) -> None:
 
 
 def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: int | None) -> NoReturn:
-    """The first fork, and in it the second. Neither returns."""
+    """Continue in the first fork, and in its child. Neither returns."""
     try:
         for number in (_signal.SIGINT, _signal.SIGTERM):
             _signal.signal(number, _signal.SIG_DFL)
@@ -90,11 +90,11 @@ def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: i
             template.send(str(pid).encode())
             os._exit(0)
         _expect(template, b"adopted")
-        walls = _build(plan, host_user)
-        libc.die_with_parent()  # last: it is forgotten when the user changes
+        confinement = _build(plan, host_user)
+        libc.die_with_parent()  # last: a change of user resets it
         template.send(b"ready")
         template.close()
-        World(control, walls).serve()
+        World(control, confinement).serve()
     except BaseException as error:
         if template.fileno() >= 0:
             template.send(f"!{type(error).__name__}: {error}".encode())
@@ -102,7 +102,7 @@ def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: i
         os._exit(1)
 
 
-def _build(plan: dict[str, Any], host_user: int | None) -> Walls:
+def _build(plan: dict[str, Any], host_user: int | None) -> Confinement:
     if host_user is not None:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
@@ -114,10 +114,10 @@ def _build(plan: dict[str, Any], host_user: int | None) -> Walls:
     libc.drop_bounding_set()
     libc.no_new_privileges()
     libc.install_filter(plan["filter"])
-    libc.set_dumpable(host_user is not None)  # the code is another user than this process, or must not look into it
+    libc.set_dumpable(host_user is not None)  # unless the code is another user, it must not look into this process
     is_owner = host_user is not None
     scratch = mounts.Scratch(plan["writable"], plan["disk_mb"], plan["key"], is_owner=is_owner)
-    return Walls(
+    return Confinement(
         directory=plan["directory"],
         user=None if host_user is None else 1000,
         renew=scratch.renew,

@@ -1,14 +1,14 @@
-"""What a step can do, in the forked process that does it: the last code of ours before that of others."""
+"""The operations of a step, in the forked process that runs it: the last own code before untrusted code."""
 
 from __future__ import annotations
 
-import _signal  # of which `signal` makes enums, at a price
+import _signal  # the module signal makes enums, which costs time
 import marshal
 import mmap
 import os
 import struct
 import sys
-from os import closerange, dup2  # names of a module's own are found without a search
+from os import closerange, dup2  # as global names of this module, they are found faster
 from time import monotonic
 
 from agentloop.sandboxes.inside import channel, program, repl
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from agentloop.sandboxes.inside.isolation.walls import Walls
+    from agentloop.sandboxes.inside.isolation.confinement import Confinement
 
     Files = list[tuple[str, bytes]]
 
@@ -27,25 +27,25 @@ _STARTED = struct.Struct("<d")
 _read_time, _write_time = _STARTED.unpack_from, _STARTED.pack_into
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 REPL_CHANNEL = 3
-"""Where a REPL finds its socket."""
+"""Descriptor of the socket of a REPL."""
 _BOTH_WAYS = os.O_RDWR | os.O_CLOEXEC
 _STANDARD = ("stdin", "stdout", "stderr")
 _MAX_FD = 1024
-"""Above all descriptors that a world has."""
+"""Greater than every descriptor of a world."""
 
 
 class Report:
-    """A page that a step and its world share until its code starts: when it started, or why it could not."""
+    """A page that a step and its world share: when the code started, or why it could not."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
 
     def started(self) -> float:
-        """By `time.monotonic`; 0 before."""
+        """Return the start time by `time.monotonic`; 0 before the start."""
         return float(_read_time(self._page)[0])
 
     def error(self) -> tuple[str, str] | None:
-        """The stage at which it failed, and why; None where the process ended without a word."""
+        """Return the stage that failed and the reason; None if the process ended without a report."""
         return marshal.loads(self._page[_STARTED.size :]) if self._page[_STARTED.size] else None
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class Report:
         self._page[_STARTED.size : _STARTED.size + len(text)] = text
 
     def clear(self) -> None:
-        """For the next step."""
+        """Prepare for the next step."""
         if self._page[_STARTED.size]:
             self._page[:] = bytes(mmap.PAGESIZE)
         _write_time(self._page, 0, 0.0)
@@ -69,8 +69,7 @@ class Report:
 
 
 class Order:
-    """A step to do: the request, the files that came in it, its descriptors by name, and where to say that it has
-    started."""
+    """One step: its request, the files of the request, its descriptors by name, and its report."""
 
     def __init__(self, request: dict[str, Any], files: Files, fds: dict[str, int], report: Report) -> None:
         self.request = request
@@ -79,14 +78,14 @@ class Order:
         self.report = report
 
 
-def run(walls: Walls, request: dict[str, Any], files: Files, fds: list[int], report: Report) -> int:
-    """Do a step: confine this process, write the files that came along, do the operation. The exit code of it."""
-    stage = "walls"
+def run(confinement: Confinement, request: dict[str, Any], files: Files, fds: list[int], report: Report) -> int:
+    """Run a step and return its exit code: confine this process, write the files, do the operation."""
+    stage = "isolation"
     try:
         given = dict(zip(request["fds"], fds, strict=True))
         for number, name in enumerate(_STANDARD):
             dup2(given[name] if name in given else os.open("/dev/null", _BOTH_WAYS), number)
-        walls.confine(request["limits"])
+        confinement.confine(request["limits"])
         stage = "files"
         return _OPERATIONS[request["op"]](Order(request, files, given, report))
     except OSError as error:
@@ -102,7 +101,7 @@ def _write_files(order: Order) -> None:
 
 
 def _start(report: Report, first: int = 3) -> None:
-    """The last thing before code of others: nothing of ours is open from `first` on, and the clock runs."""
+    """Close all descriptors from `first` on and start the clock. Untrusted code comes next."""
     closerange(first, _MAX_FD)
     report.start()
     report.close()
@@ -122,10 +121,10 @@ def _content(path: str) -> bytes:
 
 def _execute(order: Order) -> int:
     _write_files(order)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and programs inherit that
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
         _signal.signal(number, _signal.SIG_DFL)
     argv = order.request["argv"]
-    if "/" in argv[0]:  # what a linker has written; it may not have been allowed to change modes
+    if "/" in argv[0]:  # the output of a linker, which may not have been allowed to change modes
         _make_executable(argv[0])
     _start(order.report)
     try:
@@ -139,7 +138,7 @@ def _make_executable(path: str) -> None:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return  # it is not there, and that is what the code will be told
+        return  # a missing file is reported by the execution
     try:
         os.fchmod(file, 0o755)
     except OSError:
@@ -162,7 +161,7 @@ def _read(order: Order) -> int:
 
 
 def _repl(order: Order) -> int:
-    library = repl.Library()  # first: files that come along may have the names of modules
+    library = repl.Library()  # before the files, which may have the names of modules
     _write_files(order)
     if order.fds["repl"] != REPL_CHANNEL:
         dup2(order.fds["repl"], REPL_CHANNEL, inheritable=False)

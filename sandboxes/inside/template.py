@@ -1,7 +1,7 @@
-"""The template: an interpreter with modules already imported, of which every slot is a fork.
+"""The template: an interpreter with modules already imported, from which every slot is forked.
 
-It serves one socket of one owner. When the owner goes, however it goes, the template ends every slot, removes their
-cgroups and ends. Started as root it stays root outside of the slots, and sees nothing but the view that slots see.
+It serves one socket of one owner. When the owner ends, for any reason, the template ends every slot, removes their
+cgroups and ends. If started as root, it stays root outside of the slots, but sees only the file system of the slots.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 _FIRST_USER = 0x70000000
 _USERS = 0x0FFF0000
-"""Users that the slots of this machine are outside: above those of container managers, below 2^31."""
+"""Range of host users for slots: above those of container managers, below 2^31."""
 _MAX_SLOTS = 4096
 
 
 def main(control_fd: int, plan: dict[str, Any]) -> None:
+    """Serve the owner's requests for slots until it ends."""
     os.set_inheritable(control_fd, False)
     control = socket(fileno=control_fd)
     owner = os.pidfd_open(plan["owner"])
     if os.getppid() != plan["owner"]:
         return
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
-        _signal.signal(number, _signal.SIG_IGN)  # it ends with its owner, who gets the signal too
+        _signal.signal(number, _signal.SIG_IGN)  # the owner gets the signal, too, and the template ends with it
     template = Template(control, owner, plan)
     try:
         template.build()
@@ -62,7 +63,7 @@ class Template:
         ]
 
     def build(self) -> None:
-        """Enter the view and import what is to be warm. Raises `OSError`, `ImportError`."""
+        """Enter the file system view and import the modules to preload. Raises `OSError`, `ImportError`."""
         if self._root:
             libc.unshare(libc.CLONE_NEWNS)
         else:
@@ -70,17 +71,17 @@ class Template:
         mounts.build_root(self._plan["root"], self._plan["writable"])
         libc.become_subreaper()
         os.environ.pop("LD_BIND_NOW", None)
-        sys.path_importer_cache.clear()  # it remembers what was absent before
+        sys.path_importer_cache.clear()  # it remembers paths that were absent before
         program.start_of_interpreter()
         for name in self._plan["preload"]:
             __import__(name)
             if len(os.listdir("/proc/self/task")) > 1:
-                raise ImportError(f"the module {name!r} starts threads when it is imported: it cannot be preloaded")
+                raise ImportError(f"the module {name!r} starts threads when imported, so it cannot be preloaded")
         gc.collect()
         gc.freeze()
 
     def serve(self) -> None:
-        """Until the owner is gone."""
+        """Serve requests until the owner is gone."""
         for fd in (self._control.fileno(), self._owner):
             self._poll.register(fd, select.POLLIN)
         try:
@@ -141,7 +142,7 @@ def _own_user_namespace() -> None:
 
 
 def _remove_cgroup(parent: int, name: str) -> None:
-    """A cgroup and those in it. A moment may pass until the kernel has taken the dead out of them."""
+    """Remove a cgroup and those in it, waiting until the kernel has taken dead processes out of them."""
     try:
         directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError:

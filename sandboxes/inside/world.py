@@ -1,10 +1,10 @@
-"""The first process of a world: starts steps as the other side of its socket asks, and says how each ended.
+"""The first process of a world: start steps on request and report how each ended.
 
-It is single-threaded, never runs code of others, and is protected from it by the walls. When the socket closes it
-ends, and with it everything in the world.
+It is single-threaded, never runs untrusted code, and is protected from it by the confinement of steps. When its socket
+closes, it ends, and everything in the world with it.
 
-An execution costs what the forked process and this one touch of the memory that they share, page by page: the way of a
-step through here is short, and avoids exceptions and modules that do much.
+The cost of an execution is the memory pages that the fork and this process write to. So the path of a step through
+this module is short, and avoids exceptions and heavy modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import resource
 import select
 import sys
-from os import close, waitpid  # names of a module's own are found without a search
+from os import close, waitpid  # as global names of this module, they are found faster
 from time import monotonic
 
 from agentloop.sandboxes.inside import channel, endings, program, steps
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-    from agentloop.sandboxes.inside.isolation.walls import Walls
+    from agentloop.sandboxes.inside.isolation.confinement import Confinement
 
 _NEVER = float("inf")
 _SETUP_SECONDS = 60.0
@@ -33,7 +33,7 @@ _FEW = 8
 _RLIMITS = 16
 """RLIM_NLIMITS of Linux."""
 _LOOK_SECONDS = 0.02
-"""How often to look whether a step whose time could be over has started: nothing tells us."""
+"""Seconds between two checks whether a step whose time may be over has started; there is no notification."""
 
 
 class _Running:
@@ -49,7 +49,7 @@ class _Running:
         self.killed = False
 
     def due(self) -> float:
-        """When it has to be ended, by `time.monotonic`: the clock of the code starts when the code does."""
+        """Return when to end the step, by `time.monotonic`. The clock of the code starts with the code."""
         if self.killed:
             return _NEVER
         if started := self.report.started():
@@ -57,7 +57,7 @@ class _Running:
         return self.forked + _SETUP_SECONDS
 
     def look(self, now: float) -> float:
-        """When to ask for that again."""
+        """Return when to check `due` again."""
         if self.killed or self.report.started():
             return self.due()
         return max(self.forked + min(self.seconds, _SETUP_SECONDS), now + _LOOK_SECONDS)
@@ -66,9 +66,9 @@ class _Running:
 class World:
     """Serves the requests of one socket."""
 
-    def __init__(self, control: socket, walls: Walls) -> None:
+    def __init__(self, control: socket, confinement: Confinement) -> None:
         self._control = control
-        self._walls = walls
+        self._confinement = confinement
         self._inbox = channel.Inbox()
         self._own_data = 0
         self._settings = _settings()
@@ -78,14 +78,14 @@ class World:
         self._poll.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Until the other side closes the socket. Raises `OSError` where the world cannot be made clean."""
+        """Serve requests until the other side closes the socket. Raises `OSError` if the world cannot be cleaned."""
         os.chdir("/")
         self._renew()
-        program.prepare(self._walls.directory)
+        program.prepare(self._confinement.directory)
         gc.collect()
         gc.freeze()
         gc.disable()
-        with open("/proc/self/statm") as file:  # what is warm does not count against the code
+        with open("/proc/self/statm") as file:  # memory of the warm interpreter does not count against the code
             self._own_data = int(file.read().split()[5]) * resource.getpagesize()
         channel.say(self._control, b'{"ready": true}')
         control = self._control.fileno()
@@ -100,7 +100,7 @@ class World:
             self._sweep()
 
     def _patience(self) -> float | None:
-        """End what is over its time. Milliseconds until something may be again."""
+        """End steps whose time is over; return the milliseconds until the next check."""
         nearest = _NEVER
         now = monotonic()
         for pid, step in self._running.items():
@@ -144,7 +144,7 @@ class World:
                 endings.forget()
                 for spare in self._reports:
                     spare.close()
-                status = steps.run(self._walls, request, self._inbox.body(), fds, report)
+                status = steps.run(self._confinement, request, self._inbox.body(), fds, report)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -157,14 +157,14 @@ class World:
         self._running[pid] = step
 
     def _end(self, pid: int, step: _Running) -> None:
-        """It is not reaped yet: there is no other process with its pid."""
-        if step.request["alone"]:  # at once: else what it has started would see it die
-            self._walls.kill()
+        """End a step. It is not reaped yet, so its pid belongs to no other process."""
+        if step.request["alone"]:  # all at once: else its children would see it die
+            self._confinement.kill()
         else:
             os.kill(pid, _signal.SIGKILL)
 
     def _reap(self) -> None:
-        """All that has ended: steps, and what they left behind, which the kernel gives to us."""
+        """Reap everything that has ended: steps, and orphans of steps."""
         while self._running:
             pid, status = waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -183,7 +183,7 @@ class World:
             facts = (step.number, code if code >= 0 else 128 - code, now - started, step.killed)
             channel.say(self._control, b'{"id": %d, "code": %d, "seconds": %.6f, "timed_out": %d}' % facts)
         else:
-            self._failed(step, *(step.report.error() or ("walls", f"it ended with {code} before the code started")))
+            self._failed(step, *(step.report.error() or ("isolation", f"it ended with {code} before the code started")))
         step.report.clear()
         self._reports.append(step.report)
         if step.request["last"]:
@@ -192,50 +192,52 @@ class World:
             self._clean()
 
     def _failed(self, step: _Running, stage: str, reason: str) -> None:
-        text = reason.encode(errors="backslashreplace").hex()  # a module for JSON would come from where the code writes
+        text = reason.encode(errors="backslashreplace").hex()  # importing json would search where the code can write
         channel.say(self._control, f'{{"id": {step.number}, "failed": "{stage}", "reason": "{text}"}}'.encode())
 
     def _clean(self) -> None:
-        assert not self._running, "a step that was to be the last"
-        if self._walls.user is None and _settings() != self._settings:
-            raise OSError("the code has changed the limits of this process, which every later execution inherits")
+        assert not self._running, "a step runs after the last one"
+        if self._confinement.user is None and _settings() != self._settings:
+            raise OSError("the code has changed limits of this process, which later executions would inherit")
         self._renew()
         channel.say(self._control, b'{"clean": true}')
 
     def _sweep(self) -> None:
-        """End every process of the world but this one. What is left of any is a child of this one, or below one."""
+        """End every other process of the world; all of them are descendants of this one."""
         try:
             while True:
                 if waitpid(-1, os.WNOHANG) == (0, 0):
-                    self._walls.kill()
+                    self._confinement.kill()
                     waitpid(-1, 0)
         except ChildProcessError:
             for step in self._running.values():
                 self._poll.unregister(step.pidfd)
                 close(step.pidfd)
-                self._failed(step, "walls", "what it was part of has ended")
+                self._failed(step, "isolation", "its world has ended")
             self._running.clear()
 
     def _renew(self) -> None:
-        """Empty writable directories, and in them the working directory."""
-        directory = self._walls.directory
+        """Empty the writable directories and make the working directory in them."""
+        directory = self._confinement.directory
         os.chdir("/")
-        if self._walls.renew:
+        if self._confinement.renew:
             _remove_few(directory)
-            self._walls.renew()
+            self._confinement.renew()
         try:
             os.mkdir(directory)
         except FileExistsError:
             os.chdir(directory)
             return
-        if self._walls.user is not None:
-            os.chown(directory, self._walls.user, self._walls.user)
+        if self._confinement.user is not None:
+            os.chown(directory, self._confinement.user, self._confinement.user)
         os.chdir(directory)
 
 
 def _remove_few(directory: str) -> None:
-    """A directory with the few files of most executions: that is several times cheaper than another file system. What
-    is in it nobody can change any more, and where something stays it is left to `renew`."""
+    """Remove a directory with few files, which is much cheaper than a new file system.
+
+    Nobody can change its content any more. If something remains, `renew` takes care of it.
+    """
     try:
         names = os.listdir(directory)
         if len(names) <= _FEW:
@@ -247,7 +249,7 @@ def _remove_few(directory: str) -> None:
 
 
 def _settings() -> tuple[Any, ...]:
-    """What another process of the same user may change in this one. Without root the code is the same user."""
+    """Return the settings of this process that another process of the same user could change."""
     return (
         [resource.getrlimit(limit) for limit in range(_RLIMITS)],
         os.getpriority(os.PRIO_PROCESS, 0),

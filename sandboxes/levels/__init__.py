@@ -1,1 +1,1 @@
-"""Isolation levels: each one says how untrusted code is kept away from the host. Worlds run inside them."""
+"""Isolation levels: how untrusted code is kept away from the host. They build worlds, which run the code."""

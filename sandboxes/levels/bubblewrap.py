@@ -1,8 +1,8 @@
-"""The isolation level `bubblewrap`: a fresh set of namespaces for every execution, made without privileges by bwrap.
+"""The isolation level `bubblewrap`: bwrap makes fresh namespaces for every execution, without privileges.
 
-Inside there are no files of the host but /usr and the interpreter, no network but a loopback of its own, no other
-processes, no environment; a seccomp filter and resource limits on top (`seccomp`, `rootfs`). Memory is limited by
-process, not in sum: this level uses no cgroup.
+Inside there are no files of the host except /usr and the interpreter, no network except a loopback of its own, no other
+processes and no environment. A seccomp filter and resource limits come on top (`seccomp`, `rootfs`). Memory is limited
+per process, not in total: this level uses no cgroup.
 https://github.com/containers/bubblewrap
 """
 
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import WORKING_DIRECTORY
+from agentloop.sandboxes.interface.sandbox import WORKING_DIRECTORY
 from agentloop.sandboxes.levels.rootfs import RootFS
 from agentloop.sandboxes.levels.seccomp import build_filter
 from agentloop.sandboxes.worlds import boot, launcher
@@ -38,9 +38,9 @@ _SETUP_SECONDS = 60.0
 class Bubblewrap(PooledSandbox):
     """Executions in bubblewrap.
 
-    `slots`: executions at once, four times the cores by default. `packages`: installed distributions that the code may
-    import, besides the standard library (their requirements come along). `binds`: further host paths to show read-only,
-    where they are. `max_processes`: processes and threads of one execution. `disk_mb`: MiB of each of its writable
+    `slots`: executions at once, by default four times the cores. `packages`: installed distributions that the code may
+    import, besides the standard library; their requirements are included. `binds`: further host paths to show read-only
+    at the same place. `max_processes`: processes and threads of one execution. `disk_mb`: MiB of each of its writable
     directories, /tmp, /mnt and /dev/shm.
     """
 
@@ -63,10 +63,10 @@ class Bubblewrap(PooledSandbox):
         self._rootfs = RootFS.plan(packages, binds, disk_mb)
         self._files: list[bytes] = []
         self._arguments = self._build_arguments()
-        self._spawner: Spawner | None = None
+        self.spawner: Spawner | None = None
 
     def _build_arguments(self) -> bytes:
-        """Arguments of bwrap; the files that they write are given as descriptors, from `_FIRST_FILE_FD` on."""
+        """Return the arguments of bwrap; files that they write are passed as descriptors from `_FIRST_FILE_FD` on."""
 
         def file(path: str, content: bytes) -> list[str]:
             self._files.append(content)
@@ -84,15 +84,15 @@ class Bubblewrap(PooledSandbox):
                 "`apt-get install bubblewrap` (Debian, Ubuntu) or `dnf install bubblewrap` (Fedora)."
             )
         try:
-            self._spawner = await Spawner.start(bwrap, [path for path, _ in self._rootfs.binds])
+            self.spawner = await Spawner.start(bwrap, [path for path, _ in self._rootfs.binds])
         except SandboxError as error:
             raise self._unavailable(str(error)) from error
 
     def _usable(self) -> bool:
-        return self._spawner is not None and self._spawner.usable
+        return self.spawner is not None and self.spawner.usable
 
     async def _make(self) -> World:
-        if self._spawner is None:
+        if self.spawner is None:
             raise SandboxError("The sandbox was closed.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = Drain(1 << 14)
@@ -110,8 +110,8 @@ class Bubblewrap(PooledSandbox):
             files = [give(memory_file([content])) for content in self._files]
             command = _words(boot.command(_SOURCE_FD, launcher.CONTROL_FD))
             fds = [nowhere, nowhere, give(errors.writer), theirs.fileno(), arguments, program, source, *files]
-            number, status = self._spawner.spawn(give(memory_file([command])), fds)
-        world = World(ours, _Bwrap(self._spawner, number, status))
+            number, status = self.spawner.spawn(give(memory_file([command])), fds)
+        world = World(ours, _Bwrap(self.spawner, number, status))
         try:
             await world.ready(_SETUP_SECONDS)
         except SandboxError as error:
@@ -123,26 +123,26 @@ class Bubblewrap(PooledSandbox):
         return world
 
     async def _shut(self) -> None:
-        if self._spawner is not None:
-            await self._spawner.close()
-            self._spawner = None
+        if self.spawner is not None:
+            await self.spawner.close()
+            self.spawner = None
 
 
 class _Bwrap:
-    """The first process of a world, by its number at the launcher."""
+    """The first process of a world, identified by its number at the launcher."""
 
     def __init__(self, spawner: Spawner, number: int, status: asyncio.Future[int]) -> None:
-        self._spawner = spawner
+        self.spawner = spawner
         self._number = number
         self.ended: asyncio.Future[Any] = asyncio.ensure_future(_settled(status))
 
     def kill(self) -> None:
-        if not self.ended.done() and self._spawner.alive:
-            self._spawner.kill(self._number)
+        if not self.ended.done() and self.spawner.alive:
+            self.spawner.kill(self._number)
 
 
 async def _settled(status: asyncio.Future[int]) -> None:
-    with contextlib.suppress(SandboxError):  # with the launcher its sandboxes end too
+    with contextlib.suppress(SandboxError):  # when the launcher dies, its sandboxes die with it
         await asyncio.shield(status)
 
 

@@ -1,4 +1,4 @@
-"""`DirectorySandbox`: worlds without namespaces, each a process of its own in a directory of its own."""
+"""`DirectorySandbox`: worlds without namespaces, each a process in a directory of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.inside.isolation import cleanup
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 from agentloop.sandboxes.worlds import boot
 from agentloop.sandboxes.worlds.pooled import PooledSandbox
@@ -25,13 +25,13 @@ _CLEAR_SECONDS = 5.0
 
 
 class DirectorySandbox(PooledSandbox):
-    """Its subclass says what a step is kept from, in `_plan`."""
+    """Base of levels without namespaces. A subclass restricts its steps in `_plan`."""
 
     modules: Sequence[str] = ()
-    """Modules of agentloop, standard library only, that the plan needs inside."""
+    """Further modules of agentloop, standard library only, that the plan needs inside."""
 
     def _plan(self, directory: str) -> dict[str, Any]:
-        """Arguments of `inside.single.main`."""
+        """Return the arguments of `inside.single.main`."""
         return {"directory": directory}
 
     async def _open(self) -> None:
@@ -72,7 +72,10 @@ class DirectorySandbox(PooledSandbox):
 
 
 class _Process(PidFd):
-    """It ends when its socket closes, and clears up; where that takes too long it is killed, and the owner does."""
+    """The first process of a world, which ends and cleans up when its socket closes.
+
+    If that takes too long, it is killed and its owner cleans up.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
         super().__init__(os.pidfd_open(process.pid))
@@ -85,17 +88,17 @@ class _Process(PidFd):
 
     def _end(self) -> None:
         super()._end()
-        if self._process.wait() < 0:  # at once: it has ended
+        if self._process.wait() < 0:  # returns at once: the process has ended
             self._loop.run_in_executor(None, _clear, self._directory)
 
 
 def _clear(directory: str) -> None:
     try:
-        removal.remove(directory)
+        cleanup.remove_directory(directory)
     except FileNotFoundError:
-        pass  # it was at the end of it
+        pass  # it had just finished
     except OSError as error:
-        _logger.warning("A directory is left behind: %s", error)
+        _logger.warning("A sandbox directory could not be removed: %s", error)
 
 
 def _environment(directory: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The isolation level `docker`: a container for every execution and every session, made by a docker engine.
+"""The isolation level `docker`: a container of a docker engine for every execution and every session.
 
-It has no network, no capabilities and a read-only image; memory, processes, processor and disk are limited by the
-engine. Containers are made in advance and used once. With the runtime runsc (gVisor) the code talks to a kernel of its
-own; without it to the host's, as in `slots`. The engine must be on this machine: owner and container share a socket.
+A container has no network, no capabilities and a read-only image; the engine limits memory, processes, CPU and disk.
+Containers are made in advance and used once. With the runtime runsc (gVisor) the code talks to a kernel of its own;
+without it, to the host's kernel. The engine must run on this machine, since owner and container share a socket.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from typing import Any, ClassVar
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.process import owned_folders
-from agentloop.sandboxes.base import WORKING_DIRECTORY, Execution, ExecutionResult, Session, SessionSettings
 from agentloop.sandboxes.inside import channel
+from agentloop.sandboxes.interface.sandbox import (
+    WORKING_DIRECTORY,
+    Execution,
+    ExecutionResult,
+    Session,
+    SessionSettings,
+)
 from agentloop.sandboxes.levels.docker_engine import CONTROL, ContainerPlan, Engine
 from agentloop.sandboxes.levels.seccomp import build_filter
 from agentloop.sandboxes.worlds import boot
@@ -42,10 +48,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 class Docker(PooledSandbox):
     """Executions in containers.
 
-    `image`: has python3 (3.11 or newer), and what else the code may use. `runtime`: one of the engine's, by default
-    gVisor (runsc) where the engine has it. `slots`: executions at once, twice the cores by default. `spare`:
-    containers that are kept ready, as many as slots by default. `memory_mb`: MiB that any execution may ask for.
-    `cpus`: processors of one container. `max_processes`, `disk_mb`, `max_sessions`: as in `Slots`.
+    `image`: an image with python3 (3.11 or newer) and everything that the code may use. `runtime`: a runtime of the
+    engine, by default gVisor (runsc) if the engine has it. `slots`: executions at once, by default twice the cores.
+    `spare`: containers kept ready, by default as many as slots. `memory_mb`: largest memory limit of an execution, in
+    MiB. `cpus`: CPUs of one container. `max_processes`, `disk_mb`, `max_sessions`: as in `Slots`.
     """
 
     level: ClassVar[str] = "docker"
@@ -84,7 +90,7 @@ class Docker(PooledSandbox):
 
     @property
     def runtime(self) -> str:
-        """The runtime of the containers; empty for the engine's default. Known once it has started."""
+        """Return the runtime of the containers; empty for the engine's default. Known after `start`."""
         return self._plan.runtime or ""
 
     async def run(self, execution: Execution, *, max_queue_seconds: float = float("inf")) -> ExecutionResult:
@@ -100,7 +106,7 @@ class Docker(PooledSandbox):
         if memory_mb > self._plan.memory_mb:
             raise UserError(
                 f"memory_mb={memory_mb} is more than the containers of this sandbox have ({self._plan.memory_mb}): "
-                "make it with a larger memory_mb."
+                "make the sandbox with a larger memory_mb."
             )
 
     async def _open(self) -> None:
@@ -126,10 +132,10 @@ class Docker(PooledSandbox):
             self._stock.append(asyncio.create_task(self._create()))
 
     async def _create(self) -> World:
-        """Raises `SandboxError`."""
+        """Start a container and return its world. Raises `SandboxError`."""
         assert self._engine is not None
         folder = tempfile.mkdtemp(dir=self._folder)
-        os.chmod(folder, 0o711)  # the container's user is another; the folder above keeps everybody else out
+        os.chmod(folder, 0o711)  # the container runs as another user; the parent folder keeps other users out
         container = None
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"{folder}/{_SOCKET}")
@@ -162,7 +168,7 @@ class Docker(PooledSandbox):
         return world
 
     async def _connected(self, listener: socket.socket, container: Container) -> socket.socket:
-        """The connection from the interpreter in the container, which has been told what to do."""
+        """Accept the connection of the interpreter in the container and send it its program."""
         assert self._engine is not None
         try:
             async with asyncio.timeout(_SETUP_SECONDS):
@@ -170,7 +176,7 @@ class Docker(PooledSandbox):
         except TimeoutError as error:
             words = await asyncio.to_thread(self._engine.last_words, container.handle)
             raise SandboxError(f"No Python came up in a container within {_SETUP_SECONDS:g} s. {words}") from error
-        # Linux would count the processes of the user, who is the same in all containers; the engine counts in each.
+        # Linux would count processes over all containers, which share a user; the engine counts them per container.
         arguments = {"directory": WORKING_DIRECTORY, "filter": build_filter(), "counts_processes": False}
         with given(boot.source("single", arguments, portable=True)) as fds:
             channel.send(control, {}, fds)
@@ -202,7 +208,7 @@ class Docker(PooledSandbox):
 
 
 class Container:
-    """The first process of a world, as `worlds.FirstProcess` has it: it ends with its container."""
+    """The first process of a world in a container; it ends with its container."""
 
     def __init__(self, engine: Engine, handle: Any) -> None:
         self.handle = handle
@@ -212,15 +218,15 @@ class Container:
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def kill(self) -> None:
-        # With the loop gone nothing can be asked: the container ends when its socket closes, and is removed later.
+        # Without an event loop, the container ends when its socket closes. A later start removes it.
         if self._removal is None and not self._loop.is_closed():
             self._removal = self._loop.create_task(self._remove())
 
     async def _remove(self) -> None:
         try:
             await asyncio.to_thread(self._engine.remove, self.handle.id)
-        except SandboxError as error:  # it ends when its socket closes; the next start removes what is left
-            _logger.warning("A container is left behind: %s", error)
+        except SandboxError as error:  # it ends when its socket closes; the next start removes it
+            _logger.warning("A docker container could not be removed: %s", error)
         finally:
             if not self.ended.done():
                 self.ended.set_result(None)
@@ -234,7 +240,7 @@ def _connect(plan: ContainerPlan) -> tuple[Engine, ContainerPlan]:
 
 
 def _memory_of(pid: int) -> Cgroup | None:
-    """The cgroup of a container, where this process may set its limits; the engine's limit holds in any case."""
+    """Return the container's cgroup if this process may set its limits; the engine's limit applies anyway."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
@@ -249,5 +255,5 @@ def _memory_of(pid: int) -> Cgroup | None:
 
 
 def _release(cgroup: Cgroup) -> None:
-    """Close what was opened to watch it; the engine removes it."""
+    """Close the descriptor that watched the cgroup; the engine removes the cgroup."""
     cgroup.remove()

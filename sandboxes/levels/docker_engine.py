@@ -1,4 +1,4 @@
-"""What is asked of a docker engine. Every call blocks; none may be made on an event loop."""
+"""Calls to a docker engine. Every call blocks: make none on an event loop."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.process.owned_folders import is_dead, own_label
-from agentloop.sandboxes.base import WRITABLE
+from agentloop.sandboxes.interface.sandbox import WRITABLE
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 
 OWNER_LABEL = "agentloop.owner"
 CONTROL = "/run/agentloop"
-"""Where a container finds the socket of its owner."""
+"""Directory in a container that holds the socket of its owner."""
 _GVISOR = "runsc"
 _CALL_SECONDS = 60
 _GONE = (404, 409)
-"""Not found, and a conflict: somebody else removes it already."""
+"""Status codes for "not found" and for a conflict, which means that the container is being removed already."""
 _USER = 1000
 _START_ENGINE = (
     "Install and start an engine (Debian: `apt-get install docker.io`, then `systemctl start docker`), let this user "
@@ -28,7 +28,7 @@ _ENVIRONMENT = {name: value for name, value in ENVIRONMENT.items() if name not i
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ContainerPlan:
-    """What all containers of a sandbox have in common."""
+    """The settings that all containers of a sandbox share."""
 
     image: str
     runtime: str | None
@@ -41,12 +41,12 @@ class ContainerPlan:
 
 @dataclass(slots=True, frozen=True)
 class Leftover:
-    """A container that the engine has."""
+    """A container made by agentloop."""
 
     id: str
     owner: str
     state: str
-    """created, running, exited, ... as the engine says."""
+    """State as the engine reports it: created, running, exited, ..."""
 
 
 class Engine:
@@ -57,7 +57,7 @@ class Engine:
 
     @classmethod
     def connect(cls) -> Engine:
-        """The engine that the docker command line would talk to. Raises `UserError` where there is none."""
+        """Connect to the engine that the docker command line uses. Raises `UserError` if there is none."""
         try:
             import docker
         except ImportError as error:
@@ -66,20 +66,24 @@ class Engine:
             client = docker.from_env(timeout=_CALL_SECONDS)
             client.ping()
         except _errors() as error:
-            raise UserError(f"There is no docker engine to talk to ({_reason(error)}). {_START_ENGINE}") from error
+            raise UserError(f"Cannot connect to a docker engine ({_reason(error)}). {_START_ENGINE}") from error
         return cls(client)
 
-    def choose_runtime(self, asked: str | None) -> str | None:
-        """gVisor where the engine has it, else the engine's default (None). Raises `UserError` for an unknown one,
-        `SandboxError` where it does not answer."""
+    def choose_runtime(self, requested: str | None) -> str | None:
+        """Return the requested runtime, else gVisor if the engine has it, else None for the engine's default.
+
+        Raises `UserError` for an unknown runtime, `SandboxError` if the engine does not answer.
+        """
         known = _call(self._client.info)["Runtimes"]
-        if asked is not None and asked not in known:
-            raise UserError(f"The docker engine has no runtime {asked!r}; it has {', '.join(sorted(known))}.")
-        return asked or (_GVISOR if _GVISOR in known else None)
+        if requested is not None and requested not in known:
+            raise UserError(f"The docker engine has no runtime {requested!r}; it has {', '.join(sorted(known))}.")
+        return requested or (_GVISOR if _GVISOR in known else None)
 
     def check_image(self, image: str) -> None:
-        """Raises `UserError` where it is not there: nothing is pulled behind the user's back. `SandboxError` where the
-        engine does not answer."""
+        """Raise `UserError` if the image is missing: it is never pulled without the user's order.
+
+        Raises `SandboxError` if the engine does not answer.
+        """
         import docker
 
         try:
@@ -93,7 +97,7 @@ class Engine:
             ) from error
 
     def create(self, plan: ContainerPlan, control: str) -> Any:
-        """A new container, not started; `control` is the directory of the socket. Raises `SandboxError`."""
+        """Create a container, not started; `control` is the directory of the socket. Raises `SandboxError`."""
         scratch = f"rw,exec,nosuid,nodev,mode=1777,uid={_USER},gid={_USER},size={plan.disk_mb}m,nr_inodes=65536"
         return _call(
             self._client.containers.create,
@@ -122,16 +126,16 @@ class Engine:
         )
 
     def start(self, container: Any) -> int:
-        """The pid of its first process on this machine. Raises `SandboxError`."""
+        """Start a container and return the host's pid of its first process. Raises `SandboxError`."""
         _call(container.start)
         return int(_call(self._client.api.inspect_container, container.id)["State"]["Pid"])
 
     def last_words(self, container: Any) -> str:
-        """What a container that did not come up has printed."""
+        """Return the last output of a container that did not come up."""
         return str(_call(container.logs, tail=5).decode(errors="replace")).strip()
 
     def remove(self, container_id: str) -> None:
-        """End it with everything in it; it may be gone already. Raises `SandboxError`."""
+        """End a container with everything in it, if it still exists. Raises `SandboxError`."""
         try:
             _call(self._client.api.remove_container, container_id, force=True, v=True)
         except SandboxError as error:
@@ -139,12 +143,12 @@ class Engine:
                 raise
 
     def labelled(self) -> list[Leftover]:
-        """All containers that agentloop has made, of whatever owner."""
+        """Return all containers that agentloop has made, of any owner."""
         found = _call(self._client.api.containers, all=True, filters={"label": OWNER_LABEL})
         return [Leftover(each["Id"], each["Labels"][OWNER_LABEL], each["State"]) for each in found]
 
     def remove_leftovers(self) -> None:
-        """Remove the containers of owners that are dead."""
+        """Remove the containers of dead owners."""
         for container in self.labelled():
             if is_dead(container.owner):
                 self.remove(container.id)
@@ -154,7 +158,7 @@ class Engine:
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Raises `SandboxError` for all that an engine that is closed, hangs or refuses makes the SDK raise."""
+    """Call the SDK. Raises `SandboxError` for everything that a closed, hanging or refusing engine makes it raise."""
     try:
         return function(*arguments, **named)
     except _errors() as error:
@@ -162,7 +166,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What the SDK raises, and what it lets through of the libraries below it."""
+    """Return the errors of the SDK and of the libraries below it."""
     import docker
     import requests
     import urllib3

@@ -1,9 +1,11 @@
-"""The isolation level `landlock`: Landlock, seccomp and resource limits, for where user namespaces are forbidden.
+"""The isolation level `landlock`: Landlock, seccomp and resource limits, for machines that forbid user namespaces.
 
-It needs no privilege, and Linux 6.12. The code reads /usr, the interpreter and what it is shown, and writes to a
-directory of its own; it has no sockets, and signals reach nobody else. Weaker than namespaces: it sees that other files
-exist (not what is in them), disk is limited by file and memory by process, there is no /proc, no /dev/shm (and so no
-locks of `multiprocessing`), and nothing below /tmp and /mnt but its directory.
+It needs no privilege, and Linux 6.12. The code reads /usr, the interpreter and the paths it is given, and writes to a
+directory of its own. It has no sockets and cannot signal other processes. It is weaker than namespaces:
+
+ - The code can see that other files exist, but not their content.
+ - Disk is limited for each file, memory for each process.
+ - There is no /proc, no /dev/shm (so `multiprocessing` has no locks), and only its directory below /tmp and /mnt.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from agentloop.sandboxes.worlds import boot
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FIRST_USER, _USERS = 0x60000000, 0x0FFF0000
-"""Users that the code is where this runs as root: one a world, above those of container managers and of slots."""
+"""Range of users for the code if this runs as root: one for each world, above container managers and slots."""
 _MAX_WORLDS = 4096
 
 
 class Landlock(DirectorySandbox):
-    """Executions behind Landlock.
+    """Executions confined by Landlock.
 
-    `packages`: installed distributions that the code may import, besides the standard library (their requirements come
-    along). `binds`: further host paths that it may read, where they are. `max_processes`: processes and threads of one
-    execution; where this does not run as root, of all of them together so many a slot. `disk_mb`: MiB of one file.
+    `packages`: installed distributions that the code may import, besides the standard library; their requirements are
+    included. `binds`: further host paths that it may read. `max_processes`: processes and threads of one execution;
+    unless this runs as root, `max_processes` per slot for all of them together. `disk_mb`: MiB of one file.
     """
 
     level: ClassVar[str] = "landlock"
@@ -61,13 +63,13 @@ class Landlock(DirectorySandbox):
         if abi < rules.MIN_ABI:
             found = f"Linux {os.uname().release} has version {abi}" if abi else "this kernel does not offer it"
             raise self._unavailable(
-                f"it needs Landlock of version {rules.MIN_ABI} (Linux 6.12), and {found}. Where it was left out at "
-                "boot, add it: lsm=landlock,... on the kernel's command line."
+                f"it needs Landlock version {rules.MIN_ABI} (Linux 6.12), and {found}. If Landlock was disabled at "
+                "boot, enable it: lsm=landlock,... on the kernel's command line."
             )
 
         if os.geteuid() == 0:
             for path in (boot.INTERPRETER, *self._readable):
-                if not _others_reach(path):
+                if not others_can_reach(path):
                     raise self._unavailable(
                         f"started as root it runs code as another user, who cannot reach {path}. Start it as a user "
                         "who is not root, or use a Python below /usr."
@@ -83,8 +85,8 @@ class Landlock(DirectorySandbox):
         restriction = {
             "readable": self._readable,
             "writable": [directory, *(f"/dev/{name}" for name in _DEVICES)],
-            # In a virtual environment of root's own there is nothing for others to find.
-            "listable": [installed] if not is_root or _others_reach(installed) else [],
+            # Other users find nothing in a virtual environment that only root can enter.
+            "listable": [installed] if not is_root or others_can_reach(installed) else [],
             "processes": 0 if is_root else self._max_processes * self._size,
         }
         return {
@@ -97,5 +99,6 @@ class Landlock(DirectorySandbox):
         }
 
 
-def _others_reach(path: str) -> bool:
+def others_can_reach(path: str) -> bool:
+    """Return whether users other than root can enter all directories of a path."""
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).resolve().parents)

@@ -1,4 +1,4 @@
-"""The level `none`: no isolation at all. For development on code that is trusted; it has to be asked for by name."""
+"""The level `none`: no isolation, for developing with trusted code. It must be requested by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from agentloop.sandboxes.levels.directories import DirectorySandbox
 
 
 class NoIsolation(DirectorySandbox):
-    """Executions as processes of this user, each in a directory of its own. They see this machine, and can change it.
+    """Executions as processes of this user, each in a directory of its own. They can see and change this machine.
 
-    Limits of time, memory (for each process) and output hold; paths below /tmp and /mnt are those of the machine.
+    Limits of time, memory (per process) and output apply; paths below /tmp and /mnt are those of the machine.
     """
 
     level: ClassVar[str] = "none"

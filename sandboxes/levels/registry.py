@@ -1,4 +1,4 @@
-"""The isolation levels: what each protects against, what it needs, and how it is made from options."""
+"""The isolation levels: what each protects against, what it needs, and how to make one from options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from agentloop.registry.named_objects import load_object
 from agentloop.registry.options import check_options
 from agentloop.registry.registry import Registry
-from agentloop.sandboxes.base import Sandbox
+from agentloop.sandboxes.interface.sandbox import Sandbox
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,7 +30,7 @@ class Level:
         return tuple(inspect.signature(self._class()).parameters)
 
     def create(self, options: Mapping[str, Any]) -> Sandbox:
-        """Make a sandbox. Raises `UserError` for an option that is unknown or has an impossible value."""
+        """Make a sandbox. Raises `UserError` for an unknown option or an invalid value."""
         check_options(options, sorted(self.options()), of=f"sandbox level {self.name!r}")
         sandbox: Sandbox = self._class()(**options)
         return sandbox
@@ -43,13 +43,13 @@ _HIDDEN = "files, processes, network and environment of the machine are out of s
 _ALL = (
     Level(
         "slots",
-        f"{_HIDDEN}; memory, processes and disk are limited together; the kernel is shared, behind a filter of calls",
-        "Linux 5.14; root or user namespaces (memory is limited together where it may make cgroups)",
+        f"{_HIDDEN}; memory, processes and disk are limited together; the kernel is shared, with filtered system calls",
+        "Linux 5.14; root or user namespaces (and permission to make cgroups, to limit memory in total)",
         "slots:Slots",
     ),
     Level(
         "bubblewrap",
-        f"{_HIDDEN}; memory is limited for each process; the kernel is shared, behind a filter of calls",
+        f"{_HIDDEN}; memory is limited for each process; the kernel is shared, with filtered system calls",
         "the program bwrap 0.8; user namespaces",
         "bubblewrap:Bubblewrap",
     ),
@@ -61,14 +61,14 @@ _ALL = (
     ),
     Level(
         "landlock",
-        "files, sockets and processes of the machine cannot be used, but be seen to exist; disk is not limited",
+        "files, sockets and processes of the machine are visible but cannot be used; disk is not limited",
         "Linux 6.12 with Landlock; no privilege",
         "landlock:Landlock",
     ),
     Level(
         "none",
-        "nothing: the code can do what this user can; for development on code that is trusted",
-        "nothing; it has to be asked for by name",
+        "nothing: the code can do what this user can; for development with trusted code",
+        "nothing; it must be requested by name",
         "none:NoIsolation",
     ),
 )

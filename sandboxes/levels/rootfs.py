@@ -1,7 +1,7 @@
-"""What sandboxed code sees of a file system, as arguments of bwrap.
+"""The file system that sandboxed code sees, as a plan and as arguments of bwrap.
 
-Read-only: /usr, the interpreter where it lives outside of /usr, and the packages that were asked for. Writable: one
-size-limited tmpfs with /tmp and the working directory, and one for POSIX shared memory. Everything else is absent.
+Read-only: /usr, the interpreter if it lives outside of /usr, and the requested packages. Writable: a size-limited tmpfs
+each for /tmp, /mnt and POSIX shared memory. Everything else is absent.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError, nearest
-from agentloop.sandboxes.base import WORKING_DIRECTORY, WRITABLE
+from agentloop.sandboxes.interface.sandbox import WORKING_DIRECTORY, WRITABLE
 
 PACKAGES = "/opt/packages"
 
 _SETTINGS = (
     *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
-    # Without theirs these do not start.
+    # These languages do not start without their settings.
     *("/etc/R", "/etc/java*-openjdk", "/etc/ldc2.conf", "/etc/mono"),
 )
-"""What is shown of /etc: nothing of the machine, only where Debian links its programs to."""
+"""Parts of /etc that are shown: where Debian links its programs to, but nothing about the machine."""
 
 _ETC = {
     "/etc/passwd": b"sandbox:x:1000:1000::/tmp/work:/bin/sh\n",
@@ -41,10 +41,10 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",  # the same code prints the same sets every time
     "PYTHONPATH": PACKAGES,
-    "PYTHONUNBUFFERED": "1",  # what was printed before a kill is not lost
+    "PYTHONUNBUFFERED": "1",  # output before a kill is not lost
     "TZ": "UTC",
     "USER": "sandbox",
-    # One thread each: the code shares its cores with everything else, and every thread counts as a process.
+    # One thread per library: the code shares its cores with everything else, and every thread counts as a process.
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -56,19 +56,19 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class RootFS:
-    """A file system plan: `binds` are the host paths shown read-only and where, `interpreter` runs the code."""
+    """A file system plan: `binds` maps host paths to where they are shown read-only; `interpreter` runs the code."""
 
     interpreter: str
     binds: tuple[tuple[str, str], ...]
     links: tuple[tuple[str, str], ...]
-    """(target, link)"""
+    """Pairs of (target, link)."""
     tmpfs_mb: int
 
     @classmethod
     def plan(cls, packages: Iterable[str], binds: Iterable[str], tmpfs_mb: int) -> RootFS:
-        """For the running interpreter. `packages` are names of installed distributions, `binds` more host paths.
+        """Plan for the running interpreter. `packages` are installed distributions, `binds` further host paths.
 
-        Raises `UserError` where one of them is not there.
+        Raises `UserError` if one of them does not exist.
         """
         interpreter = os.path.realpath(sys.executable)
         prefix = os.path.realpath(sys.base_prefix)
@@ -85,24 +85,24 @@ class RootFS:
             shown[prefix] = prefix
         for path in binds:
             if not os.path.exists(path):
-                raise UserError(f"The path {path!r} to show in the sandbox does not exist.")
+                raise UserError(f"The path {path!r} (option binds of the sandbox) does not exist.")
             shown[os.path.abspath(path)] = os.path.abspath(path)
         for source in package_paths(packages):
             shown[str(source)] = f"{PACKAGES}/{source.name}"
         return cls(interpreter, tuple(shown.items()), tuple(links), tmpfs_mb)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as `inside.mounts.build_root` reads it."""
+        """Return the plan in the form that `inside.isolation.mounts.build_root` reads."""
         texts = [(path, content.decode()) for path, content in _ETC.items()]
         return {"binds": list(self.binds), "links": list(self.links), "texts": texts}
 
     def arguments(self, source: Callable[[int], str], file: Callable[[str, bytes], list[str]]) -> list[str]:
-        """Arguments of bwrap. `source` gives the host path of bind i as the launcher sees it, `file` writes a file."""
+        """Return arguments of bwrap. `source(i)` is the path of bind i for the launcher; `file` writes a file."""
         size = str(self.tmpfs_mb << 20)
         arguments = ["--clearenv"]
         for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
-        # The tmpfs first: an interpreter or a path to show may lie below it.
+        # The tmpfs first: an interpreter or another shown path may lie below it.
         for path in WRITABLE:
             arguments += ["--perms", "1777", "--size", size, "--tmpfs", path]
         for index, (_, shown) in enumerate(self.binds):
@@ -120,7 +120,7 @@ class RootFS:
 
 
 def package_paths(names: Iterable[str]) -> list[Path]:
-    """What installed distributions, and what they require, have at the top of site-packages."""
+    """Return the top-level entries in site-packages of installed distributions and their requirements."""
     paths: dict[Path, None] = {}
     for distribution in _with_requirements(names):
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
@@ -131,9 +131,9 @@ def package_paths(names: Iterable[str]) -> list[Path]:
 
 
 def _with_requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
-    asked = list(names)
+    requested = list(names)
     seen: set[str] = set()
-    waiting = list(asked)
+    waiting = list(requested)
     while waiting:
         name = waiting.pop()
         if (key := re.sub(r"[-_.]+", "-", name).lower()) in seen:
@@ -142,7 +142,7 @@ def _with_requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            if name in asked:
+            if name in requested:
                 known = [d.metadata["Name"] for d in metadata.distributions()]
                 raise UserError(
                     f"The package {name!r} to show in the sandbox is not installed: `pip install {name}`."

@@ -1,4 +1,4 @@
-"""`SlotTemplate`: this side of the template process, which all slots are forks of."""
+"""`SlotTemplate`: the owner's side of the template process, from which all slots are forked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from agentloop.sandboxes.worlds import boot
 
 _START_SECONDS = 120.0
 _LINKED = {"LD_BIND_NOW": "1"}
-"""All functions of libraries are looked up at the start: else every fork would do that for those that it calls."""
+"""Environment that resolves all library functions at the start, instead of once in every fork."""
 
 
 class SlotTemplate:
-    """A running template. Made by `start`; use it from that event loop only."""
+    """A running template, made by `start`. It belongs to the event loop that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
-        self._process = process
+        self.process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
@@ -37,7 +37,7 @@ class SlotTemplate:
 
     @classmethod
     async def start(cls, plan: dict[str, Any]) -> SlotTemplate:
-        """Raises `SandboxError` where it cannot be set up."""
+        """Start a template. Raises `SandboxError` if it cannot be set up."""
         process, control = await asyncio.to_thread(_popen, plan)
         template = cls(process, control)
         try:
@@ -57,7 +57,7 @@ class SlotTemplate:
         return template
 
     async def make(self) -> tuple[socket.socket, int, int]:
-        """The socket of a new slot, its pid, and a pidfd of it. Raises `SandboxError`."""
+        """Make a slot and return its socket, its pid and a pidfd of it. Raises `SandboxError`."""
         if not self.alive:
             raise SandboxError("The template of the slots died.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,7 +90,7 @@ class SlotTemplate:
                 self._ready.set_result(None)
             return
         future = self._waiting.pop(message["id"])
-        if future.done():  # cancelled: nobody wants it any more
+        if future.done():  # cancelled: nobody waits for this slot
             for fd in fds:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -115,11 +115,11 @@ class SlotTemplate:
         self._waiting.clear()
 
     async def close(self) -> None:
-        """End it and all its slots."""
+        """End the template and all its slots."""
         self._lost()
-        await asyncio.to_thread(self._process.wait)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        await asyncio.to_thread(self.process.wait)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -129,10 +129,10 @@ def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket
         process = subprocess.Popen(
             boot.command(source, theirs.fileno()),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # of the kind that the code will have, and where errors before the start go
+            stdout=subprocess.PIPE,  # a pipe, as the code will have, and the place of errors before the start
             stderr=subprocess.STDOUT,
             pass_fds=[source, theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal is for us; it ends when we do
+            start_new_session=True,  # Ctrl-C in the terminal is for the owner; the template ends with its owner
             cwd="/",
             env={**ENVIRONMENT, **_LINKED},
         )
@@ -142,7 +142,7 @@ def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket
 
 
 def preload_packages(modules: Sequence[str]) -> list[str]:
-    """The distributions that hold these modules."""
+    """Return the distributions that contain these modules."""
     from importlib import metadata
 
     owners = metadata.packages_distributions()

@@ -1,8 +1,8 @@
-"""The isolation level `slots`: namespaces made in advance, and in each a warm interpreter that forks per execution.
+"""The isolation level `slots`: namespaces made in advance, each with a warm interpreter that forks per execution.
 
-A slot has user, pid, mount, network, IPC and UTS namespaces and a cgroup of its own, and runs one execution at a time,
-as an unprivileged user without capabilities, behind a seccomp filter, in writable directories made for it. When it has
-ended, every process of the slot is killed by one system call and the directories are made anew.
+A slot has user, pid, mount, network, IPC and UTS namespaces and a cgroup of its own. It runs one execution at a time,
+as an unprivileged user without capabilities, behind a seccomp filter, in writable directories made for it. When the
+execution has ended, one system call kills every process of the slot, and the directories are made again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import WORKING_DIRECTORY, WRITABLE
+from agentloop.sandboxes.interface.sandbox import WORKING_DIRECTORY, WRITABLE
 from agentloop.sandboxes.levels.rootfs import RootFS
 from agentloop.sandboxes.levels.seccomp import build_filter
 from agentloop.sandboxes.levels.slot_template import SlotTemplate, preload_packages
@@ -23,16 +23,17 @@ from agentloop.sandboxes.worlds.world import PidFd, World
 _SETUP_SECONDS = 30.0
 _SCRATCH = (*WRITABLE, "/dev/shm")
 _CALLS_OF_THE_SLOT = ("mount", "umount2")
-"""What the first process of a slot needs to make the directories anew; the code has neither the key nor the right."""
+"""Calls that the first process of a slot needs to renew the directories; the code has neither the key nor the right."""
 
 
 class Slots(PooledSandbox):
     """Executions in warm slots.
 
-    `slots`: executions at once, four times the cores by default. `preload`: modules that are imported before the code
-    starts. `packages`: installed distributions that it may import besides the standard library; their requirements and
-    what `preload` needs come along. `binds`: further host paths to show read-only, where they are. `max_processes`:
-    processes and threads of one execution. `disk_mb`: MiB of each of its writable directories, /tmp, /mnt and /dev/shm.
+    `slots`: executions at once, by default four times the cores. `preload`: modules imported before the code starts.
+    `packages`: installed distributions that the code may import besides the standard library; their requirements and
+    the packages of `preload` are included. `binds`: further host paths to show read-only at the same place.
+    `max_processes`: processes and threads of one execution. `disk_mb`: MiB of each of its writable directories, /tmp,
+    /mnt and /dev/shm.
     """
 
     level: ClassVar[str] = "slots"
@@ -54,24 +55,24 @@ class Slots(PooledSandbox):
     ) -> None:
         super().__init__(slots=slots, max_processes=max_processes, disk_mb=disk_mb, max_sessions=max_sessions)
         self._preload = tuple(preload)
-        self._rootfs = RootFS.plan([*packages, *preload_packages(preload)], binds, disk_mb)
-        for _, shown in self._rootfs.binds:
+        self.rootfs = RootFS.plan([*packages, *preload_packages(preload)], binds, disk_mb)
+        for _, shown in self.rootfs.binds:
             if any(shown == top or shown.startswith(f"{top}/") for top in _SCRATCH):
                 raise UserError(
                     f"The level 'slots' cannot show {shown}: all of {', '.join(WRITABLE)} belongs to the code."
                 )
-        self._template: SlotTemplate | None = None
-        self._cgroups: Cgroups | None = None
+        self.template: SlotTemplate | None = None
+        self.cgroups: Cgroups | None = None
 
     @property
     def has_cgroups(self) -> bool:
-        """Whether memory is limited for all processes of an execution together, and not for each."""
-        return self._cgroups is not None
+        """Return whether memory is limited for all processes of an execution together, and not for each."""
+        return self.cgroups is not None
 
     async def _open(self) -> None:
-        self._cgroups = Cgroups.find()
+        self.cgroups = Cgroups.find()
         try:
-            self._template = await SlotTemplate.start(self._plan(self._cgroups))
+            self.template = await SlotTemplate.start(self._plan(self.cgroups))
         except SandboxError as error:
             self._close_cgroups()
             raise self._unavailable(str(error)) from error
@@ -80,7 +81,7 @@ class Slots(PooledSandbox):
         key = int.from_bytes(os.urandom(4), "little")
         return {
             "owner": os.getpid(),
-            "root": self._rootfs.as_dict(),
+            "root": self.rootfs.as_dict(),
             "cgroups": cgroups.paths if cgroups else [],
             "preload": list(self._preload),
             "writable": list(_SCRATCH),
@@ -91,9 +92,9 @@ class Slots(PooledSandbox):
         }
 
     async def _make(self) -> World:
-        if self._template is None:
+        if self.template is None:
             raise SandboxError("The sandbox was closed.")
-        control, pid, pidfd = await self._template.make()
+        control, pid, pidfd = await self.template.make()
         process = PidFd(pidfd)
         try:
             cgroup = self._cgroup_of(pid)
@@ -107,30 +108,30 @@ class Slots(PooledSandbox):
         return world
 
     def _cgroup_of(self, pid: int) -> Cgroup | None:
-        if self._cgroups is None:
+        if self.cgroups is None:
             return None
-        cgroup = self._cgroups.create(self._bounds.max_processes + 1)
+        cgroup = self.cgroups.create(self._bounds.max_processes + 1)
         try:
             cgroup.add(pid)
         except OSError:
-            self._cgroups.discard(cgroup)
+            self.cgroups.discard(cgroup)
             raise
         return cgroup
 
     def _gone(self, cgroup: Cgroup | None) -> None:
-        if cgroup is not None and self._cgroups is not None:
-            self._cgroups.discard(cgroup)
+        if cgroup is not None and self.cgroups is not None:
+            self.cgroups.discard(cgroup)
 
     def _usable(self) -> bool:
-        return self._template is not None and self._template.alive
+        return self.template is not None and self.template.alive
 
     async def _shut(self) -> None:
-        if self._template is not None:
-            await self._template.close()
-            self._template = None
+        if self.template is not None:
+            await self.template.close()
+            self.template = None
         self._close_cgroups()
 
     def _close_cgroups(self) -> None:
-        if self._cgroups is not None:
-            self._cgroups.close()
-            self._cgroups = None
+        if self.cgroups is not None:
+            self.cgroups.close()
+            self.cgroups = None

@@ -1,1 +1,1 @@
-"""Worlds: processes in which untrusted code runs, from their launch to the results that they stream back."""
+"""Worlds: isolated processes that run untrusted code, from their launch to the results that they send back."""

@@ -1,4 +1,4 @@
-"""Starts an interpreter that runs modules of `inside`, wherever it is: they are sent to it as code objects."""
+"""Start an interpreter that runs modules of `inside`, sent as code objects so that no file must be visible there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INTERPRETER = os.path.realpath(sys.executable)
 _MODULES = tuple(
     f"agentloop.sandboxes.inside.{name}"
     for name in (
-        *("channel", "isolation.libc", "isolation.sweep", "isolation.walls", "isolation.mounts", "files", "program"),
-        *("displays", "repl", "steps", "endings", "world", "slot", "template", "isolation.removal", "single"),
+        *("channel", "isolation.libc", "isolation.cleanup", "isolation.confinement", "isolation.mounts", "files"),
+        *("program", "displays", "repl", "steps", "endings", "world", "slot", "template", "single"),
     )
 )
-"""In the order in which they import one another."""
+"""Modules sent inside, in the order in which they import one another."""
 
 _BOOT = """
 import marshal, os, sys, types
@@ -53,20 +53,20 @@ _FLAGS = ("-S", "-s", "-B", "-u", "-c", _BOOT)
 
 
 def command(source_fd: int, control_fd: int, flags: Sequence[str] = ()) -> list[str]:
-    """The command line; it reads `source` from one descriptor and talks through the other."""
+    """Return the command line that reads `source` from one descriptor and talks to its owner through the other."""
     return [INTERPRETER, *flags, *_FLAGS, str(source_fd), str(control_fd)]
 
 
 def container_command(address: str) -> list[str]:
-    """The command line where no descriptor can be handed down: the owner listens there and sends `source`."""
+    """Return the command line for a container, which gets no descriptors: its owner listens and sends `source`."""
     return ["python3", "-s", "-B", "-u", "-c", _CONNECT.format(address=address) + _BOOT]
 
 
 def source(entry: str, arguments: dict[str, Any], modules: Sequence[str] = (), *, portable: bool = False) -> int:
-    """A descriptor that holds the modules and says which of them has the `main(control_fd, arguments)` to call.
+    """Return a descriptor that holds the modules, and the one whose `main(control_fd, arguments)` is to be called.
 
-    `modules` are sent in addition to those of `inside`: dotted names of others that import the standard library only.
-    `portable`: as text, for an interpreter that may be of another version.
+    `modules` are dotted names of further modules to send; they import the standard library only. `portable`: send
+    source text, for an interpreter that may be of another version.
     """
     names = (*modules, *_MODULES)
     parts = [(name, _text(name)) for name in names] if portable else _code(names)

@@ -1,4 +1,4 @@
-"""What a REPL has shown in a cell, read from the pipe that `inside.displays` writes. The code can write there, too."""
+"""Parse what a cell has displayed: the pipe that `inside.displays` writes, and that the code can write to as well."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentloop.sandboxes.base import CellError
+from agentloop.sandboxes.interface.sandbox import CellError
 
 
 @dataclass(slots=True, frozen=True)
 class Shown:
+    """The displays of a cell, its error, and whether something was left out."""
+
     displays: tuple[Mapping[str, str | bytes], ...]
     error: CellError | None
     truncated: bool
 
 
 def parse(data: bytes) -> Shown:
-    """Everything up to the first thing that makes no sense."""
+    """Parse everything up to the first invalid frame."""
     displays: list[Mapping[str, str | bytes]] = []
     error: CellError | None = None
     truncated = False

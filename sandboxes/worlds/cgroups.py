@@ -1,7 +1,7 @@
-"""Control groups: what the kernel lets a whole world have, memory and processes.
+"""Control groups: kernel limits on the memory and the number of processes of a whole world.
 
-Version 1 (memory and pids mounted below /sys/fs/cgroup) and version 2 (one tree). They are made below the cgroup of
-this process, so that the limits of a container or of a service hold for all of them together.
+Supported are version 1 (memory and pids mounted below /sys/fs/cgroup) and version 2 (one tree). Cgroups are made below
+the cgroup of this process, so the limits of its container or service hold for all of them together.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _MAIN = f"{_PREFIX}main"
 
 @dataclass(slots=True)
 class Cgroup:
-    """One world's. `directories` by controller; in version 2 they are the same."""
+    """The cgroup of one world. `directories` by controller; in version 2 they are the same."""
 
     directories: Mapping[str, Path]
     version: int
@@ -31,13 +31,13 @@ class Cgroup:
     _is_gone: bool = False
 
     def limit(self, memory: int) -> None:
-        """Bytes of memory, files in memory included. Raises `OSError`."""
+        """Set the limit of memory in bytes, files in memory included. Raises `OSError`."""
         if memory == self._memory:
             return
         directory = self.directories["memory"]
         (directory / ("memory.max" if self.version == 2 else "memory.limit_in_bytes")).write_text(str(memory))
         if self.version == 1 and (sockets := directory / "memory.kmem.tcp.limit_in_bytes").exists():
-            sockets.write_text(str(memory))  # what waits in sockets counts apart there
+            sockets.write_text(str(memory))  # version 1 counts socket buffers separately
         self._memory = memory
 
     def add(self, pid: int) -> None:
@@ -45,7 +45,7 @@ class Cgroup:
             (directory / "cgroup.procs").write_text(str(pid))
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has ended something here since the last call. It can be asked when the cgroup is gone."""
+        """Return whether the kernel has killed a process here since the last call. Works after the removal, too."""
         kills = self._last if self._is_gone else self._count()
         before, self._kills = self._kills, kills
         return kills > before
@@ -58,13 +58,13 @@ class Cgroup:
         return int(words[words.index("oom_kill") + 1])
 
     def processes(self) -> list[int]:
-        """The processes in it, for tests and for the curious."""
+        """Return the pids of its processes."""
         return [int(word) for word in (self.directories["pids"] / "cgroup.procs").read_text().split()]
 
     def remove(self) -> bool:
-        """Whether it is gone. It is not while a process in it has not been reaped."""
+        """Return whether it is removed. It cannot be while one of its processes has not been reaped."""
         if not self._is_gone:
-            with contextlib.suppress(OSError):  # somebody else has removed it
+            with contextlib.suppress(OSError):  # already removed by another process
                 self._last = self._count()
             self._is_gone = True
             if self._events >= 0:
@@ -79,7 +79,7 @@ class Cgroup:
 
 
 class Cgroups:
-    """The cgroups of one owner: a directory of its own in each hierarchy."""
+    """The cgroups of one owner, in a directory of its own in each hierarchy."""
 
     def __init__(self, parents: Mapping[str, Path], version: int) -> None:
         self._version = version
@@ -88,15 +88,18 @@ class Cgroups:
         self._made = 0
 
     @classmethod
-    def find(cls, top: Path = _TOP) -> Cgroups | None:
-        """Where this process may make cgroups that limit memory and processes; None where it may not."""
-        own = dict(_own_cgroups())
+    def find(cls, top: Path = _TOP, own: Iterable[tuple[str, str]] | None = None) -> Cgroups | None:
+        """Find a place for cgroups that limit memory and processes; None if this process may not make any.
+
+        `own` holds the (controller, path) pairs of the cgroups of this process.
+        """
+        paths = dict(_own_cgroups() if own is None else own)
         if (top / "cgroup.controllers").exists():
-            home = top / own.get("", "").lstrip("/")
+            home = top / paths.get("", "").lstrip("/")
             version, homes = 2, _delegated(home.parent if home.name == _MAIN else home)
         else:
             version = 1
-            homes = {name: top / name / own.get(name, "").lstrip("/") for name in ("memory", "pids")}
+            homes = {name: top / name / paths.get(name, "").lstrip("/") for name in ("memory", "pids")}
         if not homes or not all(os.access(home, os.W_OK) for home in homes.values()):
             return None
         for home in set(homes.values()):
@@ -120,7 +123,7 @@ class Cgroups:
         return sorted({str(parent) for parent in self._parents.values()})
 
     def create(self, processes: int) -> Cgroup:
-        """A new one that may hold so many processes and threads. Raises `OSError`."""
+        """Make a cgroup for this many processes and threads. Raises `OSError`."""
         self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
         self._made += 1
         directories = {name: parent / f"slot-{self._made}" for name, parent in self._parents.items()}
@@ -132,12 +135,12 @@ class Cgroups:
         return Cgroup(directories, self._version)
 
     def discard(self, cgroup: Cgroup) -> None:
-        """Remove one whose processes are dying: now, or when the next is made."""
+        """Remove a cgroup whose processes are dying: now, or when the next one is made."""
         if not cgroup.remove():
             self._dying.append(cgroup)
 
     def close(self) -> None:
-        """Remove all; their processes are dead."""
+        """Remove all cgroups, whose processes are dead."""
         for cgroup in self._dying:
             cgroup.remove()
         for parent in set(self._parents.values()):
@@ -153,9 +156,10 @@ def _own_cgroups() -> list[tuple[str, str]]:
 
 
 def _delegated(home: Path) -> dict[str, Path]:
-    """In version 2 a cgroup with processes cannot limit those below it: this process moves to one below its own.
+    """Prepare version 2, where a cgroup that contains processes cannot limit those below it.
 
-    That is what a service with `Delegate=yes` is expected to do, and a container's first process may do.
+    This process moves into a cgroup below its own, as a service with `Delegate=yes` is expected to do. The first
+    process of a container may do so, too.
     """
     try:
         if not {"memory", "pids"} <= set((home / "cgroup.controllers").read_text().split()):
@@ -172,7 +176,7 @@ def _delegated(home: Path) -> dict[str, Path]:
 
 
 def _remove_stale(home: Path) -> None:
-    """Those of owners that were killed together with their template."""
+    """Remove cgroups of owners that were killed together with their template."""
     for path in home.glob(f"{_PREFIX}*"):
         match = re.fullmatch(rf"{_PREFIX}(\d+)-[0-9a-f]+", path.name)
         if match and not Path(f"/proc/{match[1]}").exists():

@@ -1,11 +1,11 @@
 """The process that starts sandboxes: small, single-threaded and unprivileged.
 
-It is started once per `Bubblewrap` and costs the event loop of a rollout worker two system calls an execution, where
-forking a process of many gigabytes would cost it milliseconds. It runs as a script under `python -I -S`, so it uses the
-standard library only. When its parent goes, however it goes, the socket closes, it ends, and every sandbox with it.
+It is started once per `Bubblewrap` sandbox. It saves the event loop of a rollout worker from forking a process of many
+gigabytes for each execution. It runs as a script under `python -I -S`, so it uses the standard library only. When its
+parent ends, for any reason, the socket closes; the launcher and every sandbox end with it.
 
-Started as root it first gives that up for good: a sandbox made by root is none, since uid 0 inside still owns
-/proc/sys on the host. Paths that only root can reach are bound to /tmp/<index> of a private mount namespace before.
+If started as root, it first gives up root for good: in a sandbox made by root, uid 0 inside would own /proc/sys of the
+host. Paths that only root can reach are bound to /tmp/<index> of a private mount namespace before that.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sys
 from collections.abc import Sequence
 
 REQUEST = struct.Struct("<cI")
-"""START or KILL, and the number of the execution. With START go descriptors: the first holds the command to run in the
-sandbox, NUL between the words; the others become 0, 1, 2, ... of bwrap."""
+"""START or KILL, and the number of the execution. START comes with descriptors: the first holds the command to run in
+the sandbox, its words separated by NUL; the others become 0, 1, 2, ... of bwrap."""
 REPLY = struct.Struct("<Ii")
-"""The number of the execution; its exit status, or -errno where it could not be started."""
+"""The number of the execution, and its exit status or -errno if it could not be started."""
 START, KILL = b"s", b"k"
 READY = 0
-"""The number of the reply that says that requests are welcome."""
+"""The number of the reply that announces that requests are accepted."""
 
 CONTROL_FD, ARGUMENTS_FD = 3, 4
 _MAX_FDS = 253
@@ -38,7 +38,7 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 
 
 def staged(index: int) -> str:
-    """Where path `index` is found after `drop_privileges`."""
+    """Return where path `index` is found after `drop_privileges`."""
     return f"/tmp/{index}"
 
 
@@ -49,7 +49,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def drop_privileges(paths: Sequence[str]) -> None:
-    """Become nobody, for good, with `paths` readable below `staged`. Raises `OSError`."""
+    """Become nobody for good, with `paths` readable below `staged`. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -58,7 +58,7 @@ def drop_privileges(paths: Sequence[str]) -> None:
 
     _checked(libc.unshare(_CLONE_NEWNS), "a private mount namespace")
     mount("none", "/", None, _MS_REC | _MS_SLAVE)
-    handles = [os.open(path, os.O_PATH) for path in paths]  # /tmp, which may hold some of them, is covered next
+    handles = [os.open(path, os.O_PATH) for path in paths]  # before /tmp, which may hold some of them, is covered
     mount("tmpfs", "/tmp", "tmpfs", 0, "mode=0755,size=64k")
     for index, handle in enumerate(handles):
         target = staged(index)
@@ -78,25 +78,26 @@ def drop_privileges(paths: Sequence[str]) -> None:
 
 
 class Launcher:
-    """Starts what the socket asks for and reports each end."""
+    """Starts the requested sandboxes and reports the end of each."""
 
     def __init__(self, control: socket.socket, bwrap: str) -> None:
         self._control = control
         self._argv = [bwrap, "--args", str(ARGUMENTS_FD), "--"]
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
-        self._running: dict[int, int] = {}
+        self.running: dict[int, int] = {}
 
     def serve(self) -> None:
-        """Until the other side closes the socket."""
+        """Serve requests until the other side closes the socket."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._control:
                     self._ended(key.fd, *key.data)
-                elif not self._request():
+                elif not self.handle_request():
                     return
 
-    def _request(self) -> bool:
+    def handle_request(self) -> bool:
+        """Handle one request; return False if the other side has closed the socket."""
         message, fds, _, _ = socket.recv_fds(self._control, REQUEST.size, _MAX_FDS)
         if not message:
             return False
@@ -122,16 +123,16 @@ class Launcher:
         pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:  # too many descriptors: what nobody watches may not run
+        except OSError:  # too many descriptors: do not run what cannot be watched
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._running[number] = pid
+        self.running[number] = pid
         self._selector.register(pidfd, selectors.EVENT_READ, (number, pid))
 
     def _kill(self, number: int) -> None:
-        """Through the first process of its namespace: with it the kernel ends all others, and only then bwrap ends."""
-        if (pid := self._running.get(number)) is None:
+        """Kill the first process of its namespace: the kernel then ends all others, and bwrap ends last."""
+        if (pid := self.running.get(number)) is None:
             return
         try:
             with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -139,22 +140,23 @@ class Launcher:
         except OSError:
             children = []
         for victim in children or [pid]:
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(victim, signal.SIGKILL)
 
     def _ended(self, pidfd: int, number: int, pid: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        del self._running[number]
+        del self.running[number]
         self._control.sendall(REPLY.pack(number, abs(os.waitstatus_to_exitcode(status))))
 
 
 def main() -> None:
+    """Serve the socket given on the command line."""
     fd, bwrap, paths = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     control = socket.socket(fileno=fd)
-    control.set_inheritable(False)  # bwrap hands on to the code whatever it is given
-    # Received descriptors must lie above the numbers that they are given in bwrap.
+    control.set_inheritable(False)  # bwrap passes all its descriptors on to the code
+    # Received descriptors must lie above the numbers that they get in bwrap.
     reserve = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)]
     while reserve[-1] < _MAX_FDS + 3:
         reserve.append(os.dup(reserve[0]))
@@ -162,7 +164,7 @@ def main() -> None:
         drop_privileges(paths)
     os.chdir("/")
     control.sendall(REPLY.pack(READY, 0))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone, and with us all we started
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended, and so will all sandboxes
         Launcher(control, bwrap).serve()
 
 

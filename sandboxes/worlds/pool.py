@@ -1,4 +1,4 @@
-"""`Pool`: who may use which world. First come, first served."""
+"""`Pool`: lend worlds to executions, first come, first served."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from agentloop.sandboxes.base import SandboxBusyError
+from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.sandboxes.worlds.world import World
 
 
 class Pool:
-    """At most `size` worlds, made when they are needed. Belongs to one event loop."""
+    """At most `size` worlds, made when needed. A pool belongs to one event loop."""
 
     def __init__(self, size: int, make: Callable[[], Awaitable[World]]) -> None:
         self.size = size
@@ -28,9 +28,9 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def lease(self, max_seconds: float) -> AsyncIterator[World]:
-        """A clean world. It must be given back dead, or with its last step ended, or it is cleaned in the background.
+        """Lend a clean world. A world that comes back alive with a running step is cleaned in the background.
 
-        Raises `SandboxBusyError` where none became free in time, and what making one raises.
+        Raises `SandboxBusyError` if none became free in time, and the errors of making one.
         """
         await self._turn(max_seconds)
         try:
@@ -52,7 +52,7 @@ class Pool:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            # Not wait_for: in Python 3.11 it forgets that it was cancelled when the turn comes at the same moment.
+            # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the turn.
             async with asyncio.timeout(None if max_seconds == float("inf") else max_seconds):
                 await turn
         except BaseException as error:
@@ -67,7 +67,7 @@ class Pool:
             raise
 
     def _clean(self, world: World) -> None:
-        """It is free again, or dead."""
+        """Take back a world that is clean or dead."""
         if world.alive:
             if self._closed:
                 world.destroy()
@@ -76,7 +76,7 @@ class Pool:
         self._next()
 
     def _next(self) -> None:
-        """The place of one goes to whoever waits longest."""
+        """Pass a free place to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -85,7 +85,7 @@ class Pool:
         self.busy -= 1
 
     def close(self) -> None:
-        """End the free ones; those in use end with their lease."""
+        """End the free worlds; those in use end with their lease."""
         self._closed = True
         for world in self._free:
             world.destroy()

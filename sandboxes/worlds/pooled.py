@@ -1,4 +1,4 @@
-"""`PooledSandbox`: what levels share whose worlds speak the step protocol. They differ in how a world is made."""
+"""`PooledSandbox`: the base of all levels. Levels differ only in how they make a world."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import time
 from typing import ClassVar
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes import languages
-from agentloop.sandboxes.base import Execution, ExecutionResult, Load, SandboxBusyError, Session, SessionSettings
+from agentloop.sandboxes.interface import languages
+from agentloop.sandboxes.interface.sandbox import (
+    Execution,
+    ExecutionResult,
+    Load,
+    SandboxBusyError,
+    Session,
+    SessionSettings,
+)
 from agentloop.sandboxes.worlds import runs
 from agentloop.sandboxes.worlds.pool import Pool
 from agentloop.sandboxes.worlds.session import WorldSession
@@ -17,20 +24,20 @@ from agentloop.sandboxes.worlds.world import World
 
 SLOTS_PER_CORE = 4
 USER_NAMESPACES = (
-    "Where they are forbidden: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 "
+    "If they are forbidden, set the sysctls user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 "
     "(old Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04); in a container, `docker run "
     "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt "
     "systempaths=unconfined`."
 )
-"""How to allow user namespaces, for the levels that need them."""
+"""Hint on how to allow user namespaces, for the levels that need them."""
 
 
 class PooledSandbox:
-    """A level. Its subclass makes worlds: `_open` once, then `_make` for each, `_shut` at the end."""
+    """Base of an isolation level. A subclass implements `_open`, `_make` (for each world) and `_shut`."""
 
     level: ClassVar[str]
     requires: ClassVar[str] = ""
-    """What it needs, said where it does not work."""
+    """Requirements of the level, added to the error if it does not work."""
     reusable: ClassVar[bool] = False
     """Whether a world can be cleaned and used again."""
 
@@ -51,19 +58,19 @@ class PooledSandbox:
         self._starting: asyncio.Lock | None = None
 
     async def _open(self) -> None:
-        """Make ready to make worlds. Raises `UserError` where this machine cannot."""
+        """Prepare to make worlds. Raises `UserError` if this machine cannot."""
         raise NotImplementedError
 
     async def _make(self) -> World:
-        """A clean world. Raises `SandboxError`."""
+        """Make a clean world. Raises `SandboxError`."""
         raise NotImplementedError
 
     async def _shut(self) -> None:
-        """Release what `_open` made."""
+        """Release everything that `_open` made."""
         raise NotImplementedError
 
     def _usable(self) -> bool:
-        """Whether what `_open` made still lives."""
+        """Return whether the resources of `_open` still live."""
         return True
 
     async def start(self) -> None:
@@ -82,15 +89,15 @@ class PooledSandbox:
             await self._open()
             pool = Pool(self._size, self._make)
             try:
-                await self._prove(pool)
+                await self._probe(pool)
             except BaseException:
                 pool.close()
                 await self._shut()
                 raise
             self._pool = pool
 
-    async def _prove(self, pool: Pool) -> None:
-        """Run something for real: what forbids a level (sysctl, AppArmor, seccomp) has too many faces."""
+    async def _probe(self, pool: Pool) -> None:
+        """Run a real execution: too many settings (sysctl, AppArmor, seccomp) can forbid a level to check each."""
         try:
             async with pool.lease(float("inf")) as world:
                 probe = Execution(code="print(6 * 7)", timeout=30.0)
@@ -108,9 +115,9 @@ class PooledSandbox:
     async def run(self, execution: Execution, *, max_queue_seconds: float = float("inf")) -> ExecutionResult:
         await self.start()
         assert self._pool is not None
-        asked = time.monotonic()
+        start = time.monotonic()
         async with self._pool.lease(max_queue_seconds) as world:
-            waited = time.monotonic() - asked
+            waited = time.monotonic() - start
             try:
                 await self._check_programs(world, execution.language)
                 result = await runs.run(world, self._bounds, execution, reusable=self.reusable)
@@ -137,7 +144,7 @@ class PooledSandbox:
     async def session(self, settings: SessionSettings | None = None) -> Session:
         await self.start()
         if len(self._sessions) + self._opening >= self._max_sessions:
-            raise SandboxBusyError(f"{self._max_sessions} sessions are open, which is all that there may be.")
+            raise SandboxBusyError(f"{self._max_sessions} sessions are open, which is the maximum: close one.")
         self._opening += 1
         try:
             session = WorldSession(

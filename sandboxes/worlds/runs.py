@@ -1,4 +1,4 @@
-"""An `Execution` as steps of a world, and what they did as an `ExecutionResult`."""
+"""Run an `Execution` as steps of a world and return an `ExecutionResult`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes import languages
-from agentloop.sandboxes.base import Execution, ExecutionResult, ProcessResult
+from agentloop.sandboxes.interface import languages
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, ProcessResult
 from agentloop.sandboxes.worlds.streams import Drain, memory_file
 from agentloop.sandboxes.worlds.world import StepEnd, World
 
@@ -27,19 +27,19 @@ _CORES = os.cpu_count() or 1
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """What every execution of a sandbox may have, whatever it asks for."""
+    """Limits on every execution of a sandbox, independent of its request."""
 
     max_processes: int
     disk_mb: int
 
     def limits(self, world: World, memory_mb: int, seconds: float | None, *, python: bool) -> dict[str, int]:
-        """Resource limits of one process.
+        """Return the resource limits of one process.
 
-        Python turns the limit of its data into a `MemoryError`, which teaches more than a kill; other runtimes reserve
-        more than they use, and have it only where there is no cgroup to count for all processes together.
+        Python turns its data limit into a `MemoryError`, which teaches a model more than a kill. Other runtimes reserve
+        more than they use; they get this limit only if there is no cgroup to count all processes together.
         """
         limits = {"processes": self.max_processes, "file_size": self.disk_mb << 20, "open_files": 1024}
-        if seconds is not None:  # a process may use all cores: its CPU time can be that many times the wall clock
+        if seconds is not None:  # CPU time can exceed the wall clock by the number of cores
             limits["cpu_seconds"] = _CORES * (math.ceil(seconds) + 1)
         if python or world.cgroup is None:
             limits["data"] = memory_mb << 20
@@ -49,16 +49,18 @@ class Bounds:
 
 
 def encode(text: str | bytes) -> bytes:
+    """Encode text, lone surrogates included."""
     return text.encode(errors="surrogatepass") if isinstance(text, str) else text
 
 
 def named(files: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
+    """Return files as pairs of normalized path and content."""
     return [(str(PurePosixPath(path)), content) for path, content in files.items()]
 
 
 @contextmanager
 def given(*fds: int) -> Iterator[tuple[int, ...]]:
-    """Descriptors that are closed here once they were sent."""
+    """Close descriptors here once they were sent."""
     try:
         yield fds
     finally:
@@ -67,7 +69,10 @@ def given(*fds: int) -> Iterator[tuple[int, ...]]:
 
 
 async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: bool) -> ExecutionResult:
-    """Raises `SandboxError`, and `UserError` where the files cannot be written. When cancelled the code is ended."""
+    """Run an execution; when cancelled, end its code.
+
+    Raises `SandboxError`, and `UserError` if the files cannot be written.
+    """
     language = languages.find(execution.language)
     limit_memory(world, execution.memory_mb)
     files = [*named(execution.files), (language.main, encode(language.source(execution.code)))]
@@ -88,7 +93,7 @@ async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: b
 
 
 def limit_memory(world: World, megabytes: int) -> None:
-    """Raises `SandboxError`."""
+    """Limit the memory of a world. Raises `SandboxError`."""
     try:
         if world.cgroup is not None:
             world.cgroup.limit(megabytes << 20)
@@ -113,7 +118,7 @@ class _Runner:
         stdin: str | bytes = b"",
         final: bool = False,
     ) -> ProcessResult:
-        """Run a command, or the warm Python where there is none, after `files` have been written."""
+        """Write `files`, then run a command, or the warm Python if there is none."""
         execution = self.execution
         with ExitStack() as stack:
             out, errors = Drain(execution.output_bytes), Drain(execution.output_bytes)
@@ -157,7 +162,7 @@ class _Runner:
 
 
 def out_of_memory(stderr: str) -> bool:
-    """Whether a traceback ends in a `MemoryError`."""
+    """Return whether a traceback ends in a `MemoryError`."""
     return bool(_OUT_OF_MEMORY.match(stderr.rstrip().rpartition("\n")[2]))
 
 
@@ -184,9 +189,9 @@ def _result(
 async def fetch(
     world: World, bounds: Bounds, paths: Iterable[str], limit: int, *, alone: bool = True, last: bool = False
 ) -> tuple[dict[str, bytes], bool]:
-    """The regular files among `paths`, by the path asked for, and whether one was left out for want of room."""
-    asked = list(dict.fromkeys(paths))
-    drain = Drain(limit + _HEADER_BYTES * len(asked))
+    """Return the regular files among `paths`, by requested path, and whether one was left out because of `limit`."""
+    requested = list(dict.fromkeys(paths))
+    drain = Drain(limit + _HEADER_BYTES * len(requested))
     try:
         with given(drain.writer):
             step = world.start(
@@ -194,7 +199,7 @@ async def fetch(
                 {"stdout": drain.writer},
                 timeout=_FETCH_SECONDS,
                 limits={"open_files": 64},
-                files=[(path, b"") for path in asked],
+                files=[(path, b"") for path in requested],
                 alone=alone,
                 last=last,
                 limit=limit,
@@ -203,22 +208,22 @@ async def fetch(
         if end.timed_out:
             raise SandboxError("The files could not be read in time.")
         files, left_out = _parse(drain.finish())
-        return {path: files[index] for index, path in enumerate(asked) if index in files}, left_out
+        return {path: files[index] for index, path in enumerate(requested) if index in files}, left_out
     finally:
         drain.close()
 
 
 def _parse(data: bytes) -> tuple[dict[int, bytes], bool]:
-    """What `inside.files.read` has written, by the place of the path. In a session the code can write there, too.
+    """Parse the output of `inside.files.read`, by index of the path. In a session the code can write there, too.
 
-    Raises `SandboxError` where it makes no sense.
+    Raises `SandboxError` if it is invalid.
     """
     files: dict[int, bytes] = {}
     left_out = False
     position = 0
     while (end := data.find(b"\n", position)) >= 0:
         if not (line := _FILE.fullmatch(data, position, end)):
-            raise SandboxError("The files could not be read: something else wrote among them.")
+            raise SandboxError("The files could not be read: the code wrote into the same pipe.")
         index, size = int(line[1]), int(line[2])
         content = data[end + 1 : end + 1 + size] if size > 0 else b""
         position = end + 1 + len(content)

@@ -1,4 +1,4 @@
-"""`WorldSession`: a session is a REPL step in a world of its own."""
+"""`WorldSession`: a session, which is a REPL step in a world of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from typing import Literal
 
 from agentloop.errors import SandboxError
-from agentloop.sandboxes.base import CellResult, SessionSettings, check_files, check_limits
 from agentloop.sandboxes.inside import channel
+from agentloop.sandboxes.interface.sandbox import CellResult, SessionSettings, check_files, check_limits
 from agentloop.sandboxes.worlds import cells, runs
 from agentloop.sandboxes.worlds.runs import Bounds, given, named
 from agentloop.sandboxes.worlds.streams import Drain, memory_file
@@ -21,18 +21,18 @@ from agentloop.sandboxes.worlds.world import Step, World
 
 _OPEN_SECONDS = 30.0
 _INTERRUPT_SECONDS = 2.0
-"""What a cell may take to end after an interrupt."""
+"""Seconds that a cell may take to end after an interrupt."""
 _WRITE_SECONDS = 60.0
 _SMALL = channel.MAX_MESSAGE // 2
-"""Bytes of code that go in a message."""
+"""Maximum size of code that is sent in a message; longer code goes in a memory file."""
 _FRAMES = 1 << 20
-"""Room for what says what is displayed, and for the error."""
+"""Bytes for the headers of displays and for the error."""
 
 _Event = Literal["ended", "died", "timeout", "stopped"]
 
 
 class WorldSession:
-    """A session in `world`, which is its own and ends with it. Made by `PooledSandbox.session`."""
+    """A session in `world`, which it owns. Made by `PooledSandbox.session`."""
 
     def __init__(
         self, world: World, settings: SessionSettings, bounds: Bounds, closed: Callable[[WorldSession], None]
@@ -49,13 +49,13 @@ class WorldSession:
         self._ours.setblocking(False)
         self._step: Step | None = None
         self._event: asyncio.Future[_Event] | None = None
-        """What happens to the cell that runs now."""
+        """Resolves to the event that ends the running cell."""
         self._over = ""
         self._idle: asyncio.TimerHandle | None = None
         world.gone = self._chain(world.gone)
 
     async def open(self) -> None:
-        """Start the REPL. Raises `SandboxError`, and `UserError` where the files cannot be written."""
+        """Start the REPL. Raises `SandboxError`, and `UserError` if the files cannot be written."""
         runs.limit_memory(self._world, self._settings.memory_mb)
         files = named(self._settings.files)
         with self._theirs:
@@ -67,9 +67,9 @@ class WorldSession:
                 files=files,
             )
         self._event = self._loop.create_future()
-        self._step.answer.add_done_callback(lambda _: self._happened("died"))
+        self._step.answer.add_done_callback(lambda _: self._notify("died"))
         self._loop.add_reader(self._ours, self._read)
-        timer = self._loop.call_later(_OPEN_SECONDS, self._happened, "timeout")
+        timer = self._loop.call_later(_OPEN_SECONDS, self._notify, "timeout")
         event = await self._event
         timer.cancel()
         if event == "died":
@@ -77,7 +77,7 @@ class WorldSession:
         if event != "ended":
             raise SandboxError("The Python of the session did not start.")
         self._event = None
-        self._rest()
+        self._start_idle_timer()
 
     async def run(self, code: str, *, max_seconds: float = 10.0) -> CellResult:
         check_limits(_MaxSeconds(max_seconds), "max_seconds")
@@ -86,7 +86,7 @@ class WorldSession:
         try:
             return await asyncio.shield(cell)
         except asyncio.CancelledError:
-            # The cell is interrupted and the session goes on: whoever comes next waits for that.
+            # The cell is interrupted and the session goes on: the next call waits for the end of this cell.
             stop.set_result(None)
             cell.add_done_callback(_seen)
             raise
@@ -96,7 +96,7 @@ class WorldSession:
             self._check_open()
             if stop.done():
                 raise SandboxError("The cell was cancelled.")
-            self._awake()
+            self._stop_idle_timer()
             out, errors = Drain(self._settings.output_bytes), Drain(self._settings.output_bytes)
             shown = Drain(self._settings.display_bytes + _FRAMES)
             with ExitStack() as stack:
@@ -121,17 +121,17 @@ class WorldSession:
             if ended:
                 await self._finish(f"its Python {_PAST[ended]}")
             else:
-                self._rest()
+                self._start_idle_timer()
             return result
 
     async def _cell(
         self, code: str, max_seconds: float, stop: asyncio.Future[None], drains: Sequence[Drain]
     ) -> tuple[_Event, Literal["", "exited", "killed", "oom"]]:
-        """Run a cell to its end: what ended it, and how the session did where that did, too."""
+        """Run a cell to its end; return the event that ended it, and how the session ended, if it did."""
         assert self._step is not None
         self._event = event = self._loop.create_future()
         if self._step.answer.done():
-            self._happened("died")
+            self._notify("died")
         source = runs.encode(code)
         is_small = len(source) <= _SMALL
         more = () if is_small else (memory_file([source]),)
@@ -141,15 +141,15 @@ class WorldSession:
             try:
                 channel.send(self._ours, message, fds)
             except OSError:
-                self._happened("died")
-        timer = self._loop.call_later(max_seconds, self._happened, "timeout")
-        stop.add_done_callback(lambda _: self._happened("stopped"))
+                self._notify("died")
+        timer = self._loop.call_later(max_seconds, self._notify, "timeout")
+        stop.add_done_callback(lambda _: self._notify("stopped"))
         what = await event
         timer.cancel()
         if what in ("timeout", "stopped"):
             self._event = after = self._loop.create_future()
             self._step.interrupt()
-            timer = self._loop.call_later(_INTERRUPT_SECONDS, self._happened, "timeout")
+            timer = self._loop.call_later(_INTERRUPT_SECONDS, self._notify, "timeout")
             late = await after
             timer.cancel()
             if late == "timeout":
@@ -172,7 +172,7 @@ class WorldSession:
         return "killed"
 
     def _read(self) -> None:
-        # The code can send anything, too: what a message says is not used, and its descriptors are not taken.
+        # The code can send anything on this socket: messages are not parsed and descriptors not accepted.
         try:
             message = self._ours.recv(1)
         except BlockingIOError:
@@ -181,12 +181,12 @@ class WorldSession:
             message = b""
         if not message:
             self._loop.remove_reader(self._ours)
-            if self._step is not None:  # the code has closed our socket: there is no way back
+            if self._step is not None:  # the code has closed the REPL's socket: the session is lost
                 self._loop.call_later(_INTERRUPT_SECONDS / 4, self._step.kill)
             return
-        self._happened("ended")
+        self._notify("ended")
 
-    def _happened(self, event: _Event) -> None:
+    def _notify(self, event: _Event) -> None:
         if self._event is not None and not self._event.done():
             self._event.set_result(event)
 
@@ -198,7 +198,7 @@ class WorldSession:
         check_files(files)
         async with self._lock:
             self._check_open()
-            self._awake()
+            self._stop_idle_timer()
             step = self._world.start(
                 "write",
                 {},
@@ -208,14 +208,14 @@ class WorldSession:
                 alone=False,
             )
             await step.end()
-            self._rest()
+            self._start_idle_timer()
 
     async def read_files(self, paths: Sequence[str], *, limit: int = 64 << 20) -> dict[str, bytes]:
         async with self._lock:
             self._check_open()
-            self._awake()
+            self._stop_idle_timer()
             files, _ = await runs.fetch(self._world, self._bounds, paths, limit, alone=False)
-            self._rest()
+            self._start_idle_timer()
             return files
 
     async def close(self) -> None:
@@ -223,16 +223,16 @@ class WorldSession:
 
     def _check_open(self) -> None:
         if self._over or not self._world.alive:
-            raise SandboxError(f"The session is over: {self._over or 'its sandbox died'}.")
+            raise SandboxError(f"The session is over: {self._over or 'its sandbox died'}. Open another one.")
 
-    def _awake(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
 
-    def _rest(self) -> None:
-        self._idle = self._loop.call_later(self._settings.idle_seconds, self._tired)
+    def _start_idle_timer(self) -> None:
+        self._idle = self._loop.call_later(self._settings.idle_seconds, self._end_idle)
 
-    def _tired(self) -> None:
+    def _end_idle(self) -> None:
         self._end(f"nothing ran in it for {self._settings.idle_seconds:g} s")
 
     async def _finish(self, why: str) -> None:
@@ -242,7 +242,7 @@ class WorldSession:
     def _end(self, why: str) -> None:
         if not self._over:
             self._over = why
-            self._awake()
+            self._stop_idle_timer()
             self._loop.remove_reader(self._ours)
             self._ours.close()
             self._theirs.close()
@@ -251,7 +251,7 @@ class WorldSession:
 
     def _chain(self, gone: Callable[[], None] | None) -> Callable[[], None]:
         def both() -> None:
-            self._happened("died")
+            self._notify("died")
             self._end("its sandbox died")
             if gone is not None:
                 gone()

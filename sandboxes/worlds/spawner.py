@@ -1,4 +1,4 @@
-"""`Spawner`: this side of the launcher process. Nothing here blocks the event loop."""
+"""`Spawner`: the owner's side of the launcher process. Nothing here blocks the event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _READY_SECONDS = 30.0
 
 
 class Spawner:
-    """A running launcher. Made by `start`; use it from that event loop only."""
+    """A running launcher, made by `start`. It belongs to the event loop that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
-        self._process = process
+        self.process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(launcher.READY + 1)
@@ -32,9 +32,9 @@ class Spawner:
 
     @classmethod
     async def start(cls, bwrap: str, paths: Sequence[str]) -> Spawner:
-        """Start the launcher; `paths` are what it must be able to read where it runs as root and gives that up.
+        """Start the launcher; `paths` stay readable for it if it runs as root and gives that up.
 
-        Raises `SandboxError` where it cannot.
+        Raises `SandboxError` if it cannot be started.
         """
         process, control = await asyncio.to_thread(_popen, bwrap, paths)
         spawner = cls(process, control)
@@ -60,10 +60,10 @@ class Spawner:
         return self.alive and self._loop is asyncio.get_running_loop()
 
     def spawn(self, command: int, fds: Sequence[int]) -> tuple[int, asyncio.Future[int]]:
-        """Start bwrap with `fds` as its descriptors 0, 1, 2, ...: its number, and its exit status to come. The words
-        of the command to run inside are in the file `command`, NUL between them.
+        """Start bwrap with `fds` as its descriptors 0, 1, 2, ...; return its number and a future of its exit status.
 
-        The future raises `SandboxError` where it could not be started or the launcher died.
+        The file `command` holds the words of the command to run inside, separated by NUL. The future raises
+        `SandboxError` if bwrap could not be started or the launcher died.
         """
         number = next(self._numbers)
         try:
@@ -110,7 +110,7 @@ class Spawner:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(SandboxError("The process that starts sandboxes died."))
-                future.exception()  # seen: nobody may be waiting
+                future.exception()  # mark as retrieved: nobody may be waiting
 
     def _detach(self) -> None:
         if self.alive:
@@ -119,11 +119,11 @@ class Spawner:
             self._control.close()
 
     async def close(self) -> None:
-        """End the launcher, and with it every sandbox that still runs."""
+        """End the launcher, and with it every running sandbox."""
         self._lost()
-        await asyncio.to_thread(self._process.wait)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        await asyncio.to_thread(self.process.wait)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 def _popen(bwrap: str, paths: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -136,7 +136,7 @@ def _popen(bwrap: str, paths: Sequence[str]) -> tuple[subprocess.Popen[bytes], s
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal is for us; it ends when we close the socket
+            start_new_session=True,  # Ctrl-C in the terminal is for the owner; the launcher ends when the socket closes
             env={},
         )
     ours.setblocking(False)

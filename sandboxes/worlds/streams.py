@@ -1,4 +1,4 @@
-"""Descriptors of a step: content to be read by it, and output that is drained from it."""
+"""Descriptors of a step: content for it to read, and output to drain from it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 _CHUNK = 1 << 16
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 _FIRST = 0.02
-"""Seconds until a pipe is read for the first time: most programs have ended by then, and it is read only once."""
+"""Seconds until a pipe is read for the first time. Most programs have ended by then, so it is read only once."""
 _PAUSE = 0.005
-"""Seconds between two reads of a pipe that is not nearly full: a program that prints a character a time must not cost
-the event loop a wake-up each."""
+"""Seconds between two reads of a pipe that is not nearly full. A program that prints single characters must not wake
+the event loop for each."""
 
 
 def memory_file(parts: Iterable[bytes]) -> int:
-    """A descriptor that reads `parts` and that nobody can write to."""
+    """Return a sealed descriptor that reads `parts` and that nobody can write to."""
     fd = os.memfd_create("agentloop", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for content in _batches(parts):
         view = memoryview(content)
@@ -29,7 +29,7 @@ def memory_file(parts: Iterable[bytes]) -> int:
 
 
 def _batches(parts: Iterable[bytes]) -> Iterable[bytes]:
-    """The same bytes in pieces that are worth a system call."""
+    """Join small parts into pieces worth a system call."""
     small: list[bytes] = []
     size = 0
     for part in parts:
@@ -42,7 +42,7 @@ def _batches(parts: Iterable[bytes]) -> Iterable[bytes]:
 
 
 class Drain:
-    """Reads a pipe, always, and keeps its first `limit` bytes."""
+    """Reads a pipe to its end and keeps its first `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,9 +53,9 @@ class Drain:
         self._listening = False
         self.truncated = False
         self._fd, self.writer = os.pipe2(os.O_CLOEXEC)
-        """`writer` is the end to give away; whoever takes it closes it here."""
+        """`writer` is the end to give away; close it here once it was sent."""
         os.set_blocking(self._fd, False)
-        os.fchmod(self.writer, 0o666)  # so that programs may open /dev/stdout, whoever they are
+        os.fchmod(self.writer, 0o666)  # so that programs of any user may open /dev/stdout
         self._timer = self._loop.call_later(_FIRST, self._listen)
 
     def _listen(self) -> None:
@@ -72,7 +72,7 @@ class Drain:
             self._timer = self._loop.call_later(_PAUSE, self._listen)
 
     def _read(self) -> int:
-        """How many bytes there were; 0 at the end, -1 where there are none now."""
+        """Return how many bytes were read; 0 at the end, -1 if none are available now."""
         try:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
@@ -85,7 +85,7 @@ class Drain:
         return len(data)
 
     def finish(self) -> bytes:
-        """All that was written until now, or its first part; what is written from now on is lost."""
+        """Return everything written until now, or its first part; later output is lost."""
         if self._open:
             while not self.truncated and self._read() > 0:
                 pass

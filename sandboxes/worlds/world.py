@@ -1,4 +1,4 @@
-"""The owner's side of a world: a place with walls in which untrusted steps run. Nothing here blocks the event loop."""
+"""The owner's side of a world: an isolated process in which untrusted steps run. Nothing blocks the event loop."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from agentloop.sandboxes.worlds.cgroups import Cgroup
 from agentloop.sandboxes.worlds.streams import memory_file
 
 _GRACE = 10.0
-"""Seconds after which a world that should have ended a step is ended itself."""
+"""Seconds after which a world is ended if it has not ended a step that it should have."""
 _BYTES_PER_SECOND = 10 << 20
-"""How fast files are written at the least."""
+"""Slowest expected rate of writing files."""
 _SMALL = channel.MAX_MESSAGE // 2
 _BYTES_PER_FILE = 16
-"""Of a message, besides its path and its content."""
+"""Bytes of a message for each file, besides its path and content."""
 
 
 @dataclass(slots=True, frozen=True)
 class StepEnd:
-    """How a step ended."""
+    """The end of a step."""
 
     code: int
-    """128 + N where signal N ended it."""
+    """Exit status; 128 + N if signal N ended it."""
     seconds: float
-    """From the start of the code to its end."""
+    """Seconds from the start of the code to its end."""
     timed_out: bool
 
 
 class FirstProcess(Protocol):
-    """The process with which everything in a world ends."""
+    """The first process of a world: everything in the world ends with it."""
 
     ended: asyncio.Future[None]
     """Resolves when it and all others are dead."""
 
     def kill(self) -> None:
-        """Does nothing where it is dead already."""
+        """Kill it; does nothing if it is dead."""
 
 
 class PidFd:
-    """A process by its descriptor, which is closed when it has ended."""
+    """A process known by its descriptor, which is closed when the process has ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -57,7 +57,6 @@ class PidFd:
         self._loop.add_reader(fd, self._end)
 
     def kill(self) -> None:
-        """Does nothing where it has ended."""
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, signal.SIGKILL)
@@ -71,7 +70,7 @@ class PidFd:
 
 
 class World:
-    """A world, for the event loop that made it. `gone` is called once when it is over, whoever ended it."""
+    """A world of one event loop. `gone` is called once when the world ends for any reason."""
 
     def __init__(self, control: socket.socket, process: FirstProcess, cgroup: Cgroup | None = None) -> None:
         control.setblocking(False)
@@ -85,16 +84,16 @@ class World:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._is_clean = True
         self._cleans = False
-        """It will clean itself."""
-        self._whenever: Callable[[], None] | None = None
-        self._hammer: asyncio.TimerHandle | None = None
+        """Whether it will clean itself after the last step."""
+        self._on_clean: Callable[[], None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(control, self._read)
 
     async def ready(self, seconds: float) -> None:
-        """Raises `SandboxError` where it does not come up."""
+        """Wait until it is set up. Raises `SandboxError` if that fails."""
         try:
-            await asyncio.wait([self._ready], timeout=seconds)  # which leaves the future alone when this is cancelled
+            await asyncio.wait([self._ready], timeout=seconds)  # does not cancel the future when this is cancelled
             if not self._ready.done():
                 raise SandboxError(f"A sandbox was not set up within {seconds:g} s.")
             self._ready.result()
@@ -114,10 +113,10 @@ class World:
         last: bool = False,
         **options: Any,
     ) -> Step:
-        """Start a step; `fds` are closed by the caller. It gets an empty stdin where none is among them, and so on.
+        """Start a step. The caller closes `fds`; standard streams that are not among them are /dev/null.
 
-        `files` are written first. `alone`: everything else in the world dies with it. `last`: the world is cleaned when
-        it has ended. Raises `SandboxError`.
+        `files` are written first. `alone`: all other processes of the world die with the step. `last`: the world is
+        cleaned when the step has ended. Raises `SandboxError`.
         """
         number = next(self._numbers)
         request = {
@@ -150,13 +149,13 @@ class World:
         return future
 
     async def find(self, names: Sequence[str]) -> set[str]:
-        """Those that are programs on the PATH in there, or modules that Python finds."""
+        """Return those names that are programs on the PATH inside, or modules that Python finds there."""
         number = next(self._numbers)
         answer = await self._send(number, {"op": "which", "id": number, "names": list(names)})
         return {names[index] for index in answer["found"]}
 
     def tell(self, operation: str, number: int) -> None:
-        """Kill or interrupt a step; nothing happens where it has ended already."""
+        """Kill or interrupt a step; does nothing if it has ended."""
         if self.alive:
             try:
                 channel.request(self._control, {"op": operation, "id": number}, None)
@@ -164,20 +163,20 @@ class World:
                 self.destroy()
 
     def when_clean(self, callback: Callable[[], None]) -> None:
-        """Call it once, now or later: when the last step has ended and the world is as new, or when it is dead."""
+        """Call `callback` once, now or later: when the world is clean again after its last step, or dead."""
         if not self.alive or self._is_clean:
             callback()
             return
-        self._whenever = callback
-        self._hammer = self._loop.call_later(_GRACE, self.destroy)
+        self._on_clean = callback
+        self._deadline = self._loop.call_later(_GRACE, self.destroy)
         if not self._cleans:
             self.tell("clean", 0)
 
     def _settled(self) -> None:
-        callback, self._whenever = self._whenever, None
+        callback, self._on_clean = self._on_clean, None
         if callback is not None:
-            assert self._hammer is not None
-            self._hammer.cancel()
+            assert self._deadline is not None
+            self._deadline.cancel()
             callback()
 
     async def dead(self) -> None:
@@ -186,7 +185,7 @@ class World:
         await asyncio.wait([self._process.ended], timeout=_GRACE)
 
     def destroy(self) -> None:
-        """End it with everything in it. Does nothing the second time."""
+        """End it with everything in it. A second call does nothing."""
         if not self.alive:
             return
         self.alive = False
@@ -198,7 +197,7 @@ class World:
         for future in waiting:
             if not future.done() and not self._loop.is_closed():
                 future.set_exception(SandboxError("The sandbox died."))
-                future.exception()  # seen: nobody may be waiting
+                future.exception()  # mark as retrieved: nobody may be waiting
         self._waiting.clear()
         if self.gone is not None:
             self.gone()
@@ -226,7 +225,7 @@ class World:
 
 
 class Step:
-    """A step that runs in a world."""
+    """A running step of a world."""
 
     def __init__(
         self, world: World, number: int, answer: asyncio.Future[dict[str, Any]], patience: float | None
@@ -235,8 +234,8 @@ class Step:
         self._number = number
         self.answer = answer
         if patience is not None:
-            hammer = asyncio.get_running_loop().call_later(patience, world.destroy)
-            answer.add_done_callback(lambda _: hammer.cancel())
+            deadline = asyncio.get_running_loop().call_later(patience, world.destroy)
+            answer.add_done_callback(lambda _: deadline.cancel())
 
     def kill(self) -> None:
         self._world.tell("kill", self._number)
@@ -245,7 +244,7 @@ class Step:
         self._world.tell("interrupt", self._number)
 
     async def end(self) -> StepEnd:
-        """Wait for it. Raises `SandboxError`, and `UserError` where the files that came along cannot be written."""
+        """Wait for its end. Raises `SandboxError`, and `UserError` if the files of the request cannot be written."""
         answer = await asyncio.shield(self.answer)
         if stage := answer.get("failed"):
             reason = bytes.fromhex(answer["reason"]).decode()
@@ -261,7 +260,7 @@ def _size(files: Sequence[tuple[str, bytes]]) -> int:
 
 @contextlib.contextmanager
 def _carried(files: Sequence[tuple[str, bytes]]) -> Iterator[tuple[list[tuple[str, bytes]], dict[str, int]]]:
-    """Files as they go with a request: those that fit in it, or else a descriptor, by its name, of all."""
+    """Split files by how they travel: in the request if they all fit, else in one memory file given by descriptor."""
     if sum(_BYTES_PER_FILE + 4 * len(path) for path, _ in files) + _size(files) <= _SMALL:
         yield list(files), {}
         return

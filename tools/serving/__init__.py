@@ -1,1 +1,1 @@
-"""`agentloop tools serve`: the sandboxes and the tools behind HTTP."""
+"""`agentloop tools serve`: sandboxes and tools over HTTP. `lifecycle` and `app` build on routes, state and http."""

@@ -1,4 +1,4 @@
-"""The application: the routes of all parts, and what errors answer."""
+"""The ASGI application: the routes, and the answers to errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from starlette.routing import request_response
 from starlette.types import ASGIApp
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import SandboxBusyError
-from agentloop.tools.serving.daemon import Daemon
+from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import ClientGoneError
 from agentloop.tools.serving.routes import fusion, health, notebooks, retrieval, sessions, tool_calls
 from agentloop.tools.serving.routes.front import Front
+from agentloop.tools.serving.state.daemon import Daemon
 
 _logger = logging.getLogger(__name__)
 
 _CLIENT_GONE = 499
-"""nginx's word for it; nobody reads it but the log."""
+"""Status code of nginx for a disconnected client; it is seen only in the log."""
 
 
 def application(daemon: Daemon) -> ASGIApp:
-    """The ASGI application of a daemon that runs.
+    """Return the ASGI application of a running daemon.
 
-    /openapi.json describes it. There is no /docs: FastAPI's loads a page's programs from elsewhere.
+    /openapi.json describes it. There is no /docs, because FastAPI's page loads scripts from other sites.
     """
     app = FastAPI(
         title="agentloop tools",
@@ -55,8 +55,7 @@ def application(daemon: Daemon) -> ASGIApp:
 
 
 def _shorten(app: FastAPI) -> None:
-    """Handlers that take the request and nothing else get it at once: what FastAPI looks for between costs as much as
-    all the rest of the way."""
+    """Pass requests directly to handlers that take only the request, without the costly parsing of FastAPI."""
     for route in app.router.routes:
         if isinstance(route, APIRoute) and [*signature(route.endpoint).parameters] == ["request"]:
             route.app = request_response(route.endpoint)
@@ -81,7 +80,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours. Where it happened is logged; not its message, which may hold what was sent."""
+    """Answer a bug in the daemon. The log gets the stack, but not the message, which may contain request data."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     identifier = outcomes.request_id(request)
     _logger.error("request %s: %s\n%s", identifier, type(error).__name__, frames)

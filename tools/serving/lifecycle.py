@@ -1,4 +1,4 @@
-"""`serve`: the daemon from start to end."""
+"""`serve`: the life of the daemon from start to end."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from agentloop.errors import UserError
+from agentloop.sandboxes.levels.registry import LEVELS
 from agentloop.tools.serving.app import application
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.http.listening import BACKLOG, address_of, listen
 from agentloop.tools.serving.http.protocol import BoundedProtocol
 from agentloop.tools.serving.routes.front import access_log
-from agentloop.tools.serving.settings import Settings
+from agentloop.tools.serving.state.daemon import Daemon
+from agentloop.tools.serving.state.settings import Settings
 
 _logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 75.0
-"""How long a connection may rest between requests: longer than clients keep theirs, so that they close first."""
+"""Seconds that an idle connection is kept: longer than clients keep theirs, so that they close first."""
 
 
-def serve(settings: Settings, announce: Callable[[Daemon, str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; then end what runs, within `drain_seconds`. A second signal ends it at once.
+def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then end running work within `drain_seconds`. A second signal ends it at once.
 
-    `announce` gets the address when requests are taken. Raises `UserError` where it cannot start.
+    `announce` gets the start message when requests are accepted. Raises `UserError` if the daemon cannot start.
     """
     _prepare_logs(settings.log_level)
     _allow_many_connections()
@@ -45,25 +46,25 @@ def serve(settings: Settings, announce: Callable[[Daemon, str], None]) -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
-    except ImportError:  # it has no builds for some platforms
+    except ImportError:  # uvloop has no builds for some platforms
         return asyncio.new_event_loop
     return uvloop.new_event_loop
 
 
-async def _serve(daemon: Daemon, listener: socket.socket, announce: Callable[[Daemon, str], None]) -> None:
+async def _serve(daemon: Daemon, listener: socket.socket, announce: Callable[[str], None]) -> None:
     async with daemon.running():
         server = Server(daemon)
-        # They stay to the end: a signal that comes while the sandbox is closed must not cut that short.
+        # The handlers stay to the end: a signal must not interrupt the closing of the sandbox.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, server.stop, number.name)
-        announce(daemon, address_of(listener))
+        announce(_banner(daemon, address_of(listener)))
         gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not look at it
+        gc.freeze()  # present objects stay, so the collector need not visit them
         await server.serve(sockets=[listener])
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which drains at the first signal and stops at the second."""
+    """A uvicorn server that drains at the first signal and stops at the second."""
 
     def __init__(self, daemon: Daemon) -> None:
         settings = daemon.settings
@@ -86,18 +87,33 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # uvicorn would raise the signal again when it has ended, before the sandbox is closed
+        yield  # uvicorn would raise the signal again at its end, before the sandbox is closed
 
     def stop(self, reason: str) -> None:
-        """Finish what runs and end; the second time, end at once."""
+        """Finish running requests and end; a second call ends at once."""
         _logger.info("%s: %s", reason, "ending at once" if self.should_exit else "draining")
         self.force_exit = self.should_exit
         self.should_exit = True
         self._daemon.draining = True
 
 
+def _banner(daemon: Daemon, address: str) -> str:
+    """Return the start message: a few plain lines, of which the first has the address."""
+    settings, level, load = daemon.settings, daemon.sandbox.level, daemon.sandbox.load()
+    meaning = f": {LEVELS.get(level).protects}" if level in LEVELS else ""
+    lines = [
+        f"agentloop tools: {address}",
+        f"  isolation  {level}{meaning}",
+        f"  slots      {load.slots} at once, {settings.memory_mb} MiB each unless a request says otherwise",
+        f"  preload    {', '.join(settings.preload) or 'nothing'}",
+        f"  packages   {', '.join(settings.packages) or 'the standard library'}",
+        f"  token      {'required' if settings.token else 'none: only this machine can reach the daemon'}",
+    ]
+    return "\n".join(lines)
+
+
 def _prepare_logs(level: str) -> None:
-    """Lines of the access log stand alone, so that programs read them; ours are plain text. Both go to stderr."""
+    """Log to stderr: access log lines without a prefix, so that programs can read them, and others as plain text."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise UserError(f"--log-level {level!r} is none of debug, info, warning, error.")
@@ -110,6 +126,6 @@ def _prepare_logs(level: str) -> None:
 
 
 def _allow_many_connections() -> None:
-    """As many descriptors as this process may have: each connection and each execution takes some."""
+    """Raise the limit of descriptors to the maximum: each connection and each execution needs some."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

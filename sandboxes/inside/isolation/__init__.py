@@ -1,1 +1,1 @@
-"""Code that shuts the doors from the inside: mounts, Landlock, namespaces, and the clean-up between executions."""
+"""Isolation from the inside: mounts, namespaces, Landlock, confinement of steps, and cleanup after them."""

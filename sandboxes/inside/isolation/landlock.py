@@ -1,7 +1,7 @@
 """Landlock: a process gives up files, TCP and signals for good, without any privilege.
 
-What is not named in `restrict` cannot be opened, made, removed or executed. It stays possible to look up metadata
-(`stat`) and, where the uid allows it, to change it: `landlock_filter` refuses the system calls that do.
+Paths not named in `restrict` cannot be opened, created, removed or executed. It remains possible to look up metadata
+(`stat`) and, as far as the user may, to change it: `landlock_filter` refuses the system calls that do.
 https://docs.kernel.org/userspace-api/landlock.html
 """
 
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 MIN_ABI = 6
-"""Linux 6.12. Before it, code could signal every process of its user."""
+"""ABI of Linux 6.12. Before it, code could signal every process of its user."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _VERSION = 1
@@ -28,7 +28,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _MAKE_SOCK, _MAKE_FIFO, _MAKE_SYM, _REFER, _TRUNCATE = 1 << 9, 1 << 10, 1 << 12, 1 << 13, 1 << 14
 _ALL_OF_FILES = (1 << 16) - 1
-"""The rights of ABI 6, IOCTL_DEV included."""
+"""All file rights of ABI 6, IOCTL_DEV included."""
 _ALL_OF_TCP = 0b11
 _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
@@ -38,12 +38,12 @@ _WRITE = (
     _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO
 ) | (_MAKE_SYM | _REFER)
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi() -> int:
-    """The version of Landlock in this kernel; 0 where it has none or was booted without it."""
-    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    """Return the version of Landlock in this kernel; 0 if it has none or was booted without it."""
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 0 and ctypes.get_errno() not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
         _raise("the version of Landlock")
     return max(0, version)
@@ -52,38 +52,39 @@ def abi() -> int:
 def restrict(
     readable: Iterable[str], writable: Iterable[str], listable: Iterable[str] = (), processes: int = 0
 ) -> None:
-    """Leave this thread, and all that it starts, nothing but these paths and what is below them: `readable` to read
-    and execute, `writable` to do everything but to make devices, `listable` to see names. No TCP port and no abstract
-    Unix socket of others can be reached; signals reach only what is under the same restriction, or a further one below
-    it. `processes`, if not 0: how many more than now its user may have.
+    """Restrict this thread, and everything that it starts, to these paths and the paths below them.
 
-    It can be called again, which restricts further. Raises `OSError`; the process is then as it was, but for
-    `no_new_privs`.
+    `readable` paths can be read and executed, `writable` ones used in every way except for making devices, and
+    `listable` ones listed. TCP ports and abstract Unix sockets of others cannot be reached. Signals reach only
+    processes under the same restriction, or under a further one below it. `processes`, if not 0, is the number of
+    processes that the user may have in addition to the present ones.
+
+    A second call restricts further. Raises `OSError`; the process is then unchanged, except for `no_new_privs`.
     """
     if processes:
         limit = _processes_of_user() + processes
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     attributes = struct.pack("=QQQ", _ALL_OF_FILES, _ALL_OF_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
-    ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
         _raise("a Landlock ruleset")
     try:
         for paths, access in ((readable, _READ), (writable, _WRITE), (listable, _READ_DIR)):
             for path in paths:
                 _allow(ruleset, path, access)
-        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
             _raise("no_new_privs")
-        if _libc.syscall(_RESTRICT_SELF, ruleset, 0) < 0:
+        if libc.syscall(_RESTRICT_SELF, ruleset, 0) < 0:
             _raise("the restriction by Landlock")
     finally:
         os.close(ruleset)
 
 
 def enclose() -> Callable[[], None]:
-    """Put this process behind a restriction that leaves it all but signals to others: what kills, in one system call
-    that no process can outrun, all that it has started. Raises `OSError`.
+    """Restrict this process so that it can signal only its descendants; return a function that kills them all.
 
-    What it starts must be restricted once more: it cannot signal this process then.
+    The function uses one system call, which no process can outrun. Descendants must be restricted once more, so that
+    they cannot signal this process. Raises `OSError`.
     """
     restrict((), ("/",))
     try:
@@ -101,7 +102,7 @@ def _kill_enclosed() -> None:
 
 
 def _processes_of_user() -> int:
-    """Processes and threads that the kernel counts for the real user of this one."""
+    """Return how many processes and threads the kernel counts for the real user of this process."""
     user, count = os.getuid(), 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -118,7 +119,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _OF_A_FILE
-        if _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0) < 0:
+        if libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0) < 0:
             _raise(f"the Landlock rule of {path}")
     finally:
         os.close(fd)

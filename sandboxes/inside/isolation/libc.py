@@ -1,4 +1,4 @@
-"""The system calls that Python 3.11 has no function for."""
+"""System calls that Python 3.11 has no function for. All raise `OSError`."""
 
 from __future__ import annotations
 
@@ -46,19 +46,21 @@ def _prctl(option: int, *arguments: int | ctypes.c_void_p) -> int:
 
 
 def unshare(flags: int) -> None:
+    """Enter new namespaces."""
     _checked(_libc.unshare(flags), "new namespaces")
 
 
 def mount(
     source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None, *, key: int = 0
 ) -> None:
-    """`key` is for the seccomp filter: it goes where the system call has no argument."""
+    """Mount a file system. `key` is for the seccomp filter: it is passed where the system call has no argument."""
     texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind, data)]
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT), *texts[:3], ctypes.c_ulong(flags), texts[3], ctypes.c_ulong(key))
     _checked(result, f"mount {kind or source} at {target}")
 
 
 def umount(target: str, flags: int = 0, *, key: int = 0) -> None:
+    """Unmount a file system; `key` as in `mount`."""
     unused = [ctypes.c_ulong(0)] * 3
     result = _libc.syscall(
         ctypes.c_long(_SYS_UMOUNT), os.fsencode(target), ctypes.c_ulong(flags), *unused, ctypes.c_ulong(key)
@@ -76,7 +78,7 @@ def read_only(target: str) -> None:
 
 
 def pivot_root(root: str) -> None:
-    """Make `root`, a mount point, the root; the old one is gone."""
+    """Make `root`, a mount point, the root directory, and detach the old root."""
     os.chdir(root)
     _checked(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT), b".", b"."), "pivot_root")
     umount(".", MNT_DETACH)
@@ -84,40 +86,46 @@ def pivot_root(root: str) -> None:
 
 
 def set_hostname(name: str) -> None:
+    """Set the host name of this UTS namespace."""
     _checked(_libc.sethostname(name.encode(), len(name)), "hostname")
 
 
 def loopback_up() -> None:
+    """Start the loopback device of this network namespace."""
     control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     control.close()
 
 
 def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
     _checked(_prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL), "PR_SET_PDEATHSIG")
 
 
 def become_subreaper() -> None:
+    """Adopt the orphans among the descendants of this process."""
     _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
 
 
 def set_dumpable(value: bool) -> None:
-    """Whether processes of the same user may look into this one; also who owns its files in /proc."""
+    """Set whether processes of the same user may inspect this one; this also sets the owner of its files in /proc."""
     _checked(_prctl(_PR_SET_DUMPABLE, int(value)), "PR_SET_DUMPABLE")
 
 
 def no_new_privileges() -> None:
+    """Prevent set-user-id programs from giving this process rights."""
     _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
 
 
 def drop_bounding_set() -> None:
-    """No capability can be had through a program from here on. Those that are held stay."""
+    """Prevent this process from gaining capabilities through a program. It keeps those that it has."""
     capability = 0
     while _prctl(_PR_CAPBSET_DROP, capability) == 0:
         capability += 1
 
 
 def drop_capabilities() -> None:
+    """Give up all capabilities."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, bytes(24)), "drop capabilities")
@@ -128,7 +136,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def install_filter(program: bytes) -> None:
-    """Install a seccomp filter on top of those that are there; needs `no_new_privileges`."""
+    """Add a seccomp filter to the existing ones; needs `no_new_privileges`."""
     structure = _FilterProgram(len(program) // 8, program)
     result = _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.cast(ctypes.byref(structure), ctypes.c_void_p))
     _checked(result, "seccomp filter")
@@ -140,7 +148,7 @@ def close_from(first: int) -> None:
 
 
 def close_all_but(*keep: int) -> None:
-    """Close all descriptors above 2 but these."""
+    """Close all descriptors above 2 except these."""
     first = 3
     for fd in sorted(keep):
         if fd > first:

@@ -1,4 +1,4 @@
-"""The file system of a slot: a read-only view of the host made once, and writable parts made anew each time."""
+"""The file system of a slot: a read-only view of the host, made once, and writable parts that are renewed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ROOT = "/tmp"
-"""Where the view is put together, in a mount namespace of its own; any directory would do."""
+"""Directory in which the view is built, in a mount namespace of its own; any directory would do."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr"))
 _KERNEL_SETTINGS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
@@ -22,16 +22,16 @@ _KERNEL_SECRETS = ("cmdline", "keys", "kcore", "kallsyms", "timer_list", "config
 def build_root(plan: dict[str, Any], writable: Sequence[str]) -> None:
     """Enter the view that `plan` (`RootFS.as_dict`) describes; needs CAP_SYS_ADMIN and a mount namespace of its own.
 
-    `writable` are directories to mount something at later. Raises `OSError`.
+    `writable` are mount points for later. Raises `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
-    # Handles first: what is to be shown may lie below the directory that is covered next.
+    # Open all sources first: some may lie below the directory that is covered next.
     sources = [(os.open(path, os.O_PATH | os.O_CLOEXEC), shown) for path, shown in plan["binds"]]
     sources += [(os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC), f"/dev/{name}") for name in _DEVICES]
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
     libc.mount("tmpfs", _ROOT, "tmpfs", libc.MS_NOSUID, "mode=0755,size=1m")
     os.mkdir(f"{_ROOT}/proc")
-    # Linux lets a user namespace mount a procfs only where it sees one already; those of the slots cover this.
+    # Linux lets a user namespace mount procfs only if one is visible already; the procfs of each slot covers this one.
     libc.mount(f"/proc/self/fd/{proc}", f"{_ROOT}/proc", flags=libc.MS_BIND | libc.MS_REC)
     os.close(proc)
     for handle, shown in sources:
@@ -62,10 +62,10 @@ def _show(handle: int, target: str, *, device: bool) -> None:
 
 
 def mount_proc() -> None:
-    """A procfs of the own pid namespace, without other users' processes and without what tells of the host."""
+    """Mount the procfs of the pid namespace, without processes of other users and information about the host."""
     flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
     libc.mount("proc", "/proc", "proc", flags, "hidepid=2")
-    # No TIME_WAIT: an address that one execution has used is free for the next.
+    # No TIME_WAIT: the next execution can use an address of this one at once.
     with open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w") as file:
         file.write("0")
     for name in _KERNEL_SETTINGS:
@@ -78,19 +78,21 @@ def mount_proc() -> None:
 
 
 class Scratch:
-    """The writable directories: a tmpfs each, limited in bytes and in files."""
+    """The writable directories: one tmpfs each, limited in bytes and in files.
+
+    `is_owner`: this process has another user than the code, which can then leave nothing in them but files.
+    """
 
     def __init__(self, directories: Sequence[str], megabytes: int, key: int, *, is_owner: bool) -> None:
-        """`is_owner`: this process is another user than the code, who can leave nothing in them but files."""
         self._key = key
         self._directories = directories
         self._options = f"mode=1777,size={megabytes}m,nr_inodes=65536"
         self._is_owner = is_owner
         self._empty: dict[str, tuple[int, int]] = {}
-        """What `_size` says of them before something is in them."""
+        """Result of `_size` for each empty directory."""
 
     def renew(self) -> None:
-        """Empty ones in place of those that were used. Raises `OSError` where something holds on to an old one."""
+        """Replace used directories by empty ones. Raises `OSError` if an old one is still in use."""
         for path in self._directories:
             if path in self._empty:
                 if self._is_owner and _size(path) == self._empty[path]:
@@ -101,6 +103,6 @@ class Scratch:
 
 
 def _size(path: str) -> tuple[int, int]:
-    """Of a directory, which in a tmpfs grows with every name in it, and the number of directories there."""
+    """Return the size of a directory, which in a tmpfs grows with every name, and its number of subdirectories."""
     status = os.stat(path)
     return status.st_size, status.st_nlink

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from agentloop import sandboxes
-from agentloop.sandboxes.base import Execution, ExecutionResult, Sandbox
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, Sandbox
 from agentloop.sandboxes.worlds import boot
 
 LEVELS = ("slots", "bubblewrap", "docker", "landlock")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.sandboxes.base import Execution, SessionSettings
+from agentloop.sandboxes.interface.sandbox import Execution, SessionSettings
 from agentloop.sandboxes.levels.slots import Slots
 
 ATTACKS = Path(__file__).parent

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.sandboxes.base import MAX_FILES, Execution
+from agentloop.sandboxes.interface.sandbox import MAX_FILES, Execution
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

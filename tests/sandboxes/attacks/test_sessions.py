@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import SessionSettings
+from agentloop.sandboxes.interface.sandbox import SessionSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

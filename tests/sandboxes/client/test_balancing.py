@@ -8,7 +8,6 @@ import pytest
 
 from agentloop.errors import SandboxError
 from agentloop.sandboxes import SandboxBusyError
-from agentloop.sandboxes.client import balancing
 from agentloop.sandboxes.client.balancing import Fleet
 
 
@@ -32,7 +31,8 @@ class Member:
 
 
 def fleet(*slots: int, patience: float = 60.0) -> Fleet[Member]:
-    return Fleet([Member(str(index), number) for index, number in enumerate(slots)], patience)
+    members = [Member(str(index), number) for index, number in enumerate(slots)]
+    return Fleet(members, patience, first_pause=0.01, last_pause=0.04)
 
 
 async def until(condition) -> None:
@@ -41,12 +41,6 @@ async def until(condition) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("It never happened.")
-
-
-@pytest.fixture
-def quick_probes(monkeypatch):
-    monkeypatch.setattr(balancing, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(balancing, "LAST_PAUSE", 0.04)
 
 
 async def test_the_least_loaded_in_relation_to_its_size_is_first():
@@ -106,7 +100,6 @@ async def test_the_deadline():
         pass
 
 
-@pytest.mark.usefixtures("quick_probes")
 async def test_who_is_down_is_probed_with_growing_pauses_and_then_served_from():
     two = fleet(1, 1)
     sick, well = two.members
@@ -126,7 +119,6 @@ async def test_who_is_down_is_probed_with_growing_pauses_and_then_served_from():
     await two.close()
 
 
-@pytest.mark.usefixtures("quick_probes")
 async def test_all_down_for_too_long():
     one = fleet(1, patience=0.1)
     one.members[0].works = False
@@ -152,7 +144,6 @@ async def test_closing_ends_the_waiting():
             await waiting
 
 
-@pytest.mark.usefixtures("quick_probes")
 @pytest.mark.parametrize("seed", range(5))
 async def test_nothing_is_lost_and_nobody_is_overloaded_whatever_happens(seed):
     chance = random.Random(seed)

@@ -104,12 +104,12 @@ async def test_an_execution_that_takes_its_daemons_along_is_not_run_for_ever(ser
         ((401, {"detail": "token"}), UserError, "refuses the token: set AGENTLOOP_TOKEN"),
         ((422, {"detail": [{"loc": ["body", "files"], "msg": "no"}]}), UserError, r"\(422\): files: no"),
         ((413, {"detail": "--max-body-mb"}), UserError, "--max-body-mb"),
-        ((404, {"detail": "Not Found"}), SandboxError, "/run_code is not there"),
+        ((404, {"detail": "Not Found"}), SandboxError, "/run_code does not exist"),
         ((500, b"Internal Server Error"), SandboxError, "answers 500 to /run_code: Internal Server Error"),
         ((302, b""), SandboxError, "answers 302"),
-        (b"<html>", SandboxError, "cannot be used: Invalid JSON.*starts with '<html>'"),
-        (b'{"status": "Success"', SandboxError, "cannot be used: Invalid JSON"),
-        ([], SandboxError, "cannot be used"),
+        (b"<html>", SandboxError, "is invalid: Invalid JSON.*starts with '<html>'"),
+        (b'{"status": "Success"', SandboxError, "is invalid: Invalid JSON"),
+        ([], SandboxError, "is invalid"),
         ({"status": "Great"}, SandboxError, "status"),
         (DONE | {"files": {"a": 3}}, SandboxError, "files"),
         (DONE | {"run_result": DONE["run_result"] | {"return_code": "no"}}, SandboxError, "return_code"),
@@ -130,12 +130,12 @@ async def test_answers_that_are_errors(servers, answer, kind, message):
         assert server.runs == 1
 
 
-async def test_no_answer_in_time(servers, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client.daemon._MARGIN_SECONDS", 0.1)
+async def test_no_answer_in_time(servers):
     async with servers() as (server, client):
+        client.daemons[0].margin_seconds = 0.1
         server.answer = lambda *_: asyncio.sleep(60)
         begun = time.monotonic()
-        with pytest.raises(SandboxError, match="no answer within"):
+        with pytest.raises(SandboxError, match="No answer came within"):
             await client.run(Execution(code="", timeout=0.1, compile_timeout=0.1), max_queue_seconds=0.1)
         assert time.monotonic() - begun < 10
         assert server.runs == 1
@@ -294,7 +294,7 @@ async def test_starts_that_cannot_work(servers):
 async def test_a_web_server_is_no_sandbox_daemon(servers):
     server = await asyncio.start_server(_web, "127.0.0.1", 0)
     client = SandboxClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    with pytest.raises(UserError, match="is no sandbox daemon: it answers 404 to /v1/ping"):
+    with pytest.raises(UserError, match="is not a sandbox daemon: it answers 404 to /v1/ping"):
         await client.start()
     await client.close()
     server.close()
@@ -356,9 +356,9 @@ async def test_a_name_and_a_password_in_the_address(server, monkeypatch):
     await server.stop()
 
 
-async def test_idle_connections_are_not_kept_for_long(servers, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client.http._IDLE_SECONDS", 0.5)
+async def test_idle_connections_are_not_kept_for_long(servers):
     async with servers() as (server, client):
+        client.daemons[0].connections.idle_seconds = 0.5
         server.answer = lambda *_: asyncio.sleep(0.05, DONE)
         await asyncio.gather(*(run(client) for _ in range(6)))
         assert server.connections == 6
@@ -376,8 +376,7 @@ async def test_proxies_of_the_environment_are_not_asked(servers, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_nothing_is_lost_whatever_the_servers_do(servers, seed, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.client.client._MAX_LOST", 100)
+async def test_nothing_is_lost_whatever_the_servers_do(servers, seed):
     chance = random.Random(seed)
     faults = ["reset", "half", (502, b""), (503, b""), (504, b""), (429, b"")]
 
@@ -386,6 +385,7 @@ async def test_nothing_is_lost_whatever_the_servers_do(servers, seed, monkeypatc
         return chance.choice(faults) if chance.random() < 0.2 else DONE | {"run_result": PROCESS | {"stdout": code}}
 
     async with servers(3) as (*three, client):
+        client.max_lost = 100
         for server in three:
             server.answer = lambda method, path, body: answer(body["code"])
         tasks = [asyncio.create_task(client.run(Execution(code=str(number)))) for number in range(200)]
@@ -427,10 +427,10 @@ async def test_large_files_there_and_back(servers):
         ("ftp://host", "must be the address"),
         ("http://", "must be the address"),
         ("http://host?x=1", "must be the address"),
-        ("http://host:port", "is no URL"),
-        ("", "No address"),
-        ([], "No address"),
-        (" , ", "No address"),
+        ("http://host:port", "is not a URL"),
+        ("", "No sandbox daemon is given"),
+        ([], "No sandbox daemon is given"),
+        (" , ", "No sandbox daemon is given"),
     ],
 )
 def test_addresses_that_are_none(urls, message):
@@ -440,7 +440,7 @@ def test_addresses_that_are_none(urls, message):
 
 def test_addresses():
     def names(urls):
-        return [daemon.name for daemon in SandboxClient(urls)._daemons]
+        return [daemon.name for daemon in SandboxClient(urls).daemons]
 
     assert names("http://a:8080, http://b:8080/,http://a:8080/run_code") == ["http://a:8080", "http://b:8080"]
     assert names(["https://u:p@host/base/"]) == ["https://host/base"]

@@ -178,7 +178,7 @@ async def test_interrupting_a_cell(client):
 
 async def test_packages_that_are_not_there(client):
     with pytest.raises(UserError, match=r"lacks packages: no-such-package\. Install"):
-        await SandboxClient([daemon.name for daemon in client._daemons], packages=["no-such-package"]).start()
+        await SandboxClient([daemon.name for daemon in client.daemons], packages=["no-such-package"]).start()
 
 
 async def test_tokens():
@@ -196,7 +196,7 @@ async def test_a_session_dies_with_its_daemon_and_the_next_one_lives_elsewhere()
         client = SandboxClient([daemon.url for daemon in both])
         session = await client.session()
         await session.run("x = 1")
-        (home,) = [daemon for daemon in both if daemon.url in str(session._daemon.name)]
+        (home,) = [daemon for daemon in both if daemon.url in str(session.daemon.name)]
         await home.end()
         with pytest.raises(SandboxError, match=r"did not run|state is unknown"):
             await session.run("x")

@@ -77,7 +77,7 @@ async def test_what_a_cell_shows(servers):
         assert result.oom
         assert result.output_truncated
         assert result.session_ended == "killed"
-        with pytest.raises(SandboxError, match="is no base64"):
+        with pytest.raises(SandboxError, match="is not base64"):
             await session.run("y")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import Execution
-from agentloop.sandboxes.levels import bubblewrap
+from agentloop.sandboxes.interface.sandbox import Execution
 from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
 
 
@@ -26,8 +26,8 @@ async def test_without_bwrap_it_refuses_and_names_the_package(monkeypatch, tmp_p
 
 
 async def test_a_bwrap_that_fails_is_an_error_that_says_what_to_allow(monkeypatch):
-    monkeypatch.setattr(bubblewrap, "_ISOLATION", (*bubblewrap._ISOLATION, "--option-of-a-later-version"))
-    with pytest.raises(UserError, match=r"Unknown option --option-of-a-later-version.*user namespaces"):
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/perl")
+    with pytest.raises(UserError, match=r"Unrecognized switch: --args.*user namespaces"):
         await Bubblewrap().start()
 
 
@@ -35,9 +35,9 @@ async def test_it_starts_by_itself_and_once():
     sandbox = Bubblewrap()
     results = await asyncio.gather(*[sandbox.run(Execution(code=f"print({index})")) for index in range(4)])
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
-    spawner = sandbox._spawner
+    spawner = sandbox.spawner
     await sandbox.start()
-    assert sandbox._spawner is spawner
+    assert sandbox.spawner is spawner
     await sandbox.close()
     await sandbox.close()
 
@@ -45,7 +45,7 @@ async def test_it_starts_by_itself_and_once():
 async def test_it_runs_unprivileged_even_when_we_are_root():
     sandbox = Bubblewrap()
     await sandbox.start()
-    pid = sandbox._spawner._process.pid
+    pid = sandbox.spawner.process.pid
     status = dict(line.split(":\t") for line in _read(Path(f"/proc/{pid}/status")).decode().splitlines())
     await sandbox.close()
     assert "0" not in status["Uid"].split()
@@ -60,7 +60,7 @@ async def test_a_dead_launcher_fails_what_runs_and_is_replaced():
     await sandbox.start()
     running = asyncio.create_task(sandbox.run(Execution(code="import time; time.sleep(60)", timeout=100)))
     await asyncio.sleep(0.3)
-    os.kill(sandbox._spawner._process.pid, signal.SIGKILL)
+    os.kill(sandbox.spawner.process.pid, signal.SIGKILL)
     with pytest.raises(SandboxError, match="died"):
         await running
     assert (await sandbox.run(Execution(code="print('again')"))).stdout == "again\n"

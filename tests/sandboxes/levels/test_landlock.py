@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def python() -> Iterator[None]:
     """Root's own Python cannot be reached by the user that the code is: the system's is taken then."""
     with pytest.MonkeyPatch.context() as patch:
-        if os.geteuid() == 0 and not level._others_reach(boot.INTERPRETER):
+        if os.geteuid() == 0 and not level.others_can_reach(boot.INTERPRETER):
             patch.setattr(boot, "INTERPRETER", os.path.realpath("/usr/bin/python3"))
             patch.setattr(sys, "base_prefix", "/usr")
         yield
@@ -197,7 +197,7 @@ async def test_memory_and_time_are_limited(sandbox):
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
 async def test_without_landlock_it_refuses_and_says_why(monkeypatch, number):
-    monkeypatch.setattr(rules._libc, "syscall", lambda *_: -1, raising=False)
+    monkeypatch.setattr(rules.libc, "syscall", lambda *_: -1, raising=False)
     monkeypatch.setattr(rules.ctypes, "get_errno", lambda: number)
     with pytest.raises(UserError, match=r"'landlock' does not work.*Linux 6.12.*lsm=landlock"):
         await Landlock().start()

@@ -7,8 +7,9 @@ import pytest
 
 from agentloop import sandboxes
 from agentloop.errors import UserError
-from agentloop.sandboxes import Execution, Load, auto
+from agentloop.sandboxes import Execution, Load
 from agentloop.sandboxes.levels import registry as levels
+from agentloop.sandboxes.levels.auto import Auto
 from agentloop.sandboxes.levels.registry import AUTOMATIC, LEVELS
 
 
@@ -139,5 +140,5 @@ async def test_the_default_really_runs_something_here():
     sandbox = sandboxes.create()
     assert (await sandbox.run(Execution(code="print(6 * 7)"))).stdout == "42\n"
     assert sandbox.level in LEVELS
-    assert auto.Auto().load() == Load(slots=0, busy=0, waiting=0, sessions=0)
+    assert Auto().load() == Load(slots=0, busy=0, waiting=0, sessions=0)
     await sandbox.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import Execution, SandboxBusyError
-from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.inside.isolation import cleanup
+from agentloop.sandboxes.interface.sandbox import Execution, SandboxBusyError
 from agentloop.sandboxes.levels.slots import Slots
 from agentloop.sandboxes.worlds.cgroups import Cgroups
 
@@ -61,9 +61,9 @@ async def test_it_starts_by_itself_and_once():
     sandbox = Slots(slots=2)
     results = await asyncio.gather(*[sandbox.run(Execution(code=f"print({index})")) for index in range(4)])
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
-    template = sandbox._template
+    template = sandbox.template
     await sandbox.start()
-    assert sandbox._template is template
+    assert sandbox.template is template
     await sandbox.close()
     await sandbox.close()
 
@@ -86,16 +86,16 @@ async def test_what_cannot_be_preloaded_is_an_error_of_the_start(tmp_path, sourc
     (package := tmp_path / "unfit").mkdir()
     (package / "__init__.py").write_text(source)
     sandbox = Slots(preload=["unfit"])
-    sandbox._rootfs = type(sandbox._rootfs)(
-        sandbox._rootfs.interpreter,
-        (*sandbox._rootfs.binds, (str(package), "/opt/packages/unfit")),
-        sandbox._rootfs.links,
-        sandbox._rootfs.tmpfs_mb,
+    sandbox.rootfs = type(sandbox.rootfs)(
+        sandbox.rootfs.interpreter,
+        (*sandbox.rootfs.binds, (str(package), "/opt/packages/unfit")),
+        sandbox.rootfs.links,
+        sandbox.rootfs.tmpfs_mb,
     )
     with pytest.raises(UserError, match=f"'slots' does not work.*{reason}"):
         await sandbox.start()
-    assert sandbox._template is None
-    assert sandbox._cgroups is None
+    assert sandbox.template is None
+    assert sandbox.cgroups is None
 
 
 def test_options_that_cannot_be_used_are_refused():
@@ -120,10 +120,10 @@ async def test_a_dead_slot_fails_its_execution_and_is_replaced(slots):
 async def test_a_dead_template_fails_what_runs_and_is_replaced(slots):
     running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("dead_template_42"), timeout=100)))
     await until(lambda: running_with("dead_template_42"))
-    os.kill(slots._template._process.pid, signal.SIGKILL)
+    os.kill(slots.template.process.pid, signal.SIGKILL)
     with pytest.raises(SandboxError, match="died"):
         await running
-    await until(lambda: not slots._template.alive)
+    await until(lambda: not slots.template.alive)
     assert (await slots.run(Execution(code="print('again')"))).stdout == "again\n"
     assert running_with("dead_template_42") == []
 
@@ -243,7 +243,7 @@ for _ in range(6):
 ORPHAN = """
 import asyncio
 from agentloop.sandboxes import Execution, SessionSettings
-from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.inside.isolation import cleanup
 from agentloop.sandboxes.levels.slots import Slots
 async def main():
     sandbox = Slots(slots=2)
@@ -283,7 +283,7 @@ async def test_everything_dies_with_a_killed_owner(also_the_template):
 UNPRIVILEGED = """
 import asyncio, os, sys
 from agentloop.sandboxes import Execution
-from agentloop.sandboxes.inside.isolation import removal
+from agentloop.sandboxes.inside.isolation import cleanup
 from agentloop.sandboxes.levels.slots import Slots
 async def main():
     assert os.geteuid() == 65534
@@ -344,7 +344,7 @@ def test_it_needs_no_privilege(tmp_path):
     assert (process.stdout, process.stderr) == (once * 4 + after + "({'text/plain': '42'},)\n", "")
 
 
-def test_cgroups_of_version_2(tmp_path, monkeypatch):
+def test_cgroups_of_version_2(tmp_path):
     own = tmp_path / "service"
     own.mkdir()
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
@@ -354,8 +354,7 @@ def test_cgroups_of_version_2(tmp_path, monkeypatch):
         ("cgroup.procs", f"{os.getpid()}"),
     ):
         (own / name).write_text(text)
-    monkeypatch.setattr("agentloop.sandboxes.worlds.cgroups._own_cgroups", lambda: [("", "/service")])
-    found = Cgroups.find(tmp_path)
+    found = Cgroups.find(tmp_path, [("", "/service")])
     assert found is not None
     assert (own / "agentloop-main" / "cgroup.procs").read_text() == str(os.getpid())
     assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
@@ -374,9 +373,8 @@ def test_cgroups_of_version_2(tmp_path, monkeypatch):
     assert not cgroup.ran_out_of_memory()
 
 
-def test_where_no_cgroup_may_be_made_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentloop.sandboxes.worlds.cgroups._own_cgroups", lambda: [("memory", "/x"), ("pids", "/x")])
-    assert Cgroups.find(tmp_path) is None
+def test_where_no_cgroup_may_be_made_there_is_none(tmp_path):
+    assert Cgroups.find(tmp_path, [("memory", "/x"), ("pids", "/x")]) is None
 
 
 async def test_without_cgroups_each_process_has_the_limit(monkeypatch):
@@ -395,8 +393,8 @@ async def test_nothing_is_left_when_it_is_closed(slots):
     await asyncio.gather(*[sandbox.run(Execution(code="print(1)")) for _ in range(9)])
     session = await sandbox.session()
     await session.run("1")
-    pid = sandbox._template._process.pid
-    paths = sandbox._cgroups.paths
+    pid = sandbox.template.process.pid
+    paths = sandbox.cgroups.paths
     await sandbox.close()
     assert gone(f"/proc/{pid}", *paths)
     await asyncio.sleep(0.1)
@@ -417,7 +415,7 @@ for _ in range(3000):
     os.chdir("d")
 """
     subprocess.run([sys.executable, "-c", code], cwd=top, check=True)
-    removal.remove(str(top))
+    cleanup.remove_directory(str(top))
     assert not top.exists()
     assert os.listdir("/etc")
 

@@ -17,15 +17,15 @@ def test_killing_what_just_ended_harms_nobody():
         starter = launcher.Launcher(theirs, "bwrap")
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
-        starter._running[1] = ended.pid
+        starter.running[1] = ended.pid
         ours.send(launcher.REQUEST.pack(launcher.KILL, 1))
-        assert starter._request()
+        assert starter.handle_request()
 
 
 async def test_a_launcher_that_died_is_said_and_is_unusable():
     spawner = await Spawner.start("/bin/true", [])
-    spawner._process.kill()
-    spawner._process.wait()
+    spawner.process.kill()
+    spawner.process.wait()
     with pytest.raises(SandboxError, match="takes no request"):
         spawner.spawn(0, [1])
     assert not spawner.usable
@@ -35,8 +35,8 @@ async def test_a_launcher_that_died_is_said_and_is_unusable():
 
 async def test_a_kill_finds_the_launcher_dead():
     spawner = await Spawner.start("/bin/true", [])
-    spawner._process.kill()
-    spawner._process.wait()
+    spawner.process.kill()
+    spawner.process.wait()
     spawner.kill(1)
     assert not spawner.usable
     await spawner.close()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.sandboxes.base import MAX_FILES, Execution, ExecutionResult, Sandbox
+from agentloop.sandboxes.interface.sandbox import MAX_FILES, Execution, ExecutionResult, Sandbox
 from agentloop.sandboxes.levels.slots import Slots
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,7 +8,14 @@ import pytest
 import pytest_asyncio
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import CellResult, Execution, Sandbox, SandboxBusyError, Session, SessionSettings
+from agentloop.sandboxes.interface.sandbox import (
+    CellResult,
+    Execution,
+    Sandbox,
+    SandboxBusyError,
+    Session,
+    SessionSettings,
+)
 from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
 from agentloop.sandboxes.levels.none import NoIsolation
 from agentloop.sandboxes.levels.slots import Slots

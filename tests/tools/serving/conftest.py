@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from agentloop.sandboxes import CellResult, Execution, ExecutionResult, Load, SessionSettings
 from agentloop.sandboxes.levels.slots import Slots
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.http.listening import address_of, listen
 from agentloop.tools.serving.lifecycle import Server
-from agentloop.tools.serving.settings import Settings
+from agentloop.tools.serving.state.daemon import Daemon
+from agentloop.tools.serving.state.settings import Settings
 
 
 class Served(httpx.AsyncClient):
@@ -88,10 +88,10 @@ class ByHand:
         self.executions.append(execution)
         self.queue_seconds.append(max_queue_seconds)
         if execution.code == "wait":
-            await self._wait()
+            await self.wait()
         return self.answer(execution)
 
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         self.running += 1
         self.begun.set()
         try:
@@ -118,7 +118,7 @@ class SessionByHand:
 
     async def run(self, code: str, *, max_seconds: float = 10.0) -> CellResult:
         if code == "wait":
-            await self.sandbox._wait()
+            await self.sandbox.wait()
         return CellResult(stdout=f"{code}\n", stderr="", seconds=0.0)
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.tools.serving.settings import Settings
+from agentloop.tools.serving.state.settings import Settings
 
 COMMAND = (sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--isolation", "slots", "--slots", "2")
 
@@ -202,7 +202,7 @@ def test_a_port_that_is_taken():
         (("--level-option", "colour=red"), "colour"),
         (("--packages", "no-such-thing-1"), "no-such-thing-1"),
         (("--tool", "nowhere:thing"), "nowhere"),
-        (("--tool", "search={'a'}"), "no JSON object"),
+        (("--tool", "search={'a'}"), "not a JSON object"),
         (("--tool", 'search={"colour": 1}'), "It takes: source"),
         (("--log-level", "loud"), "--log-level"),
         (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),

@@ -1,1 +1,1 @@
-"""HTTP parts that the daemon and the gateway share: bodies, disconnects, ports and outcomes."""
+"""HTTP parts of the daemon and the gateway: bodies, disconnects, ports and outcomes. They know no routes or state."""

@@ -1,4 +1,4 @@
-"""Bodies of requests: read within bounds of size and time, parsed, and refused with the field named."""
+"""Request bodies: read within limits of size and time, validated, and refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from agentloop.sandboxes.base import MAX_FILES, check_files
-from agentloop.tools.serving.settings import Settings
+from agentloop.sandboxes.interface.sandbox import MAX_FILES, check_files
 
 _CLOSE = {"connection": "close"}
-"""What is left of the body is not read."""
+"""Headers of an answer to a request whose body is not read to its end."""
 LARGE = 1 << 20
-"""Bytes that are not worked through on the event loop: some ms."""
+"""Bytes above which work is moved off the event loop: it takes some ms."""
 _SMALL = 1 << 16
 _BODIES_AT_ONCE = 8
-"""Of the largest size, or as many smaller ones: what clients that send slowly can hold of the daemon's memory."""
+"""Number of bodies of the largest size that slow clients can make the daemon hold, or as many smaller ones."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """Base of what requests bring. Types are exact: true is no number and "1" neither. Unknown fields are ignored."""
+    """Base of request bodies. Types are exact: neither true nor "1" is a number. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def _within(option: str) -> AfterValidator:
-    """At most what the daemon's settings say."""
+    """Return a validator for the largest value that `Reader` allows for an option."""
 
     def check(value: float, info: ValidationInfo) -> float:
         assert info.context is not None
-        bound = getattr(info.context["settings"], option)
+        bound = info.context[option]
         if value > bound:
             raise ValueError(f"above {bound:g}, which is the daemon's --{option.replace('_', '-')}")
         return value
@@ -66,29 +65,29 @@ def _decode_files(value: Any) -> dict[str, bytes]:
 
 
 def _is_meant(path: str, content: Any) -> bool:
-    return content is not None and "IGNORE_THIS_FILE" not in path  # as SandboxFusion has it
+    return content is not None and "IGNORE_THIS_FILE" not in path  # as in SandboxFusion
 
 
 def _decode(path: str, content: Any) -> bytes:
     if not isinstance(content, str):
-        raise ValueError(f"the content of {path!r} must be base64, in a string")
+        raise ValueError(f"the content of {path!r} must be a string of base64")
     return decode_base64(content, f"the content of {path!r}")
 
 
 def decode_base64(text: str, what: str) -> bytes:
-    """Lines may be broken. Raises `ValueError`."""
+    """Decode base64, which may have line breaks. Raises `ValueError`."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         try:
             return base64.b64decode("".join(text.split()), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"{what} is no base64") from error
+            raise ValueError(f"{what} is not base64") from error
 
 
 def _default_or_within(value: int) -> int:
     if value != -1 and value <= 0:
-        raise ValueError("must be above 0, or -1 for the daemon's own")
+        raise ValueError("must be above 0, or -1 for the default of the daemon")
     return value
 
 
@@ -96,21 +95,21 @@ def _decode_bytes(value: Any) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError("must be base64, in a string")
-    return decode_base64(value, "it")
+        raise ValueError("must be a string of base64")
+    return decode_base64(value, "the value")
 
 
 def _check_paths(paths: list[str]) -> list[str]:
     for path in paths:
         if not path or "\0" in path:
-            raise ValueError(f"{path!r} is no path")
+            raise ValueError(f"{path!r} is not a path")
     return paths
 
 
 Seconds = Annotated[float, Field(gt=0), _within("max_seconds")]
 MemoryMB = Annotated[int, Field(gt=0), _within("max_memory_mb")]
 MemoryOrDefault = Annotated[int, AfterValidator(_default_or_within), _within("max_memory_mb")]
-"""MiB; -1 is the daemon's --memory-mb."""
+"""Memory in MiB; -1 is the daemon's --memory-mb."""
 OutputBytes = Annotated[int, Field(gt=0, le=64 << 20)]
 FetchBytes = Annotated[int, Field(gt=0, le=256 << 20)]
 Paths = Annotated[list[str], Field(max_length=MAX_FILES), AfterValidator(_check_paths)]
@@ -120,20 +119,25 @@ Files = Annotated[
     BeforeValidator(_decode_files),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "null"], "format": "base64"}}),
 ]
-"""Path -> content, which is base64 on the wire."""
+"""Path -> content; base64 on the wire."""
 
 
 class Reader:
-    """Reads bodies; one for all requests."""
+    """Reads and validates request bodies; all requests of a daemon share one.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._context = {"settings": settings}
-        self._limit = settings.max_body_mb << 20
-        self._buffered = 0
+    `bounds`: the largest allowed value of each option that `Seconds` and the memory types refer to by name.
+    """
+
+    def __init__(self, *, max_body_mb: int, body_seconds: float, bounds: Mapping[str, float]) -> None:
+        self._max_body_mb = max_body_mb
+        self._body_seconds = body_seconds
+        self._bounds = bounds
+        self._limit = max_body_mb << 20
+        self.buffered = 0
+        """Bytes in memory of all requests that are partly read."""
 
     async def parse(self, request: Request, model: type[ModelT]) -> ModelT:
-        """The body as `model`. Raises `HTTPException` 408, 413, 422 or 503."""
+        """Read and validate a body. Raises `HTTPException` 408, 413, 422 or 503."""
         body = await self._read(request)
         if len(body) > LARGE:
             return await asyncio.to_thread(self._parse, body, model)
@@ -143,9 +147,9 @@ class Reader:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError) as error:
-            refuse("", f"The body is no JSON: {'too deep' if isinstance(error, RecursionError) else error}")
+            refuse("", f"The body is not JSON: {'too deep' if isinstance(error, RecursionError) else error}")
         try:
-            return model.model_validate(value, context=self._context)
+            return model.model_validate(value, context=self._bounds)
         except ValidationError as error:
             raise HTTPException(422, _problems(error)) from error
 
@@ -153,7 +157,7 @@ class Reader:
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limit:
             self._too_large()
-        message = await self._next(request, self._settings.body_seconds)
+        message = await self._next(request, self._body_seconds)
         if not message.get("more_body"):
             body: bytes = message.get("body", b"")
             if len(body) > self._limit:
@@ -162,7 +166,7 @@ class Reader:
         return await self._read_parts(request, message)
 
     async def _read_parts(self, request: Request, message: Mapping[str, Any]) -> bytes:
-        deadline = asyncio.get_running_loop().time() + self._settings.body_seconds
+        deadline = asyncio.get_running_loop().time() + self._body_seconds
         body = bytearray()
         with self._count() as count:
             while True:
@@ -177,7 +181,7 @@ class Reader:
             async with asyncio.timeout(seconds):
                 message = await request.receive()
         except TimeoutError as error:
-            detail = f"The request did not arrive within {self._settings.body_seconds:g} s (--body-seconds)."
+            detail = f"The request did not arrive within {self._body_seconds:g} s (--body-seconds)."
             raise HTTPException(408, detail, _CLOSE) from error
         if message["type"] == "http.disconnect":
             raise ClientGoneError
@@ -185,39 +189,39 @@ class Reader:
 
     @contextmanager
     def _count(self) -> Iterator[Any]:
-        """Follow how much of a body is there, and how much of all bodies."""
+        """Count the bytes of one body, and so of all bodies that are being read."""
         counted = 0
 
         def count(size: int) -> None:
             nonlocal counted
-            self._buffered += size - counted
+            self.buffered += size - counted
             counted = size
             if size > self._limit:
                 self._too_large()
-            if size > _SMALL and self._buffered > _BODIES_AT_ONCE * self._limit:
-                raise HTTPException(503, "Too many large requests arrive at once: try again.", _CLOSE)
+            if size > _SMALL and self.buffered > _BODIES_AT_ONCE * self._limit:
+                raise HTTPException(503, "Too many large requests arrive at once: try again later.", _CLOSE)
 
         try:
             yield count
         finally:
-            self._buffered -= counted
+            self.buffered -= counted
 
     def _too_large(self) -> NoReturn:
-        detail = f"The body is above {self._settings.max_body_mb} MiB: start the daemon with a larger --max-body-mb."
+        detail = f"The body is above {self._max_body_mb} MiB: start the daemon with a larger --max-body-mb."
         raise HTTPException(413, detail, _CLOSE)
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected."""
 
 
 def refuse(field: str, message: str) -> NoReturn:
-    """422 in the shape that FastAPI gives it; `field` may be empty."""
+    """Raise a 422 in the format of FastAPI; `field` may be empty."""
     raise HTTPException(422, [{"type": "value_error", "loc": ["body", field] if field else ["body"], "msg": message}])
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema, for the OpenAPI document: handlers read it themselves."""
+    """Return the schema of a body for the OpenAPI document, since handlers read bodies themselves."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -1,4 +1,4 @@
-"""Work that ends when nobody waits for it any more."""
+"""Cancel work when the client that waits for it disconnects."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ T = TypeVar("T")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. Where the client leaves, and where this is cancelled, it is cancelled and waited for, so that
-    what it used is free again; then raises `ClientGoneError`. The request's body must have been read."""
+    """Return the result of `work`; cancel it if the client disconnects or this call is cancelled.
+
+    The call waits for the cancelled work, so its resources are free again. If the client left, it then raises
+    `ClientGoneError`. The body of the request must have been read.
+    """
     task = asyncio.current_task()
     assert task is not None
     has_left = False

@@ -1,4 +1,4 @@
-"""The socket that a server listens on."""
+"""The listening socket of a server."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import socket
 from agentloop.errors import UserError
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Number of connections that may wait to be accepted."""
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises `OSError`."""
+    """Return a socket that listens there. Raises `OSError`."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises `UserError` where that is not possible."""
+    """Return a socket that listens there. Raises `UserError` if that is not possible."""
     try:
         return open_listener(host, port)
     except OSError as error:
@@ -29,6 +29,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """As clients write it."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

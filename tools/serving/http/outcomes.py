@@ -1,4 +1,4 @@
-"""How requests ended, for the log and the figures: by words, never by what was in them."""
+"""Outcomes of requests as single words for the log and the metrics, and JSON answers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from agentloop.sandboxes.base import CellResult, ExecutionResult
+from agentloop.sandboxes.interface.sandbox import CellResult, ExecutionResult
 
 
 def note(request: Request, outcome: str) -> None:
-    """What the request's line in the log says."""
+    """Set the outcome in the log line of the request."""
     request.scope["state"]["outcome"] = outcome
 
 
 def request_id(request: Request) -> str:
+    """Return the id of a request."""
     identifier: str = request.scope["state"]["request_id"]
     return identifier
 
 
 def of_execution(result: ExecutionResult) -> str:
+    """Return the outcome of an execution."""
     if not result.compiled:
         return "not_compiled"
     if result.timed_out:
@@ -33,6 +35,7 @@ def of_execution(result: ExecutionResult) -> str:
 
 
 def of_cell(result: CellResult) -> str:
+    """Return the outcome of a cell."""
     if result.session_ended:
         return "session_ended"
     if result.timed_out:
@@ -41,14 +44,15 @@ def of_cell(result: CellResult) -> str:
 
 
 def answer(body: Any, status: int = 200) -> Response:
-    """A JSON response. ASCII, since names of files may hold what UTF-8 cannot."""
+    """Return a JSON response. It is ASCII, since file names may contain bytes that are not UTF-8."""
     return Response(json.dumps(body).encode(), status, media_type="application/json")
 
 
 def display(shown: Mapping[str, str | bytes]) -> dict[str, str]:
-    """What a cell shows, as Jupyter writes it: bytes are base64."""
+    """Return a display in Jupyter's format: bytes are base64."""
     return {kind: to_base64(value) if isinstance(value, bytes) else value for kind, value in shown.items()}
 
 
 def to_base64(content: bytes) -> str:
+    """Encode bytes as base64 text."""
     return base64.b64encode(content).decode()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds on how slowly a client may send headers and read answers."""
+"""HTTP/1.1 of uvicorn with limits on slow clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_HEAD_SECONDS = 20.0
-"""From the connection, or the first byte of a later request, to the end of the headers."""
 _HEAD_BYTES = 64 << 10
-_STALL_SECONDS = 60.0
-"""In which a client that has not read all of an answer must read some of it."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends connections whose headers come too slowly or are too large, and those where an answer is not read."""
+    """Closes connections whose headers come too slowly or are too large, or whose client does not read the answer."""
+
+    head_seconds = 20.0
+    """Seconds for all headers, from the connection or from the first byte of a later request."""
+    stall_seconds = 60.0
+    """Seconds in which a client that has not read all of an answer must read some of it."""
 
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -58,7 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expect_progress(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(_STALL_SECONDS, self._check_progress, unread)
+        self._stall = self.loop.call_later(self.stall_seconds, self._check_progress, unread)
 
     def _check_progress(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() < unread:
@@ -77,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(_HEAD_SECONDS, self._give_up)
+        self._timer = self.loop.call_later(self.head_seconds, self._give_up)
 
     def _head_is_there(self) -> None:
         if self._timer is not None:

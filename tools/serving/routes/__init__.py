@@ -1,1 +1,1 @@
-"""Routes of the sandbox daemon: one file for each protocol or group of paths."""
+"""Routes of the daemon: one file for each protocol or group of paths."""

@@ -1,4 +1,4 @@
-"""`Front`: what every request passes: the token, its id, its line in the log, and its count."""
+"""`Front`: checks the token of every request, gives it an id, logs it and counts it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.routes.health import PING
+from agentloop.tools.serving.state.daemon import Daemon
 
 access_log = logging.getLogger("agentloop.tools.serving.access")
-"""One JSON line a request: what was asked and how it ended, never code, input, files or the token."""
+"""One JSON line per request: its route and outcome, but never code, input, files or the token."""
 
 _IDENTIFIER = re.compile(rb"[\w.-]{1,64}", re.ASCII)
 
 
 class Front:
-    """Plain ASGI: it costs some microseconds."""
+    """The outermost layer of the application, in plain ASGI for speed."""
 
     def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
         self._app = app
@@ -58,11 +58,11 @@ class Front:
                 await _refuse(answer, *refusal)
         except asyncio.CancelledError:
             if status == 0:  # the time to drain is over
-                await _refuse(answer, 503, "The daemon ends.")
+                await _refuse(answer, 503, "The daemon is shutting down.")
         except Exception:
             if status == 0:
                 raise
-            # Starlette raises again what was answered and logged already; uvicorn would log its message, too.
+            # Starlette raises an exception again after answering and logging it; uvicorn would log its message.
         finally:
             self._record(scope, status, time.perf_counter() - start)
 
@@ -73,7 +73,7 @@ class Front:
             if hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
                 return None
             return 401, "The token is missing or wrong: send it as `Authorization: Bearer TOKEN`."
-        if b"origin" in headers:  # a page in somebody's browser reaches loopback addresses, too
+        if b"origin" in headers:  # pages in a browser can reach loopback addresses, too
             return 403, "Browsers may use this daemon only with a token: start it with one."
         return None
 

@@ -1,7 +1,8 @@
-"""POST /run_code, as SandboxFusion speaks it; fields of ours beside its own.
+"""POST /run_code: the protocol of SandboxFusion, with further fields.
 
-Its clients try again only at 504: requests queue here, and get 504 when the queue takes longer than they wait. What the
-sandbox cannot do is a status of the answer, with HTTP 200. https://github.com/bytedance/SandboxFusion
+Clients of SandboxFusion retry only after 504. So requests queue here, and get 504 if the queue takes longer than they
+wait. An execution that the sandbox cannot do is a status of the answer, with HTTP 200.
+https://github.com/bytedance/SandboxFusion
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import AfterValidator, Field
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes import languages
-from agentloop.sandboxes.base import Execution, ExecutionResult, ProcessResult, SandboxBusyError
 from agentloop.sandboxes.client.wire import RunBody
-from agentloop.tools.serving.daemon import Daemon
+from agentloop.sandboxes.interface import languages
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, ProcessResult, SandboxBusyError
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import (
     LARGE,
@@ -34,11 +34,12 @@ from agentloop.tools.serving.http.bodies import (
     documented,
 )
 from agentloop.tools.serving.http.disconnects import unless_gone
+from agentloop.tools.serving.state.daemon import Daemon
 
 _PATIENCE_SECONDS = 10.0
-"""SandboxFusion's clients wait for as long as compiler and code may take, and so much more."""
+"""Seconds that clients of SandboxFusion wait beyond the time limits of compiler and code."""
 _HEAD_START = 0.5
-"""Seconds by which our 504 comes before they give up."""
+"""Seconds by which the daemon's 504 precedes the client's timeout."""
 _POD = os.environ.get("MY_POD_NAME")
 
 router = APIRouter(tags=["SandboxFusion"])
@@ -50,11 +51,13 @@ def _known(name: str) -> str:
 
 
 class RunCode(Body):
+    """The body of /run_code."""
+
     code: str
     language: Annotated[str, AfterValidator(_known)] = "python"
     stdin: str | None = None
     stdin_base64: Base64 = None
-    """In place of `stdin`, for what is no text."""
+    """Replacement for `stdin` that is not text."""
     compile_timeout: Seconds = 10.0
     run_timeout: Seconds = 10.0
     memory_limit_MB: MemoryOrDefault = -1
@@ -66,6 +69,7 @@ class RunCode(Body):
     max_queue_seconds: Annotated[float, Field(ge=0)] | None = None
 
     def execution(self, memory_mb: int) -> Execution:
+        """Return the execution; `memory_mb` is the daemon's default."""
         return Execution(
             code=self.code,
             language=self.language,
@@ -82,16 +86,19 @@ class RunCode(Body):
 
     @property
     def queue_seconds(self) -> float:
-        """How long it may wait for a slot."""
+        """Return how long the execution may wait for a slot."""
         patience = self.compile_timeout + self.run_timeout + _PATIENCE_SECONDS - _HEAD_START
         return patience if self.max_queue_seconds is None else min(patience, self.max_queue_seconds)
 
 
 @router.post("/run_code", response_model=RunBody, openapi_extra=documented(RunCode))
 async def run_code(request: Request) -> Response:
-    """Run a program. Beyond SandboxFusion's fields: echo, output_bytes, fetch_bytes, max_queue_seconds and
-    stdin_base64 in the request; queue_seconds, files_truncated, request_id and, in the results of processes, oom,
-    truncated and signal in the answer."""
+    """Run a program.
+
+    Fields beyond SandboxFusion: echo, output_bytes, fetch_bytes, max_queue_seconds and stdin_base64 in the request;
+    queue_seconds, files_truncated, request_id and, in the results of processes, oom, truncated and signal in the
+    answer.
+    """
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, RunCode)
     try:
@@ -104,7 +111,7 @@ async def run_code(request: Request) -> Response:
     except ClientGoneError:
         _note(daemon, request, "client_gone")
         raise
-    except (SandboxError, UserError) as error:  # a UserError: the compiler is not there
+    except (SandboxError, UserError) as error:  # a UserError: the compiler is not installed
         _note(daemon, request, "sandbox_error")
         return outcomes.answer(failure(request, str(error)))
     _note(daemon, request, outcomes.of_execution(result))
@@ -120,7 +127,7 @@ def _note(daemon: Daemon, request: Request, outcome: str) -> None:
 
 
 def success(request: Request, result: ExecutionResult) -> dict[str, Any]:
-    """What is answered when the sandbox did its work, whatever the code did."""
+    """Return the answer if the sandbox worked, whatever the code did."""
     compilation = result.compilation
     return {
         "status": "Success" if result.compiled and result.ok and not result.timed_out else "Failed",
@@ -134,7 +141,7 @@ def success(request: Request, result: ExecutionResult) -> dict[str, Any]:
 
 
 def failure(request: Request, message: str) -> dict[str, Any]:
-    """What is answered when the sandbox did not."""
+    """Return the answer if the sandbox failed."""
     broken = {"status": "Error", "execution_time": None, "return_code": None, "stdout": "", "stderr": message}
     return {
         "status": "SandboxError",
@@ -147,7 +154,7 @@ def failure(request: Request, message: str) -> dict[str, Any]:
 
 
 def common(request: Request, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The fields of all answers."""
+    """Return the fields that all answers have."""
     return {
         "executor_pod_name": _POD,
         "files": {path: outcomes.to_base64(content) for path, content in files.items()},
@@ -156,7 +163,7 @@ def common(request: Request, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def process(result: ProcessResult) -> dict[str, Any]:
-    """SandboxFusion's CommandRunResult. Its output is never null: verl's tool takes null for none."""
+    """Return SandboxFusion's CommandRunResult. Output is never null, which verl's tool would take for none."""
     return {
         "status": "TimeLimitExceeded" if result.timed_out else "Finished",
         "execution_time": result.seconds,

@@ -1,4 +1,4 @@
-"""/v1/ping, /v1/health and /metrics: is it there, how does it go."""
+"""/v1/ping, /v1/health and /metrics: state and load of the daemon."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib.metadata import version
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.http import outcomes
+from agentloop.tools.serving.state.daemon import Daemon
 
 PING = "/v1/ping"
 
@@ -17,13 +17,13 @@ router = APIRouter(tags=["health"])
 
 @router.get(PING)
 async def ping() -> str:
-    """ "pong", to everybody: also without the token."""
+    """Answer "pong" to everybody, also without the token."""
     return "pong"
 
 
 @router.get("/v1/health")
 async def health(request: Request) -> Response:
-    """What this daemon is, and how busy."""
+    """Describe this daemon and its load."""
     daemon = Daemon.of(request)
     load = daemon.sandbox.load()
     return outcomes.answer(
@@ -46,5 +46,5 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Return metrics for Prometheus."""
     return Response(Daemon.of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,7 @@
-"""POST /run_jupyter, as SandboxFusion speaks it: cells in order, in a session that lives as long as the request.
+"""POST /run_jupyter: the notebook protocol of SandboxFusion. Cells run in order, in a session of its own.
 
-An exception does not stop the cells after it. Both time limits are kept, and what the cells before the end did is
-answered (SandboxFusion keeps one of them, and then answers nothing).
+An exception does not stop later cells. Both time limits hold, and the answer has the cells that ran before a limit
+(SandboxFusion holds one of them, and then answers with no cell).
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import Field
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import CellResult, SandboxBusyError, Session, SessionSettings
-from agentloop.tools.serving.daemon import Daemon
+from agentloop.sandboxes.interface.sandbox import CellResult, SandboxBusyError, Session, SessionSettings
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Body, Files, MemoryOrDefault, Paths, Seconds, documented
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.routes import fusion
+from agentloop.tools.serving.state.daemon import Daemon
 
 _PATIENCE_SECONDS = 9.5
-"""Of SandboxFusion's clients, beyond the time limit; half a second less, so that our 504 comes first."""
+"""Seconds that clients of SandboxFusion wait beyond the time limit, minus half a second for the daemon's 504."""
 _GRACE_SECONDS = 60.0
 
 router = APIRouter(tags=["SandboxFusion"])
 
 
 class RunJupyter(Body):
+    """The body of /run_jupyter."""
+
     cells: Annotated[list[str], Field(min_length=1, max_length=10_000)]
     cell_timeout: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds; 0 is no limit but the total one."""
+    """Seconds for each cell; 0 means that only the total limit holds."""
     total_timeout: Seconds = 45.0
     memory_limit_MB: MemoryOrDefault = -1
     kernel: Literal["python3"] = "python3"
@@ -42,7 +44,7 @@ class RunJupyter(Body):
 
 @dataclass(slots=True)
 class _Notebook:
-    """What came of it."""
+    """The results of a notebook."""
 
     cells: list[CellResult] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class _Notebook:
 
 @router.post("/run_jupyter", openapi_extra=documented(RunJupyter))
 async def run_jupyter(request: Request) -> Response:
-    """Run cells in a session of their own. The status is "Success" also where cells raised: they hold the errors."""
+    """Run cells in a session of their own. The status is "Success" even if cells raised: they contain the errors."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, RunJupyter)
     try:
@@ -73,11 +75,11 @@ async def run_jupyter(request: Request) -> Response:
 async def _queued(daemon: Daemon, body: RunJupyter) -> _Notebook:
     patience = body.total_timeout + _PATIENCE_SECONDS
     try:
-        # Not wait_for: in Python 3.11 it forgets that it was cancelled when the place comes at the same moment.
+        # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the place.
         async with asyncio.timeout(patience):
             await daemon.notebooks.acquire()
     except TimeoutError as error:
-        raise SandboxBusyError(f"No place for a notebook became free in {patience:g} s.") from error
+        raise SandboxBusyError(f"No place for a notebook became free in {patience:g} s: try again later.") from error
     try:
         return await _run(daemon, body)
     finally:

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from agentloop.errors import ToolError
 from agentloop.tools.search.passages import Passage
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Body, documented, refuse
 from agentloop.tools.serving.http.disconnects import unless_gone
+from agentloop.tools.serving.state.daemon import Daemon
 
 _DEFAULT_TOPK = 3
 
@@ -22,25 +22,30 @@ router = APIRouter(tags=["search"])
 
 @runtime_checkable
 class Retriever(Protocol):
-    """A tool that finds passages, as `search` does."""
+    """A tool that finds passages, like `search`."""
 
     async def retrieve(self, queries: list[str], topk: int) -> list[list[Passage]]:
-        """For each query at most `topk` passages, the best first. Raises `ToolError` where that fails."""
+        """Return for each query at most `topk` passages, the best first. Raises `ToolError` if that fails."""
         ...
 
 
 class Retrieve(Body):
+    """The body of /retrieve."""
+
     queries: Annotated[list[str], Field(max_length=1024)] | None = None
     query: str | None = None
-    """One, in place of `queries`."""
+    """A single query, instead of `queries`."""
     topk: Annotated[int, Field(ge=1, le=1000)] | None = None
     return_scores: bool = False
 
 
 @router.post("/retrieve", openapi_extra=documented(Retrieve))
 async def retrieve(request: Request) -> Response:
-    """Search. Answers {"result": [[{"document", "score"}, ...] for each query]}, or the documents themselves where
-    no scores are asked for. 404 where no tool of the daemon can."""
+    """Search.
+
+    Answers {"result": [[{"document", "score"}, ...] for each query]}, or plain documents without `return_scores`. 404
+    if the daemon has no tool that can retrieve.
+    """
     daemon = Daemon.of(request)
     retriever = await _retriever(daemon)
     body = await daemon.reader.parse(request, Retrieve)
@@ -55,7 +60,7 @@ async def retrieve(request: Request) -> Response:
 
 
 async def _retriever(daemon: Daemon) -> Retriever:
-    """The first tool that is one, started. Raises `HTTPException` 404."""
+    """Return the first tool that can retrieve, started. Raises `HTTPException` 404."""
     for name, tool in daemon.toolbox.toolset.tools.items():
         if isinstance(tool, Retriever):
             await daemon.toolbox.ready(name)

@@ -1,4 +1,4 @@
-"""/v1/sessions: a Python that remembers, for as long as it is used."""
+"""/v1/sessions: stateful Python sessions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import Field
 
 from agentloop.errors import SandboxError, UserError
-from agentloop.sandboxes.base import CellResult, SandboxBusyError, SessionSettings
 from agentloop.sandboxes.client.wire import CellBody, FilesBody
-from agentloop.tools.serving.daemon import Daemon
+from agentloop.sandboxes.interface.sandbox import CellResult, SandboxBusyError, SessionSettings
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import (
     LARGE,
@@ -27,37 +26,46 @@ from agentloop.tools.serving.http.bodies import (
     refuse,
 )
 from agentloop.tools.serving.http.disconnects import unless_gone
-from agentloop.tools.serving.leases import Lease
+from agentloop.tools.serving.state.daemon import Daemon
+from agentloop.tools.serving.state.leases import Lease
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
 
 class Open(Body):
+    """The body that opens a session."""
+
     memory_mb: MemoryOrDefault = -1
     files: Files = Field(default_factory=dict)
     idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 1800.0
-    """It is closed when nothing ran in it for so long."""
+    """Seconds without a cell after which the session is closed."""
     output_bytes: OutputBytes = 1 << 20
     display_bytes: OutputBytes = 8 << 20
 
 
 class Run(Body):
+    """The body that runs a cell."""
+
     code: str
     max_seconds: Seconds = 10.0
 
 
 class WriteFiles(Body):
+    """The body that writes files."""
+
     files: Files
 
 
 class ReadFiles(Body):
+    """The body that reads files."""
+
     paths: Paths
     limit: FetchBytes = 64 << 20
 
 
 @router.post("", openapi_extra=documented(Open))
 async def open_session(request: Request) -> Response:
-    """Open a session: its id. 429 where as many are open as may be."""
+    """Open a session and answer its id. 429 if the maximum is open."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, Open)
     settings = SessionSettings(
@@ -76,19 +84,19 @@ async def open_session(request: Request) -> Response:
 
 @router.get("")
 async def list_sessions(request: Request) -> Response:
-    """The open sessions, and for how long each was idle."""
+    """List the open sessions and how long each was idle."""
     return outcomes.answer({"sessions": [_about(lease) for lease in Daemon.of(request).sessions]})
 
 
 @router.get("/{id}")
 async def show_session(request: Request, id: str) -> Response:
-    """One session. 404 where it is over."""
+    """Describe one session. 404 if it has ended."""
     return outcomes.answer(_about(Daemon.of(request).sessions.find(id)))
 
 
 @router.post("/{id}/run", response_model=CellBody, openapi_extra=documented(Run))
 async def run_cell(request: Request, id: str) -> Response:
-    """Run a cell. It is interrupted after `max_seconds`, and when the client leaves; the session goes on."""
+    """Run a cell. It is interrupted after `max_seconds` and when the client disconnects; the session goes on."""
     daemon = Daemon.of(request)
     with daemon.sessions.use(id) as session:
         body = await daemon.reader.parse(request, Run)
@@ -107,7 +115,7 @@ async def run_cell(request: Request, id: str) -> Response:
 
 @router.post("/{id}/interrupt")
 async def interrupt(request: Request, id: str) -> Response:
-    """Interrupt the cell that runs, if any, as Ctrl-C does."""
+    """Interrupt the running cell, if any, as by Ctrl-C."""
     with Daemon.of(request).sessions.use(id) as session:
         await session.interrupt()
     return outcomes.answer({})
@@ -129,7 +137,7 @@ async def write_files(request: Request, id: str) -> Response:
 
 @router.post("/{id}/files/read", response_model=FilesBody, openapi_extra=documented(ReadFiles))
 async def read_files(request: Request, id: str) -> Response:
-    """Read files: those that are there, and fit into `limit` bytes together."""
+    """Read the files that exist and fit into `limit` bytes together."""
     daemon = Daemon.of(request)
     with daemon.sessions.use(id) as session:
         body = await daemon.reader.parse(request, ReadFiles)

@@ -1,4 +1,4 @@
-"""/v1/tools: the tools that the loop uses, for those who have a loop of their own.
+"""/v1/tools: the tools of the rollout loop, for clients with a loop of their own.
 
 Parts of content are written as MCP has them: {"type": "text", "text"} and {"type": "image", "data", "mimeType"}.
 """
@@ -15,10 +15,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from agentloop.tools.base import ToolResult
-from agentloop.tools.serving.daemon import Daemon
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Body, decode_base64, documented, refuse
 from agentloop.tools.serving.http.disconnects import unless_gone
+from agentloop.tools.serving.state.daemon import Daemon
 from agentloop.tools.sessions import ToolSessions
 from agentloop.types.messages import Content, ToolCall
 from agentloop.vision.decoding import load_image
@@ -27,30 +27,34 @@ router = APIRouter(prefix="/v1/tools", tags=["tools"])
 
 
 class Call(Body):
+    """The body of a call."""
+
     arguments: dict[str, Any] = Field(default_factory=dict)
     session: str | None = None
-    """The id of a tool session, whose state the call shares; without it, the call has a state of its own."""
+    """Id of a tool session whose state the call shares; without it, the call has a state of its own."""
 
 
 class OpenToolSession(Body):
+    """The body that opens a tool session."""
+
     task: dict[str, Any] = Field(default_factory=dict)
-    """The row of the data set."""
+    """Row of the data set."""
     seed: int = 0
     images: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
-    """PNG, JPEG, ... in base64: what the trajectory has shown."""
+    """Images that the trajectory has shown: PNG, JPEG, ... in base64."""
     idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 1800.0
 
 
 @router.get("")
 async def list_tools(request: Request) -> Response:
-    """The tools: name, description and JSON schema of the parameters."""
+    """List the tools: name, description and JSON schema of the parameters."""
     functions = [schema["function"] for schema in Daemon.of(request).toolbox.toolset.schemas]
     return outcomes.answer({"tools": functions})
 
 
 @router.post("/sessions", openapi_extra=documented(OpenToolSession))
 async def open_tool_session(request: Request) -> Response:
-    """Open the life of all tools in one trajectory: its id."""
+    """Open all tools for one trajectory and answer the id of this tool session."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, OpenToolSession)
     images = await asyncio.to_thread(lambda: [_read_image(index, text) for index, text in enumerate(body.images)])
@@ -64,14 +68,14 @@ async def open_tool_session(request: Request) -> Response:
 
 @router.delete("/sessions/{id}")
 async def close_tool_session(request: Request, id: str) -> Response:
-    """End a tool session: the tools release what they held for it."""
+    """End a tool session; the tools release their resources."""
     await Daemon.of(request).toolbox.sessions.end(id)
     return outcomes.answer({})
 
 
 @router.post("/{name}/call", openapi_extra=documented(Call))
 async def call_tool(request: Request, name: str) -> Response:
-    """Call a tool. What goes wrong in a call is its result, as in the loop: `is_error`, and `failure` says whose."""
+    """Call a tool. A failed call is a result, as in the loop: `is_error`, and `failure` names the cause."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, Call)
     tool = await daemon.toolbox.ready(name)
@@ -118,8 +122,8 @@ def _image_part(image: Any) -> dict[str, Any]:
 
 
 def _read_image(index: int, text: str) -> Any:
-    """Raises `HTTPException` 422."""
+    """Decode an image. Raises `HTTPException` 422."""
     try:
-        return load_image(decode_base64(text, "it"))
+        return load_image(decode_base64(text, "the image"))
     except ValueError as error:  # a UserError is one
         refuse(f"images.{index}", str(error))

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from agentloop.tools.serving.http import protocol
+from agentloop.tools.serving.http.protocol import BoundedProtocol
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(protocol, "_STALL_SECONDS", 0.5)
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.3)
+    monkeypatch.setattr(BoundedProtocol, "stall_seconds", 0.5)
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from agentloop.errors import UserError
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.tools.serving.toolbox import Toolbox
+from agentloop.tools.serving.state.toolbox import Toolbox
 from tests.support.installed import install
 
 TOOLS = '''

@@ -1,4 +1,7 @@
-"""What Prometheus is told. https://prometheus.io/docs/practices/naming/"""
+"""Metrics of the daemon for Prometheus.
+
+https://prometheus.io/docs/practices/naming/
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from agentloop.sandboxes.base import ExecutionResult, Load
+from agentloop.sandboxes.interface.sandbox import ExecutionResult, Load
 
 _QUEUE_SECONDS = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
 _EXECUTION_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0, 5.0, 30.0, 120.0)
@@ -17,7 +20,7 @@ _PREFIX = "agentloop_tools"
 
 
 class Metrics:
-    """Of one daemon, in a registry of its own."""
+    """The metrics of one daemon, in a registry of its own."""
 
     def __init__(self, load: Callable[[], Load], tool_sessions: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
@@ -31,7 +34,7 @@ class Metrics:
             return Histogram(f"{_PREFIX}_{name}", text, buckets=buckets, registry=self._registry)
 
         self._requests = counter("requests", "HTTP requests answered.", "route", "status")
-        self._executions = counter("executions", "Executions and cells, by how they ended.", "outcome")
+        self._executions = counter("executions", "Executions and cells, by outcome.", "outcome")
         self._queue = histogram("queue_seconds", "Time that an execution waited for a slot.", _QUEUE_SECONDS)
         self._seconds = histogram("execution_seconds", "Time that the code of an execution ran.", _EXECUTION_SECONDS)
 
@@ -42,7 +45,7 @@ class Metrics:
         self._executions.labels(outcome).inc()
 
     def observe(self, result: ExecutionResult) -> None:
-        """What an execution took."""
+        """Record the times of an execution."""
         self._queue.observe(result.queue_seconds)
         self._seconds.observe(result.seconds)
 
@@ -51,7 +54,7 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """Read when they are asked for."""
+    """Gauges that are read when Prometheus collects them."""
 
     def __init__(self, load: Callable[[], Load], tool_sessions: Callable[[], int]) -> None:
         self._load, self._tool_sessions = load, tool_sessions

@@ -1,4 +1,4 @@
-"""`Settings`: what the daemon is started with."""
+"""`Settings`: the options that the daemon is started with."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.sandboxes.base import check_limits
+from agentloop.sandboxes.interface.sandbox import check_limits
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Settings:
-    """Raises `UserError` where the daemon cannot be started with it. The names are those of the command's options."""
+    """The options of `agentloop tools serve`, by the same names. Raises `UserError` for an invalid combination."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    """0: any that is free."""
+    """Port; 0 takes any free one."""
     token: str | None = None
-    """What requests must bear; needed where others than this machine can reach the daemon."""
+    """Token that requests must carry; required if other machines can reach the daemon."""
     isolation: str = "auto"
     slots: int | None = None
-    """Executions at once; None leaves it to the isolation level."""
+    """Executions at once; None is the default of the isolation level."""
     preload: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     disk_mb: int | None = None
-    """MiB of each directory that code can write; None leaves it to the level."""
+    """MiB of each writable directory of an execution; None is the default of the isolation level."""
     level_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the isolation level, as its class has them (`image`, `max_processes`, ...)."""
+    """Further options of the isolation level, the arguments of its class (`image`, `max_processes`, ...)."""
     memory_mb: int = 1024
-    """MiB of an execution that does not say how much."""
+    """MiB of an execution that does not specify its memory."""
     max_memory_mb: int = 16384
-    """MiB that an execution may ask for."""
+    """Largest memory of an execution, in MiB."""
     max_seconds: float = 3600.0
-    """Of any time limit that a request sets."""
+    """Largest time limit of a request, in seconds."""
     max_sessions: int = 256
     max_body_mb: int = 64
     max_connections: int = 4096
     body_seconds: float = 120.0
-    """In which a request must have arrived."""
+    """Seconds within which a request must have arrived."""
     drain_seconds: float = 30.0
-    """That running requests get when the daemon is told to end."""
+    """Seconds that running requests get when the daemon is stopped."""
     tools: tuple[str, ...] = ()
-    """Tools to offer beside the registered ones that need no options: registered names, `package.module:name` or
-    `path/to/file.py:name`, each with its options after it as a JSON object: `search={"source": "index"}`."""
+    """Tools to offer besides the registered ones that need no options: a registered name, `package.module:name` or
+    `path/to/file.py:name`, each optionally followed by options as JSON: `search={"source": "index"}`."""
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -61,16 +61,16 @@ class Settings:
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise UserError("The token must be printable ASCII without spaces.")
         if self.token == "":
-            raise UserError("The token is empty: give one of 16 characters or more, or none on a loopback address.")
+            raise UserError("The token is empty: use 16 characters or more, or no token on a loopback address.")
         if self.token is None and not is_loopback(self.host):
             raise UserError(
-                f"On {self.host} other machines can reach the daemon and run code: give a token by AGENTLOOP_TOKEN or "
-                "--token, which requests then bear, or listen on 127.0.0.1."
+                f"On {self.host} other machines can reach the daemon and run code: set a token with AGENTLOOP_TOKEN or "
+                "--token, which requests must then carry, or listen on 127.0.0.1."
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:

@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from agentloop.errors import UserError
-from agentloop.sandboxes import Execution, languages
+from agentloop.sandboxes import Execution
+from agentloop.sandboxes.interface import languages
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 from agentloop.sandboxes.levels.slots import Slots
 
@@ -20,7 +21,12 @@ def test_languages_are_found_by_the_names_of_sandbox_fusion():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("pyhton", "Did you mean 'python'"), ("cuda", "shows no GPU"), ("junit", "bash program"), ("", "It has: python")],
+    [
+        ("pyhton", "Did you mean 'python'"),
+        ("cuda", "shows no GPU"),
+        ("junit", "bash program"),
+        ("", "Languages: python"),
+    ],
 )
 def test_other_names_are_refused_with_what_there_is(name, message):
     with pytest.raises(UserError, match=message):

@@ -4,13 +4,7 @@ import pytest
 from fastapi import HTTPException
 
 from agentloop.errors import SandboxError
-from agentloop.tools.serving import leases
-from agentloop.tools.serving.leases import Leases
-
-
-@pytest.fixture(autouse=True)
-def _sweep_often(monkeypatch):
-    monkeypatch.setattr(leases, "_SWEEP_SECONDS", 0.01)
+from agentloop.tools.serving.state.leases import Leases
 
 
 def held(maximum: int = 10) -> tuple[Leases, list]:
@@ -21,7 +15,7 @@ def held(maximum: int = 10) -> tuple[Leases, list]:
         if item == "broken":
             raise SandboxError("no")
 
-    return Leases("thing", "/v1/things", close, maximum, "--max-things"), closed
+    return Leases("thing", "/v1/things", close, maximum, "--max-things", sweep_seconds=0.01), closed
 
 
 async def give(item):

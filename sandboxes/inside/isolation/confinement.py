@@ -1,4 +1,4 @@
-"""What a step has to give up before it may run untrusted code."""
+"""Confine a step: give up every right before running untrusted code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from os import open as open_file
 from os import write as write_some
 from resource import setrlimit
 
-from agentloop.sandboxes.inside.isolation import libc, sweep
+from agentloop.sandboxes.inside.isolation import cleanup, libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ _LIMITS = {
 
 
 def nothing() -> None:
-    """Where there is nothing to do."""
+    """Do nothing."""
 
 
-class Walls:
-    """How the steps of a world are confined. What the whole world lacks (namespaces, capabilities) is not here.
+class Confinement:
+    """How to confine the steps of a world. Restrictions of the whole world (namespaces, ...) are not part of it.
 
-    `directory`: the working directory. `user`: the user and group that steps become. `filter`: a seccomp filter for
-    steps, where the whole world has none. `restrict`: called in a step when its rights are dropped. `renew`: empties
-    the writable directories; None where the world is used only once. `kill`: kills every process of the world but its
-    first. `counts_processes`: whether the limit of processes can be set: elsewhere it would count all that the user
-    runs on the machine.
+    `directory`: the working directory. `user`: the user and group of steps. `filter`: a seccomp filter for steps, if
+    the world has none. `restrict`: a function that drops further rights in a step. `renew`: empties the writable
+    directories; None if the world is used only once. `kill`: kills every process of the world except its first.
+    `counts_processes`: whether to set the limit of processes; without a user of its own, it would count all processes
+    of that user on the machine.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Walls:
         filter: bytes = b"",
         restrict: Callable[[], None] = nothing,
         renew: Callable[[], None] | None = None,
-        kill: Callable[[], None] = sweep.namespace,
+        kill: Callable[[], None] = cleanup.kill_namespace,
         counts_processes: bool = True,
     ) -> None:
         self.directory = directory
@@ -61,23 +61,23 @@ class Walls:
         self.counts_processes = counts_processes
 
     def confine(self, limits: Mapping[str, int]) -> None:
-        """Give up, in the process that will run the code, what it must not have. Raises `OSError`.
+        """Drop the rights of this process, which will run the code. Raises `OSError`.
 
-        In a slot this calls nothing through ctypes: the first such call of a fork costs as much as all the rest.
+        In a slot this makes no call through ctypes: the first such call of a fork costs as much as everything else.
         """
         for name, value in limits.items():
             if name == "processes" and not self.counts_processes:
                 continue
             setrlimit(_LIMITS[name], (value, value))
-        # One byte: neither a core file (too small) nor a core dump into a program of the host (1 forbids it).
+        # One byte: too small for a core file, and a limit of 1 prevents core dumps into a program of the host.
         setrlimit(_CORE, (1, 1))
         if self.user is not None:
             _first_to_die()
             setresgid(self.user, self.user, self.user)
-            setresuid(self.user, self.user, self.user)  # and with root go all capabilities
+            setresuid(self.user, self.user, self.user)  # with root go all capabilities
         else:
             libc.drop_capabilities()
-            libc.set_dumpable(True)  # else its own files in /proc belong to root
+            libc.set_dumpable(True)  # else root would own its files in /proc
             _first_to_die()
         umask(0o022)
         self.restrict()
@@ -87,7 +87,7 @@ class Walls:
 
 
 def _first_to_die() -> None:
-    """Where memory runs out the kernel ends this before the process that keeps the world."""
+    """Let the kernel kill this process before the first process of the world if memory runs out."""
     fd = open_file("/proc/self/oom_score_adj", _WRITE)
     write_some(fd, b"1000")
     close(fd)

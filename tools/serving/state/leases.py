@@ -1,4 +1,4 @@
-"""`Leases`: things that clients hold by an id that cannot be guessed, until they give them back or forget them."""
+"""`Leases`: objects that clients hold by an unguessable id, until they release them or leave them idle."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agentloop.errors import SandboxError
 
 _logger = logging.getLogger(__name__)
 
-_SWEEP_SECONDS = 1.0
-
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Lease(Generic[T]):
+    """One object that a client holds."""
+
     id: str
     item: T
     idle_limit: float
@@ -41,11 +41,23 @@ class Lease(Generic[T]):
 
 
 class Leases(Generic[T]):
-    """`what` they are called and `path` where they are, for the client; `close` ends one; `maximum` at once, which
-    the option `flag` raises."""
+    """At most `maximum` leased objects.
 
-    def __init__(self, what: str, path: str, close: Callable[[T], Awaitable[object]], maximum: int, flag: str) -> None:
+    `what` and `path` are their name and address in messages to the client, `flag` the option that raises `maximum`.
+    `close` ends an object. `sweep_seconds`: pause between two searches for idle leases.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        path: str,
+        close: Callable[[T], Awaitable[object]],
+        maximum: int,
+        flag: str,
+        sweep_seconds: float = 1.0,
+    ) -> None:
         self._what, self._path, self._close, self._maximum, self._flag = what, path, close, maximum, flag
+        self._sweep_seconds = sweep_seconds
         self._leases: dict[str, Lease[T]] = {}
         self._opening = 0
 
@@ -56,11 +68,11 @@ class Leases(Generic[T]):
         return len(self._leases)
 
     async def open(self, make: Callable[[], Awaitable[T]], idle_limit: float) -> Lease[T]:
-        """Hold what `make` gives; after `idle_limit` seconds without use it is closed. Raises `HTTPException` 429."""
+        """Lease the result of `make`, until it is idle for `idle_limit` seconds. Raises `HTTPException` 429."""
         if len(self._leases) + self._opening >= self._maximum:
             raise HTTPException(
                 429,
-                f"{self._maximum} {self._what}s are open, which is all that there may be: close some "
+                f"{self._maximum} {self._what}s are open, which is the maximum: close some "
                 f"(DELETE {self._path}/{{id}}), or start the daemon with a larger {self._flag}.",
             )
         self._opening += 1
@@ -74,18 +86,18 @@ class Leases(Generic[T]):
         return lease
 
     def find(self, id: str) -> Lease[T]:
-        """Raises `HTTPException` 404."""
+        """Return a lease. Raises `HTTPException` 404."""
         if id not in self._leases:
             raise HTTPException(
                 404,
-                f"There is no {self._what} with this id: it was closed, ended, or was idle for too long. Open another: "
+                f"There is no {self._what} with this id: it was closed, ended or idle for too long. Open another: "
                 f"POST {self._path}.",
             )
         return self._leases[id]
 
     @contextmanager
     def use(self, id: str) -> Iterator[T]:
-        """The item, which is not idle meanwhile. Raises as `find`."""
+        """Lend the object; it does not count as idle meanwhile. Raises the error of `find`."""
         lease = self.find(id)
         lease.users += 1
         try:
@@ -95,29 +107,29 @@ class Leases(Generic[T]):
             lease.used = time.monotonic()
 
     async def end(self, id: str) -> None:
-        """Close one. Raises as `find`."""
+        """Close a leased object. Raises the error of `find`."""
         lease = self.find(id)
         del self._leases[id]
         await self._close(lease.item)
 
     async def forget(self, id: str) -> None:
-        """Close one that is over by itself, if it is still there."""
+        """Close an object that has ended by itself, if it is still leased."""
         if id in self._leases:
             await self._end_quietly(self._leases[id])
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Sweep what is idle, and close all at the end."""
-        sweeping = asyncio.create_task(self._sweep())
+        """Close idle objects until the block ends, and then all others."""
+        sweeping = asyncio.create_task(self._close_idle())
         try:
             yield
         finally:
             sweeping.cancel()
             await asyncio.gather(*(self._end_quietly(lease) for lease in self))
 
-    async def _sweep(self) -> None:
+    async def _close_idle(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(self._sweep_seconds)
             idle = [lease for lease in self if lease.idle_seconds > lease.idle_limit]
             await asyncio.gather(*map(self._end_quietly, idle))
 
@@ -126,4 +138,4 @@ class Leases(Generic[T]):
             try:
                 await self._close(lease.item)
             except SandboxError as error:
-                _logger.warning("A %s did not close: %s", self._what, error)
+                _logger.warning("A %s could not be closed: %s", self._what, error)

@@ -2,7 +2,7 @@ import pytest
 
 from agentloop import sandboxes
 from agentloop.errors import UserError
-from agentloop.sandboxes.base import Execution
+from agentloop.sandboxes.interface.sandbox import Execution
 from agentloop.sandboxes.levels import rootfs
 from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
 from agentloop.sandboxes.levels.seccomp import build_filter

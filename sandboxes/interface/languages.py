@@ -1,7 +1,7 @@
-"""The languages that a sandbox runs: how each is called, and which programs it needs inside.
+"""The languages that a sandbox can run, and the programs that each needs inside.
 
-The names are those of SandboxFusion. Python and bash are part of every sandbox; the others run where their compiler or
-runtime is installed, below /usr.
+The names are those of SandboxFusion. Python and bash are part of every sandbox. The other languages work if their
+compiler or runtime is installed below /usr.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from agentloop.errors import UserError, nearest
 
 @dataclass(slots=True, frozen=True)
 class Language:
+    """How the sandbox compiles and runs one language."""
+
     name: str
     main: str
-    """The file that the code is written to, in the working directory."""
+    """Name of the file, in the working directory, that the code is written to."""
     run: tuple[str, ...]
-    """The command that runs it, there."""
+    """Command that runs the main file, in the working directory."""
     compile: tuple[str, ...] = ()
-    """The command that comes before it, if any."""
+    """Command that compiles it first, if the language needs one."""
     install: str = ""
-    """What to do where a program of it is missing."""
+    """Hint on how to install a missing program."""
     opening: str = ""
-    """Put before code that does not have it."""
+    """Text put before code that does not contain it."""
     module: str = ""
-    """A Python module that the sandbox must show."""
+    """Python module that the sandbox must be able to import."""
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """The programs to be found on the PATH of the sandbox."""
+        """Return the programs that the PATH of the sandbox must contain."""
         return tuple(dict.fromkeys(argv[0] for argv in (self.compile, self.run) if argv and "/" not in argv[0]))
 
     def source(self, code: str) -> str:
-        """What is written to the main file."""
+        """Return the content of the main file for this code."""
         return code if self.opening.strip() in code else self.opening + code
 
     def missing(self, program: str) -> UserError:
-        """The error for a program that the sandbox does not have."""
+        """Return the error for a program that the sandbox does not have."""
         return UserError(
             f"The language {self.name!r} needs the program {program}, which the sandbox does not have: {self.install}."
         )
@@ -47,7 +49,7 @@ def _debian(*packages: str) -> str:
     return f"`apt-get install {' '.join(packages)}` on Debian"
 
 
-# A small program is run a thousand times a minute: no time is spent on a heap of many threads and a second compiler.
+# Java programs here are small and many: save the time for a parallel heap and a second compiler.
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _IVERILOG = ("iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "main.vvp", "main.sv")
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider", "test_main.py")
@@ -89,7 +91,7 @@ _LANGUAGES = (
 NAMES = tuple(language.name for language in _LANGUAGES)
 _BY_NAME = {language.name: language for language in _LANGUAGES}
 
-# Further names of SandboxFusion, and why they are not here.
+# Further names of SandboxFusion, and why they are not offered.
 _NOT_OFFERED = {
     "cuda": "the sandbox shows no GPU",
     "python_gpu": "the sandbox shows no GPU",
@@ -100,9 +102,9 @@ _NOT_OFFERED = {
 
 
 def find(name: str) -> Language:
-    """Raises `UserError` for a language that the sandbox does not know."""
+    """Return the language of this name. Raises `UserError` for a language that sandboxes do not run."""
     if name in _NOT_OFFERED:
-        raise UserError(f"The sandbox does not run {name!r}: {_NOT_OFFERED[name]}. It has: {', '.join(NAMES)}.")
+        raise UserError(f"The sandbox does not run {name!r}: {_NOT_OFFERED[name]}. Languages: {', '.join(NAMES)}.")
     if name not in _BY_NAME:
-        raise UserError(f"The sandbox has no language {name!r}.{nearest(name, NAMES)} It has: {', '.join(NAMES)}.")
+        raise UserError(f"Unknown language {name!r}.{nearest(name, NAMES)} Languages: {', '.join(NAMES)}.")
     return _BY_NAME[name]

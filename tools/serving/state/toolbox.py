@@ -1,4 +1,4 @@
-"""`Toolbox`: the tools that the daemon offers, each started when it is first called."""
+"""`Toolbox`: the tools that the daemon offers. Each is started when it is first called."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from fastapi import HTTPException
 
 from agentloop.errors import UserError, blaming, nearest
-from agentloop.sandboxes.base import Sandbox
+from agentloop.sandboxes.interface.sandbox import Sandbox
 from agentloop.tools import registry
 from agentloop.tools.base import Tool
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.tools.serving.leases import Leases
+from agentloop.tools.serving.state.leases import Leases
 from agentloop.tools.sessions import ToolSessions
 from agentloop.tools.toolset import Toolset
 
@@ -26,9 +26,9 @@ _WITH_OPTIONS = re.compile(r"(?P<name>[^={]+)=(?P<options>\{.*\})", re.DOTALL)
 
 
 class Toolbox:
-    """The tools that `specs` name, and the registered ones that need no options. Code interpreters use `sandbox`.
+    """The tools of `specs` and the registered tools that need no options. Code interpreters use `sandbox`.
 
-    Raises `UserError` where one of `specs` cannot be loaded.
+    Raises `UserError` if one of `specs` cannot be loaded.
     """
 
     def __init__(self, specs: Sequence[str], max_sessions: int, sandbox: Sandbox) -> None:
@@ -37,7 +37,7 @@ class Toolbox:
         self.toolset = Toolset([*named, *_registered(taken)])
         for tool in self.toolset.tools.values():
             if isinstance(tool, CodeInterpreter):
-                tool.sandbox = sandbox  # one for all, with the level and the limits that the daemon has
+                tool.sandbox = sandbox  # shared by all, with the level and the limits of the daemon
         self.sessions: Leases[ToolSessions] = Leases(
             "tool session", "/v1/tools/sessions", lambda item: item.close(), max_sessions, "--max-sessions"
         )
@@ -45,10 +45,10 @@ class Toolbox:
         self._started: set[str] = set()
 
     async def ready(self, name: str) -> Tool:
-        """The tool, started. Raises `HTTPException`: 404 for none of this name, 501 where it cannot start here."""
+        """Return the started tool. Raises `HTTPException`: 404 for an unknown name, 501 if it cannot start here."""
         tools = self.toolset.tools
         if name not in tools:
-            raise HTTPException(404, f"There is no tool {name!r}.{nearest(name, tools)} Tools: {', '.join(tools)}.")
+            raise HTTPException(404, f"Unknown tool {name!r}.{nearest(name, tools)} Tools: {', '.join(tools)}.")
         if name not in self._started:
             async with self._starting[name]:
                 if name not in self._started:
@@ -56,7 +56,7 @@ class Toolbox:
                         with blaming(f"The tool {name!r} cannot start"):
                             await tools[name].start()
                     except UserError as error:
-                        raise HTTPException(501, f"The tool {name!r} cannot work here: {error}") from error
+                        raise HTTPException(501, f"The tool {name!r} does not work here: {error}") from error
                     self._started.add(name)
         return tools[name]
 
@@ -70,18 +70,18 @@ class Toolbox:
 
 
 def _named(spec: str) -> list[Tool]:
-    """Raises `UserError`."""
+    """Load the tools of a spec. Raises `UserError`."""
     match = _WITH_OPTIONS.fullmatch(spec)
     if match is None:
         return registry.load_all(spec)
     try:
         return registry.load_all(match["name"], **json.loads(match["options"]))
     except json.JSONDecodeError as error:
-        raise UserError(f"The options of --tool {match['name']} are no JSON object: {error}.") from error
+        raise UserError(f"The options of --tool {match['name']} are not a JSON object: {error}.") from error
 
 
 def _registered(taken: Collection[str]) -> list[Tool]:
-    """Those that need no options and can be shown to a model, under names that are not taken."""
+    """Return the registered tools that need no options, have a schema, and have a free name."""
     tools: dict[str, Tool] = {}
     for name in registry.TOOLS:
         try:

@@ -1,4 +1,4 @@
-"""`Daemon`: what the routes share."""
+"""`Daemon`: the state that all routes share."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from fastapi import Request
 
 from agentloop import sandboxes
 from agentloop.errors import UserError
-from agentloop.sandboxes.base import Sandbox, Session
+from agentloop.sandboxes.interface.sandbox import Sandbox, Session
 from agentloop.sandboxes.levels.registry import LEVELS
 from agentloop.tools.serving.http.bodies import Reader
-from agentloop.tools.serving.leases import Leases
-from agentloop.tools.serving.metrics import Metrics
-from agentloop.tools.serving.settings import Settings
-from agentloop.tools.serving.toolbox import Toolbox
+from agentloop.tools.serving.state.leases import Leases
+from agentloop.tools.serving.state.metrics import Metrics
+from agentloop.tools.serving.state.settings import Settings
+from agentloop.tools.serving.state.toolbox import Toolbox
 
 _MAX_NOTEBOOKS = 64
 
 
 class Daemon:
-    """The sandbox, the sessions in it, the tools and the figures of one process.
+    """The sandbox, its sessions, the tools and the metrics of one process.
 
-    Raises `UserError` where the sandbox or a tool cannot be made.
+    `sandbox` is by default made from `settings`. Raises `UserError` if the sandbox or a tool cannot be made.
     """
 
     def __init__(self, settings: Settings, sandbox: Sandbox | None = None) -> None:
-        """`sandbox`: by default, one as `settings` say."""
         self.settings = settings
         self.sandbox = sandbox or make_sandbox(settings)
-        self.reader = Reader(settings)
+        self.reader = Reader(
+            max_body_mb=settings.max_body_mb,
+            body_seconds=settings.body_seconds,
+            bounds={"max_seconds": settings.max_seconds, "max_memory_mb": settings.max_memory_mb},
+        )
         self.sessions: Leases[Session] = Leases(
             "session", "/v1/sessions", lambda session: session.close(), settings.max_sessions, "--max-sessions"
         )
@@ -40,7 +43,7 @@ class Daemon:
         self.metrics = Metrics(self.sandbox.load, lambda: len(self.toolbox.sessions))
         self.draining = False
         self.notebooks = asyncio.Semaphore(2)
-        """For /run_jupyter, whose sessions wait for one another as executions do."""
+        """Places for /run_jupyter, whose sessions queue as executions do."""
 
     @classmethod
     def of(cls, request: Request) -> Daemon:
@@ -49,7 +52,7 @@ class Daemon:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises `UserError` where the sandbox cannot start. At the end everything that still runs is ended."""
+        """Run the sandbox and the tools until the block ends. Raises `UserError` if the sandbox cannot start."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.sandbox.close)
             await self._start_sandbox()
@@ -68,7 +71,7 @@ class Daemon:
 
 
 def make_sandbox(settings: Settings) -> Sandbox:
-    """The sandbox that the settings ask for, not started. Raises `UserError`."""
+    """Make the sandbox of the settings, not started. Raises `UserError`."""
     options = _options(settings)
     named = settings.isolation in LEVELS  # not "auto"
     if named and "max_sessions" not in LEVELS.get(settings.isolation).options():
@@ -77,15 +80,15 @@ def make_sandbox(settings: Settings) -> Sandbox:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    # The daemon counts sessions itself: the sandbox gets room for all that it opens, those of tools included.
+    # The daemon itself limits sessions. The sandbox must have room for all of them, those of tools included.
     options: dict[str, Any] = {"max_sessions": 2 * settings.max_sessions + _MAX_NOTEBOOKS}
-    asked = {name: getattr(settings, name) for name in ("slots", "disk_mb", "preload", "packages")}
-    options |= {name: value for name, value in asked.items() if value}
+    given = {name: getattr(settings, name) for name in ("slots", "disk_mb", "preload", "packages")}
+    options |= {name: value for name, value in given.items() if value}
     return options | dict(settings.level_options)
 
 
 async def _other_level() -> str:
-    """What to do where the level that was asked for does not work."""
+    """Return a hint on which level works instead of the requested one."""
     other = sandboxes.create("auto", max_sessions=1)
     try:
         await other.start()

@@ -1,4 +1,4 @@
-"""The level `auto`: the strongest level that works on this machine, found by running something in it."""
+"""The level `auto`: the strongest level that works on this machine, found by trying each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.registry.options import check_options
-from agentloop.sandboxes.base import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
 from agentloop.sandboxes.levels.registry import AUTOMATIC, Level
 from agentloop.sandboxes.levels.slot_template import preload_packages
 
@@ -17,23 +17,23 @@ _log = logging.getLogger(__name__)
 
 
 class Auto:
-    """Options are those of all levels; each level gets those that it has.
+    """The strongest level that works. Takes the options of all levels and gives each level those that it has.
 
-    `start` raises `UserError` where none works, and says what each is missing. It never falls back on `none`.
+    `start` raises `UserError` if none works, with what each level lacks. It never falls back on `none`.
     """
 
     def __init__(self, **options: Any) -> None:
         known = sorted({name for level in AUTOMATIC for name in level.options()})
         check_options(options, known, of="sandbox level 'auto'")
         self._options = options
-        AUTOMATIC[0].create(self._options_of(AUTOMATIC[0]))  # a value that cannot be is an error now, no lack of slots
+        AUTOMATIC[0].create(self._options_of(AUTOMATIC[0]))  # report an invalid value now, not as a missing level
         self._chosen: Sandbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Lock | None = None
 
     @property
     def level(self) -> str:
-        """What was chosen; "auto" before `start`."""
+        """Return the name of the chosen level; "auto" before `start`."""
         return self._chosen.level if self._chosen else "auto"
 
     async def start(self) -> None:
@@ -60,19 +60,19 @@ class Auto:
                 "Sandbox level: %s (%s).%s",
                 level.name,
                 level.protects,
-                f" Stronger or faster ones do not work here. {' '.join(reasons)}" if reasons else "",
+                f" Stronger or faster levels do not work here. {' '.join(reasons)}" if reasons else "",
             )
             return sandbox
         raise UserError(
-            f"No sandbox level works on this machine, and code is not run without one. {' '.join(reasons)} On your own "
-            "machine, for code that you trust, the level 'none' can be asked for by name."
+            f"No sandbox level works on this machine, and code never runs without one. {' '.join(reasons)} On your own "
+            "machine, for code that you trust, request the level 'none' by name."
         )
 
     def _options_of(self, level: Level) -> Mapping[str, Any]:
         known = level.options()
         options = {name: value for name, value in self._options.items() if name in known}
         if (preload := self._options.get("preload")) and "preload" not in known and "packages" in known:
-            # What is imported in advance can be imported in any case.
+            # Preloaded modules can be imported at any level, if not faster.
             options["packages"] = [*options.get("packages", ()), *preload_packages(preload)]
         return options
 
