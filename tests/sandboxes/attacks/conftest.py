@@ -1,7 +1,7 @@
-"""The attacks run for real against every isolation level that claims to hold them.
+"""Run the attacks for real against every isolation level that claims to hold them.
 
-A test names what it asks for beyond the common promise with `@pytest.mark.claim(name)`; `NOT_CLAIMED` says which level
-does not promise that, and why. docs/sandboxes.md prints the same table (test_claims.py).
+A test that needs more than the common promise has `@pytest.mark.claim(name)`. `NOT_CLAIMED` lists which level does not
+promise it, and why. docs/sandboxes.md prints the same table (test_claims.py).
 """
 
 import os
@@ -36,20 +36,20 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
         "number of files": "bwrap makes a tmpfs that is limited in bytes only",
     },
     "docker": {
-        "user namespace": "its user would be the host's: it is 1000, has no capabilities and can get none",
-        "nosuid": "the image is mounted with set-user-id programs, which no_new_privs makes ordinary ones",
+        "user namespace": "its user is 1000 on the host, too, but has no capabilities and can get none",
+        "nosuid": "the image contains set-user-id programs, but no_new_privs makes them ordinary ones",
         "only what it needs": "the code sees all files of the image",
-        "packages": "what can be imported is up to the image",
+        "packages": "the image determines what can be imported",
     },
     "landlock": {
-        "nosuid": "it sees the host's mounts, where no_new_privs makes set-user-id programs ordinary ones",
-        "user namespace": "it has no namespaces: the code is a user of its own where the owner is root, else the owner",
+        "nosuid": "it sees set-user-id programs of the host, but no_new_privs makes them ordinary ones",
+        "user namespace": "it has no namespaces: the code is a user of its own if the owner is root, else the owner",
         "memory in sum": "it uses no cgroup: the limit holds for each process",
         "disk in sum": "the limit holds for each file",
         "number of files": "there is no limit",
         "own /tmp, /mnt and /dev/shm": "the code can write to its working directory only",
-        "loopback": "it has no sockets but pairs",
-        "/proc": "it is not readable, not even what is the code's own",
+        "loopback": "it has no sockets except pairs",
+        "/proc": "it is not readable, not even for the code's own process",
         "packages": "as root of a Python below /root it runs the system's Python, which shows what Debian has",
     },
 }
@@ -57,7 +57,7 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Box:
-    """A sandbox to attack, and what can be seen of it from the host."""
+    """A sandbox to attack, and its processes as seen from the host."""
 
     sandbox: Sandbox
 
@@ -65,7 +65,7 @@ class Box:
         return await self.sandbox.run(Execution(code=code, **{"timeout": 20.0, **options}))
 
     def processes(self, marker: str) -> dict[int, str]:
-        """The processes of this machine whose command line contains `marker`."""
+        """Return the processes of this machine whose command line contains `marker`."""
         found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
