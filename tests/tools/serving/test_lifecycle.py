@@ -186,7 +186,7 @@ def test_auto_says_what_it_took(start):
 
 
 def test_other_addresses_need_a_token():
-    assert "give a token by AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
+    assert "set a token with AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
 
 
 def test_a_port_that_is_taken():
@@ -203,7 +203,7 @@ def test_a_port_that_is_taken():
         (("--packages", "no-such-thing-1"), "no-such-thing-1"),
         (("--tool", "nowhere:thing"), "nowhere"),
         (("--tool", "search={'a'}"), "not a JSON object"),
-        (("--tool", 'search={"colour": 1}'), "It takes: source"),
+        (("--tool", 'search={"colour": 1}'), "Options it takes: source"),
         (("--log-level", "loud"), "--log-level"),
         (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),
     ],
