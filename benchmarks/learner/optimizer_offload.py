@@ -83,14 +83,14 @@ def main() -> None:
     )
     batch = batch_of(lengths_of(args.tokens, 2000, 0.8, 8192), 0.25, vocab=model_config(args.model).vocab_size)
     measured(learner, batch, 1)  # compiles, and makes the state
-    optimizer = learner._optimizer
+    optimizer = learner.optimizer
     assert isinstance(optimizer, offload.OffloadedAdamW)
     result: dict[str, Any] = {"options": {key: str(value) for key, value in vars(args).items()}}
     result["overlapping"] = measured(learner, batch, args.steps)
     optimizer.__dict__["_lanes"] = _OneByOne(torch.device("cuda"))
-    offload._BYTES *= 4
+    optimizer.part_bytes *= 4
     result["one by one"] = measured(learner, batch, args.steps)
-    learner._optimizer = torch.optim.AdamW(optimizer.param_groups[0]["params"], lr=1e-6, fused=True)
+    learner.optimizer = torch.optim.AdamW(optimizer.param_groups[0]["params"], lr=1e-6, fused=True)
     optimizer.state.clear()
     measured(learner, batch, 1)
     result["on the device"] = measured(learner, batch, args.steps)

@@ -14,7 +14,6 @@ from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner import ranked_learner as ranked
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.learner.offload import optimizer_offload as offload
 from agentloop.trainer.run.learners import create
 
 pytestmark = pytest.mark.gpu
@@ -47,15 +46,15 @@ def _weights(learner: FsdpLearner) -> dict[str, torch.Tensor]:
 def test_an_optimizer_on_the_host_takes_the_same_steps(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(offload, "_BYTES", 2**20)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gradients = _config(model_folder, compute_dtype="float32", attention="sdpa")
     plain = FsdpLearner(gradients)
     parted = FsdpLearner(gradients.model_copy(update={"offload": "optimizer"}))
+    parted.optimizer.part_bytes = 2**20
     for number in range(2):
         plain.step(_batch(number))
         parted.step(_batch(number))
-    states = list(parted._optimizer.state.values())
+    states = list(parted.optimizer.state.values())
     assert states
     assert all(state["exp_avg"].is_pinned() and state["exp_avg_sq"].is_pinned() for state in states)
     for name, weight in _weights(plain).items():
@@ -63,7 +62,7 @@ def test_an_optimizer_on_the_host_takes_the_same_steps(
     parted.save(tmp_path / "state")
     resumed = FsdpLearner(gradients.model_copy(update={"offload": "optimizer"}))
     resumed.load(tmp_path / "state")
-    assert all(not state["exp_avg"].is_cuda for state in resumed._optimizer.state.values())
+    assert all(not state["exp_avg"].is_cuda for state in resumed.optimizer.state.values())
     assert resumed.step(_batch(2))["grad_norm"] == pytest.approx(plain.step(_batch(2))["grad_norm"], rel=1e-4)
 
 

@@ -1,22 +1,16 @@
-"""On CUDA the optimizer whose state is on the host takes the steps of AdamW, and holds two parts of it at most."""
+"""On CUDA the optimizer with its state on the host takes the steps of AdamW, with at most two parts on the device."""
 
 import copy
 
 import pytest
 import torch
 
-from agentloop.trainer.learner.offload import optimizer_offload as offload
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 
 pytestmark = pytest.mark.gpu
 
 _OPTIONS = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, "fused": True}
 _PART = 2**22
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "_BYTES", _PART)
 
 
 def _parameters() -> list[torch.nn.Parameter]:
@@ -34,7 +28,7 @@ def _steps(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter
 
 def test_steps_whose_copies_overlap_are_those_of_adamw():
     plain, parted = _parameters(), _parameters()
-    reference, offloaded = torch.optim.AdamW(plain, **_OPTIONS), OffloadedAdamW(parted, **_OPTIONS)
+    reference, offloaded = torch.optim.AdamW(plain, **_OPTIONS), OffloadedAdamW(parted, part_bytes=_PART, **_OPTIONS)
     for optimizer, parameters in ((reference, plain), (offloaded, parted)):
         _steps(optimizer, parameters, range(20))
     for mine, theirs in zip(parted, plain, strict=True):
@@ -47,7 +41,7 @@ def test_steps_whose_copies_overlap_are_those_of_adamw():
 
 def test_two_parts_of_the_state_are_on_the_device_at_most():
     parameters = _parameters()
-    optimizer = OffloadedAdamW(parameters, **_OPTIONS)
+    optimizer = OffloadedAdamW(parameters, part_bytes=_PART, **_OPTIONS)
     _steps(optimizer, parameters, range(2))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -58,7 +52,7 @@ def test_two_parts_of_the_state_are_on_the_device_at_most():
 
 def test_state_that_is_loaded_is_on_the_host_again():
     parameters = _parameters()
-    first, second = OffloadedAdamW(parameters, **_OPTIONS), OffloadedAdamW(parameters, **_OPTIONS)
+    first, second = (OffloadedAdamW(parameters, part_bytes=_PART, **_OPTIONS) for _ in range(2))
     _steps(first, parameters, range(1))
     before = torch.cuda.memory_allocated()
     second.load_state_dict(copy.deepcopy(first.state_dict()))

@@ -54,7 +54,7 @@ def _loss_and_gradients(learner: FsdpLearner, token_budget: int, order: str) -> 
             gradient = parameter.grad
             found[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
 
-    learner._optimizer.step = keep  # type: ignore[method-assign]
+    learner.optimizer.step = keep  # type: ignore[method-assign]
     batch = samples()
     if order != "forward":
         batch = [batch[index] for index in np.random.default_rng(1).permutation(len(batch))]

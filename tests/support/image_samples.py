@@ -90,7 +90,7 @@ def gradients(learner: FsdpLearner, samples: list[Sample]) -> tuple[float, dict[
                 gradient = parameter.grad
                 found[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
 
-    learner._optimizer.step = keep
+    learner.optimizer.step = keep
     return learner.step(TrainBatch(samples))["loss"], found
 
 

@@ -118,7 +118,7 @@ def _loss_and_gradients(learner: FsdpLearner, batch: list[Sample]) -> tuple[floa
             if (gradient := parameter.grad) is not None:
                 found[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
 
-    learner._optimizer.step = keep  # type: ignore[method-assign]
+    learner.optimizer.step = keep  # type: ignore[method-assign]
     learner._progress.steps = 0  # mini-batches are drawn by the step
     return learner.step(TrainBatch(batch))["loss"], found
 

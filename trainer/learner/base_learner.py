@@ -1,13 +1,15 @@
-"""What learners of all backends do alike: mini-batches, plans over data-parallel ranks, one line of metrics a step."""
+"""The parts of a learner that do not depend on the backend: mini-batches, plans over ranks, updates and metrics."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,8 +19,9 @@ from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster.process_group import pick_device
 from agentloop.trainer.learner.metrics.recording import Recorder
-from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
+from agentloop.trainer.learner.metrics.step_metrics import StepMetrics, num_ranks
 from agentloop.trainer.learner.offload.host_offload import HostOffload
+from agentloop.trainer.learner.optimizer_update import describe_skipped, learning_rate
 from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.learner.protocol import Captured
 from agentloop.trainer.model.row_layout import Unit, unit_patches, units
@@ -26,7 +29,9 @@ from agentloop.trainer.objective.objective import Objective
 from agentloop.trainer.planning import CostModel, ModelFlops, plan
 from agentloop.weights.tensors import TensorWeights
 
-IDLE = Sample(
+_log = logging.getLogger(__name__)
+
+_IDLE = Sample(
     token_ids=np.zeros(2, np.int32),
     loss_mask=np.array([False, True]),
     logprobs=np.zeros(2, np.float32),
@@ -35,72 +40,87 @@ IDLE = Sample(
     old_logprobs=np.zeros(1, np.float32),
     reference_logprobs=np.zeros(1, np.float32),
 )
-"""What a rank without work in a micro-batch passes with weight 0: collectives need every rank."""
+"""Sample with weight 0 for a rank without work in a micro-batch: collectives need every rank."""
 
 
 class BaseLearner(ABC):
-    """A `Learner` but for the model: a backend says how a mini-batch is computed. Every rank has one."""
+    """A `Learner` without a model: a backend computes and applies gradients. Every rank has one."""
 
+    vision_passes: int
+    """Passes of the vision tower in an update; a backward counts as two."""
     _rank: int
-    """Of those that have sequences of their own, `_num_ranks` in all."""
+    """Number of this rank among the `_num_ranks` that have sequences of their own."""
     _num_ranks: int
     _share: bool
-    """Prompts of a group are in a row once."""
+    """Whether the prompt of a group is in a row once."""
     _once: bool
-    """Ranks meet once a mini-batch, so that they may have unequal numbers of micro-batches."""
+    """Whether ranks meet once a mini-batch, so that their numbers of micro-batches may differ."""
     _cost: CostModel
     _flops: ModelFlops
-    _vision_passes: int
-    """Of the tower, a backward counting as two."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Raises `UserError` where the configuration contradicts itself."""
+        """Raises `UserError` if the configuration contradicts itself."""
         self.config = config
         self._objective = Objective(config)
         if config.lr_schedule != "constant" and config.total_updates is None:
-            raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates.")
+            raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates. Set it.")
         self._device = pick_device(config.device)
         self._progress = Progress()
-        self._parked = HostOffload()
+        self.host_offload = HostOffload()
+        """Holds the memory of the learner while it sleeps."""
         self._recorder: Recorder | None = None
         self.largest_row = 0
         """Tokens of the largest micro-batch that this rank has had."""
 
     @property
     def progress(self) -> Progress:
-        """How far training is."""
+        """Numbers of steps and updates so far."""
         return self._progress
 
     @abstractmethod
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
-        """Make one optimizer update with the gradient of a mini-batch. `is_first`: of the batch's mini-batches."""
+        """Make one optimizer update with the gradient of a mini-batch, the first one of its batch if `is_first`."""
 
     @abstractmethod
-    def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Log-probabilities of the sampled tokens of each sample under the current weights, float32 [num_sampled]."""
+    def _clip(self) -> float:
+        """Return the norm of the whole gradient before clipping; all ranks call it."""
 
     @abstractmethod
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """See `Learner.reference_logprobs`."""
+    def _step_optimizer(self, lr: float) -> None:
+        """Change the parameters by their clipped gradients."""
+
+    @abstractmethod
+    def _clear_gradients(self) -> None: ...
+
+    @abstractmethod
+    def _resident(self) -> Iterator[Tensor]:
+        """Yield all tensors that outlive a step."""
+
+    @abstractmethod
+    def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]: ...
+
+    @abstractmethod
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]: ...
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters under their Hugging Face names, tied ones once, in `compute_dtype`; every rank must take all
-        of them."""
+        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, tied ones once.
+
+        Every rank must take all of them.
+        """
 
     @abstractmethod
-    def capture(self) -> Captured:
-        """See `Learner.capture`."""
+    def capture(self) -> Captured: ...
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`. An empty batch changes nothing but the number of steps."""
-        assert not self._parked.num_bytes, "awake"
+        """Train on a batch as `Learner.step` does. An empty batch only increases the number of steps."""
+        assert not self.host_offload.num_bytes, "the learner must be awake"
         metrics = StepMetrics(self._device)
         if self._recorder is None:
             self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
         with self._recorder.step(self._progress.steps + 1):
             samples = self._with_logprobs(batch.samples, metrics)
-            for number, indices in enumerate(self._mini_batches(len(samples))):
+            for number, indices in enumerate(self.mini_batches(len(samples))):
                 self._update([samples[index] for index in indices], metrics, is_first=number == 0)
             self._progress.steps += 1
             result = metrics.result()
@@ -112,7 +132,7 @@ class BaseLearner(ABC):
         return result
 
     def _with_logprobs(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[Sample]:
-        """The samples with the log-probabilities that the loss asks for, where they lack them."""
+        """Return the samples with the log-probabilities that the loss needs."""
         samples = list(samples)
         if self._objective.needs_reference and any(sample.reference_logprobs is None for sample in samples):
             with metrics.phase("reference_logprobs"):
@@ -124,15 +144,15 @@ class BaseLearner(ABC):
             samples = [replace(sample, old_logprobs=part) for sample, part in zip(samples, found, strict=True)]
         return samples
 
-    def _mini_batches(self, count: int) -> list[list[int]]:
-        """Indices of the samples of each update; no empty ones."""
+    def mini_batches(self, count: int) -> list[list[int]]:
+        """Return the indices of the samples of each update of this step; none is empty."""
         if self.config.mini_batches == 1:
             return [list(range(count))] if count else []
         order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(count)
         return [part.tolist() for part in np.array_split(order, self.config.mini_batches) if len(part)]
 
     def _flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
-        """Of forward and backward."""
+        """Return the FLOPs of forward and backward of a row."""
         work = 0.0
         for unit in row:
             lengths = [len(samples[index]) for index in unit.indices]
@@ -141,7 +161,7 @@ class BaseLearner(ABC):
             if self.config.lora is not None:  # frozen weights have no gradient
                 work -= self._flops.matrices(sum(lengths) - (len(lengths) - 1) * unit.prefix, num_sampled)
             if self._flops.vision is not None:
-                work += self._vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
+                work += self.vision_passes * self._flops.vision.forward(unit_patches(samples, unit))
         return work
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
@@ -157,7 +177,10 @@ class BaseLearner(ABC):
     def _rows(
         self, samples: Sequence[Sample], indices: list[int], metrics: StepMetrics | None = None
     ) -> list[list[Unit]]:
-        """This rank's micro-batches, as units of indices of samples: as many as the others have, or at least one."""
+        """Return this rank's micro-batches, as units of indices of samples.
+
+        All ranks have equally many, or, if they meet once a mini-batch, at least one.
+        """
         budget = self.config.token_budget
         found = units(samples, indices, budget, share=self._share)
         lengths = [unit.num_tokens for unit in found]
@@ -180,26 +203,68 @@ class BaseLearner(ABC):
         self.largest_row = max([self.largest_row, *(sum(unit.num_tokens for unit in row) for row in rows)])
         return rows or ([[]] if self._once and samples else [])
 
-    @abstractmethod
-    def _resident(self) -> Iterator[Tensor]:
-        """All tensors that outlive a step."""
+    @staticmethod
+    def _row_samples(
+        samples: Sequence[Sample], row: list[Unit], weights: np.ndarray
+    ) -> tuple[list[Sample], np.ndarray, list[Unit]]:
+        """Return the samples of a row, the weights of their tokens and its units; an empty row has the idle sample.
+
+        `weights` are those of all samples. The indices in the units are those in the whole mini-batch.
+        """
+        if not row:
+            return [_IDLE], np.zeros(1), [Unit([0], 0, len(_IDLE))]
+        indices = [index for unit in row for index in unit.indices]
+        return [samples[index] for index in indices], weights[indices], row
+
+    def _finish_update(
+        self,
+        samples: Sequence[Sample],
+        rows: list[list[Unit]],
+        losses: list[Tensor],
+        metrics: StepMetrics,
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Clip and step, or skip an update whose loss or gradient is not finite and log its trajectories.
+
+        `losses` are those of the rows. They are part of the loss if `counts`; otherwise another rank reports them.
+        """
+        progress = self._progress
+        with metrics.phase("optimizer"):
+            loss = sum(losses if counts else [], torch.zeros((), device=self._device))
+            if num_ranks() > 1:
+                dist.all_reduce(loss)
+            lr = learning_rate(self.config, progress.updates + progress.updates_skipped)
+            values = {"loss": loss.item(), "grad_norm": self._clip(), "lr": lr}
+            is_finite = bool(np.isfinite([values["loss"], values["grad_norm"]]).all())
+            if is_finite:
+                self._step_optimizer(lr)
+                progress.updates += 1
+            else:
+                progress.updates_skipped += 1
+            self._clear_gradients()
+        metrics.add_update(values, skipped=not is_finite)
+        if not is_finite and losses:
+            indices = [[index for unit in row for index in unit.indices] for row in rows]
+            found = torch.stack(losses).tolist()
+            _log.warning("%s", describe_skipped(samples, indices, found, values["grad_norm"]))
 
     def sleep(self) -> None:
-        """See `Learner.sleep`."""
-        if not self._parked.num_bytes:
-            self._parked.park(self._resident(), self._device)
+        """Move the learner's tensors to the memory of the host."""
+        if not self.host_offload.num_bytes:
+            self.host_offload.offload(self._resident(), self._device)
 
     def wake(self) -> None:
-        """See `Learner.wake`."""
-        self._parked.bring_back()
+        """Move the learner's tensors back to the device."""
+        self.host_offload.restore()
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
-        """See `Learner.publish`."""
+        """Give the engine the current weights as `version`."""
         await engine.update_weights(TensorWeights(self.weights()), version)
 
     def save(self, folder: Path) -> None:
-        """See `Learner.save`."""
+        """Write everything that an exact resume needs."""
         self.capture().write(folder)
 
-    def close(self) -> None:  # noqa: B027  most have nothing to end
-        """See `Learner.close`."""
+    def close(self) -> None:  # noqa: B027  most learners have nothing to end
+        """End what was started for the learner."""

@@ -12,14 +12,13 @@ from torch import Tensor
 from agentloop.errors import UserError
 
 _INDEX = "model.safetensors.index.json"
-_LARGEST_FILE = 4 * 2**30
 
 
 class CheckpointFiles:
-    """What is read of a file is mapped from disk: a rank that takes a part of a tensor does not hold the others."""
+    """Reads tensors that are mapped from disk: a rank that takes a part of a tensor does not load the others."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `UserError` where there are no safetensors files."""
+        """Raises `UserError` if the folder has no safetensors files."""
         from safetensors import safe_open
 
         paths = sorted(folder.glob("*.safetensors"))
@@ -33,15 +32,15 @@ class CheckpointFiles:
         self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in self._of.items()}
 
     def read(self, name: str) -> Tensor:
-        """Raises `UserError` where it is not there."""
+        """Return a tensor. Raises `UserError` if the files do not have it."""
         if name not in self._of:
-            raise UserError(f"The weights in {self._folder} have no {name}. They are not of the model in config.json.")
+            raise UserError(f"The weights in {self._folder} have no {name}. Use weights of the model in config.json.")
         tensor: Tensor = self._of[name].get_tensor(name)
         return tensor
 
 
-def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Files of at most 4 GiB and their index; one file is in memory at a time."""
+def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]], largest_file: int = 4 * 2**30) -> None:
+    """Write files of at most `largest_file` bytes and their index; one file is in memory at a time."""
     from safetensors.torch import save_file
 
     part: dict[str, Tensor] = {}
@@ -54,7 +53,7 @@ def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> Non
         part.clear()
 
     for name, tensor in tensors:
-        if part and size + tensor.nbytes > _LARGEST_FILE:
+        if part and size + tensor.nbytes > largest_file:
             flush()
             size = 0
         part[name] = tensor.detach().cpu().contiguous().clone()

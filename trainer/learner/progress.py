@@ -1,18 +1,20 @@
-"""What saving and restoring a learner of many ranks takes, whatever the backend."""
+"""Parts of saving and restoring a learner that backends share: progress, a folder of all ranks, random states."""
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from agentloop.errors import UserError
 from agentloop.process.atomic_folders import appearing
 
-PROGRESS_FILE = "learner.json"
+_PROGRESS_FILE = "learner.json"
 
 
 @dataclass(slots=True)
@@ -23,14 +25,27 @@ class Progress:
     """Calls of `step`."""
     updates: int = 0
     updates_skipped: int = 0
-    """Their loss or gradient was not finite."""
+    """Updates whose loss or gradient was not finite."""
+
+    def write(self, folder: Path) -> None:
+        (folder / _PROGRESS_FILE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        """Read the progress in a saved state. Raises `UserError` if the folder does not have one."""
+        try:
+            return cls(**json.loads((folder / _PROGRESS_FILE).read_text()))
+        except (OSError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{folder} does not hold the state of a learner: {error}. Give a folder that save wrote."
+            ) from error
 
 
 _groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 
 
 def group_for_saving() -> dist.ProcessGroup:
-    """All ranks, apart from the group that training uses: two threads must not share one."""
+    """Return a group of all ranks apart from that of training, because two threads must not share one."""
     world = dist.group.WORLD
     assert world is not None
     if world not in _groups:
@@ -69,7 +84,7 @@ def _barrier(group: dist.ProcessGroup | None) -> None:
 
 
 def random_state() -> dict[str, torch.Tensor]:
-    """Of this rank's generators."""
+    """Return the states of this rank's random generators."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -77,7 +92,7 @@ def random_state() -> dict[str, torch.Tensor]:
 
 
 def set_random_state(state: dict[str, torch.Tensor]) -> None:
-    """Go on from `random_state`."""
+    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -11,7 +11,6 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch, make_batch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.learner.lr_schedule import learning_rate
 from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.losses import Aggregation
 from agentloop.trainer.run.learners import create
@@ -145,9 +144,9 @@ def test_mini_batches_train_every_sample_once(model_folder: Path):
     metrics = learner.step(batch)
     assert metrics["updates"] == 2
     assert metrics["computed_tokens"] == metrics["num_tokens"] == batch.num_tokens
-    parts = learner._mini_batches(5)
+    parts = learner.mini_batches(5)
     assert sorted(index for part in parts for index in part) == [0, 1, 2, 3, 4]
-    assert len(learner._mini_batches(1)) == 1
+    assert len(learner.mini_batches(1)) == 1
 
 
 def _with_logprobs(learner: FsdpLearner, batch: TrainBatch, shift: float) -> TrainBatch:
@@ -228,7 +227,7 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_names_its_trajector
     batch = _batch(advantages=(1.0, float("inf")))
     named = [replace(sample, trajectory_id=f"episode-{number}") for number, sample in enumerate(batch.samples)]
     metrics = learner.step(TrainBatch(named))
-    assert "An update was skipped" in caplog.text
+    assert "Skipped an update" in caplog.text
     assert "episode-1" in caplog.text
     assert (metrics["updates"], metrics["updates_skipped"], metrics["updates_skipped_total"]) == (0, 1, 1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in _weights(learner).items())
@@ -297,17 +296,6 @@ def test_grpo_on_a_bandit_finds_the_arm_that_pays(model_folder: Path):
     assert before[1] < 0.1
     assert after[1] > 10 * before[1]
     assert after[1] / after.sum() > 0.95
-
-
-def test_learning_rates_by_hand():
-    def rates(**options: object) -> list[float]:
-        config = LearnerConfig(model="", lr=1.0, **options)  # type: ignore[arg-type]
-        return [round(learning_rate(config, update), 6) for update in range(6)]
-
-    assert rates() == [1.0] * 6
-    assert rates(warmup_updates=3) == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert rates(lr_schedule="linear", warmup_updates=1, total_updates=5) == [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
-    assert rates(lr_schedule="cosine", total_updates=4) == [1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0]
 
 
 def test_the_schedule_reaches_the_optimizer(model_folder: Path):
@@ -384,15 +372,15 @@ def test_what_cannot_be_done_is_not_left_out_in_silence(tiny_qwen3, model: dict,
 def test_an_update_that_failed_leaves_no_gradients(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
     batch = _batch()
     untroubled, troubled = (create(_plain(model_folder, token_budget=40)) for _ in range(2))
-    backward, calls = troubled._backward, []
+    forward, calls = troubled.policy.forward, []
 
-    def fails_once(*args: object, **kwargs: object) -> torch.Tensor:
+    def fails_once(*args: object, **kwargs: object) -> object:
         calls.append(args)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("as on a GPU")
-        return backward(*args, **kwargs)
+        return forward(*args, **kwargs)
 
-    monkeypatch.setattr(troubled, "_backward", fails_once)
+    monkeypatch.setattr(troubled.policy, "forward", fails_once)
     with pytest.raises(torch.OutOfMemoryError):
         troubled.step(batch)
     assert troubled.step(batch)["grad_norm"] == pytest.approx(untroubled.step(batch)["grad_norm"], rel=1e-6)

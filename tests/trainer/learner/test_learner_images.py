@@ -110,7 +110,7 @@ def test_the_tower_beside_adapters_is_frozen_and_its_passes_are_counted_so(model
         learner_of(model, **options) for options in ({"lora": {"rank": 2}}, {"freeze_vision": True}, {})
     )
     assert not any(parameter.requires_grad for parameter in adapters.policy.model.base_model.visual.parameters())
-    assert adapters._vision_passes == frozen._vision_passes < whole._vision_passes
+    assert adapters.vision_passes == frozen.vision_passes < whole.vision_passes
     assert adapters.step(TrainBatch(samples))["updates"] == 1
 
 

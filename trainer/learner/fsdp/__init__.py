@@ -1,1 +1,4 @@
-"""The FSDP2 backend: learner, critic, state, and memory that is offloaded to the host."""
+"""The FSDP2 backend: transformers models sharded over ranks, trained by the learner or its critic.
+
+It builds on trainer/learner and trainer/model; trainer/run/learners.py makes its learners.
+"""

@@ -17,10 +17,10 @@ from agentloop.trainer.model.packed_lm import PackedCausalLM, hidden_states
 
 
 class ValueModel(PackedCausalLM):
-    """The backbone of a language model with a value head, which says 0 before it is trained."""
+    """The backbone of a language model with a value head, whose values are 0 before training."""
 
     def __init__(self, policy: PackedCausalLM, dtype: torch.dtype) -> None:
-        """`dtype` of the head: it is trained also where the backbone is frozen, in another one."""
+        """`dtype` is that of the head, which is trained even if the backbone is frozen in another dtype."""
         backbone: Any = policy.model.base_model
         super().__init__(backbone)
         hidden_size = backbone.config.get_text_config().hidden_size
@@ -39,15 +39,15 @@ class ValueModel(PackedCausalLM):
         pictures: RowPictures | None = None,
         units: NDArray[np.int64] | None = None,
     ) -> tuple[None, Tensor, Tensor]:
-        """The value of what each trained token follows, float32 [num_trained], and zeros in place of an entropy."""
-        assert chunk_loss is None, "of log-probabilities"
+        """Return the value before each trained token, float32 [num_trained], and zeros in place of entropies."""
+        assert chunk_loss is None, "a chunk loss needs log-probabilities"
         hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
         values = self.value_head(hidden)[:, 0].float().clone()
         return None, values, torch.zeros_like(values)
 
 
 class FsdpCritic(FsdpLearner):
-    """A learner of the loss `value`: `logprobs` are values, `Sample.advantage` the targets."""
+    """A learner of the loss `value`: `logprobs` are values, and `Sample.advantage` has their targets."""
 
     _fuses_head = False
 

@@ -1,4 +1,4 @@
-"""A model whose parameters are spread over ranks by FSDP2."""
+"""A model whose parameters FSDP2 shards over ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 
 class ShardedModel:
-    """Each layer's parameters are gathered when it runs, or, with `gather_once`, all of them for a mini-batch."""
+    """Gathers the parameters of each layer when it runs, or, with `gather_once`, all of them once a mini-batch."""
 
     def __init__(
         self,
@@ -24,8 +24,10 @@ class ShardedModel:
         gather_once: bool = False,
         offload: bool = False,
     ) -> None:
-        """Shards `policy` in place over the last dimension of the mesh; a first one has copies. `offload` keeps shards
-        and gradients on the host."""
+        """Shard `policy` in place over the last dimension of the mesh, and replicate it over the first of two.
+
+        `offload` keeps shards and gradients on the host.
+        """
         self._root = policy
         self._once = gather_once
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -40,14 +42,14 @@ class ShardedModel:
                 reshard_after_forward=False if gather_once else None,
             )
             assert isinstance(module, FSDPModule)
-            # Token weights are of the whole mini-batch: gradients of ranks are summed, not averaged.
+            # Token weights are normalized over the whole mini-batch: sum the gradients of ranks, do not average them.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             self._units.append(module)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Parameters are in their shards again afterwards, also where no backward put them there."""
+        """Return all parameters to their shards afterwards, even if no backward did so."""
         try:
             yield
         finally:
@@ -55,7 +57,7 @@ class ShardedModel:
                 unit.reshard()
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Whether the next backward sums gradients over the ranks and gives parameters back."""
+        """Let only the last backward of a mini-batch sum gradients over ranks and free parameters."""
         if self._once:
             root = self._units[-1]
             root.set_requires_gradient_sync(is_last)
@@ -63,8 +65,8 @@ class ShardedModel:
             root.set_is_last_backward(is_last)
 
 
-def fits_whole(policy: PackedCausalLM, device: torch.device, compute_dtype: torch.dtype) -> bool:
-    """Whether a device may hold all parameters and float32 gradients, beside its shards."""
+def fits_unsharded(policy: PackedCausalLM, device: torch.device, compute_dtype: torch.dtype) -> bool:
+    """Return whether a device may hold all parameters and float32 gradients beside its shards."""
     if device.type != "cuda":
         return False
     size = sum(p.numel() * (compute_dtype.itemsize + 4 * p.requires_grad) for p in policy.parameters())

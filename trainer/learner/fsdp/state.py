@@ -1,10 +1,9 @@
-"""Saving and restoring an FSDP learner: exact state for a resume, Hugging Face folders for everyone else."""
+"""Saving and restoring an FSDP learner: its exact state for a resume, and Hugging Face folders."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from agentloop.config.learner import LoraConfig
 from agentloop.errors import UserError
 from agentloop.process.atomic_folders import copy_model_extras
 from agentloop.trainer.learner.progress import (
-    PROGRESS_FILE,
     Progress,
     Together,
     group_for_saving,
@@ -32,15 +30,15 @@ from agentloop.trainer.model import lora
 from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""What is frozen is in the folder of the model."""
+"""Frozen parameters are not saved: they are in the folder of the model."""
 
 
 class LearnerState:
-    """What a resume needs, as it was when this was made: training may go on while it is written."""
+    """A copy of everything that a resume needs: training may continue while it is written."""
 
     def __init__(self, policy: PackedCausalLM, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Copies to the memory of the host: parameters and optimizer of this rank's shards."""
-        _give_all_a_state(optimizer)
+        """Copy the parameters and optimizer state of this rank's shards to the memory of the host."""
+        _initialize_state(optimizer)
         model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
         # A copy of plain tensors: pinned and shared memory would stay allocated between checkpoints.
         options = StagingOptions(
@@ -48,34 +46,29 @@ class LearnerState:
         )
         self._state = DefaultStager(options).stage({"model": model_state, "optimizer": optimizer_state})
         self._random_state = random_state()
-        self._progress = json.dumps(asdict(progress))
+        self._progress = replace(progress)
         self._group = group_for_saving()
 
     def write(self, folder: Path) -> None:
-        """Into `folder`, whole or not at all. Every rank calls it, in any thread."""
+        """Write `folder` atomically. Every rank calls this, in any thread."""
         with Together(folder, self._group) as (target, is_first):
             save_checkpoint(self._state, checkpoint_id=target, process_group=self._group)
             torch.save(self._random_state, target / f"random-{dist.get_rank()}.pt")
             if is_first:
-                (target / PROGRESS_FILE).write_text(self._progress)
+                self._progress.write(target)
 
 
 def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer) -> Progress:
-    """Restore what `save` wrote. Raises `UserError` where it is not there or of another model."""
-    try:
-        progress = Progress(**json.loads((folder / PROGRESS_FILE).read_text()))
-    except (OSError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{folder} does not hold the state of a learner: {error}. Give a folder that save wrote."
-        ) from error
-    _give_all_a_state(optimizer)
+    """Restore a saved state. Raises `UserError` if the folder does not have one, or one of another model."""
+    progress = Progress.read(folder)
+    _initialize_state(optimizer)
     model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     try:
         load_checkpoint(state, checkpoint_id=folder)
     except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
         raise UserError(
-            f"The state in {folder} does not fit the model that is being trained: {str(error).strip()} "
+            f"The state in {folder} does not fit the model: {str(error).strip()} "
             "Resume with the learner.model that the run was started with."
         ) from error
     set_state_dict(
@@ -87,15 +80,17 @@ def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer)
     return progress
 
 
-def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
-    """That of the first step to parameters that had none: no update was made yet, or none of them had a gradient, such
-    as a vision tower without pictures. torch would make it too, where there is none at all, but with that step done.
+def _initialize_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters without optimizer state the state that they have before their first update.
+
+    No update was made yet, or these parameters had no gradient, such as a vision tower without images. torch makes a
+    missing state too, but only if all are missing, and it counts that as a step.
     """
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     new = [parameter for parameter in every if parameter not in optimizer.state]
     if not new:
         return
-    gradients = [parameter.grad for parameter in every]  # of an update that has begun
+    gradients = [parameter.grad for parameter in every]  # an update may have begun
     for parameter in every:
         parameter.grad = None
     for parameter in new:
@@ -113,8 +108,10 @@ def _give_all_a_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def save_hf(folder: Path, policy: PackedCausalLM, source: Path, adapters: LoraConfig | None) -> None:
-    """Weights, config, and copies of the tokenizer and chat templates of `source`; adapters once more, by themselves,
-    in a folder `adapter`."""
+    """Write weights, config, and copies of the tokenizer and chat templates of `source`.
+
+    Adapters are merged into the weights, and written by themselves to a folder `adapter`.
+    """
     state = policy.model.state_dict()
     full = _gathered(lora.merged(policy.model, state.items()))
     trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
@@ -127,7 +124,7 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, adapters: LoraCo
 
 
 def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Every rank takes part in gathering; only the first keeps what was gathered, off the device."""
+    """Gather weights on all ranks; only the first keeps them, off the device."""
     full: dict[str, torch.Tensor] = {}
     for name, value in weights:
         tensor = value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,8 +1,8 @@
-"""A model that one rank holds whole: what FSDP does for it, without FSDP's copies.
+"""A model that one rank holds unsharded: mixed precision as in FSDP2, without FSDP's copies.
 
-The optimizer's parameters stay in `param_dtype`. While a mini-batch is computed the modules have copies of them in
-`compute_dtype`, cast once, and what a backward leaves in a copy is added to the gradient of the parameter in its own
-precision: the numbers are those of FSDP2's mixed precision on one rank, bit for bit.
+The optimizer's parameters stay in `param_dtype`. While a mini-batch is computed, the modules have copies of them in
+`compute_dtype`, cast once. The gradient of a copy is added to that of its parameter in the parameter's precision. The
+numbers equal those of FSDP2's mixed precision on one rank, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 
 class UnshardedModel:
-    """Swaps the parameters of a module for copies in another dtype; none are needed where they have it."""
+    """Swaps the parameters of a module for copies in another dtype, unless they have that dtype."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype) -> None:
         self._slots: list[tuple[nn.Module, str, nn.Parameter]] = []
-        """Where each parameter goes; tied ones go to several places."""
+        """Module, name and parameter of each place; tied parameters have several."""
         self._copies: dict[nn.Parameter, nn.Parameter] = {}
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -30,7 +30,7 @@ class UnshardedModel:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """The module computes with its copies; they take memory only here."""
+        """Let the module compute with its copies, which take memory only here."""
         copies = list(self._copies.values())
         for copy in copies:
             copy.untyped_storage().resize_(copy.numel() * copy.element_size())
@@ -48,19 +48,18 @@ class UnshardedModel:
                 copy.untyped_storage().resize_(0)
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Nothing is shared with other ranks."""
+        """Do nothing: there are no other ranks."""
 
 
 def _copy_of(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     copy = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=parameter.requires_grad)
     copy.untyped_storage().resize_(0)
     if copy.requires_grad:
-        copy.register_post_accumulate_grad_hook(partial(_hand_over, parameter))
+        copy.register_post_accumulate_grad_hook(partial(_add_gradient, parameter))
     return copy
 
 
-def _hand_over(parameter: nn.Parameter, copy: Tensor) -> None:
-    """Add the gradient of a copy to that of the parameter."""
+def _add_gradient(parameter: nn.Parameter, copy: Tensor) -> None:
     assert copy.grad is not None
     if parameter.grad is None:
         parameter.grad = copy.grad.to(parameter.dtype)

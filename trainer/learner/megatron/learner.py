@@ -1,8 +1,7 @@
-"""`MegatronLearner`: the learner on megatron-core."""
+"""The learner on megatron-core."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -20,9 +19,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.cluster.process_group import data_parallel_mesh
-from agentloop.trainer.learner import skipped
-from agentloop.trainer.learner.base_learner import IDLE, BaseLearner
-from agentloop.trainer.learner.lr_schedule import learning_rate
+from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.megatron import state
 from agentloop.trainer.learner.megatron.head import Head
 from agentloop.trainer.learner.megatron.micro import RankMicroBatch
@@ -40,8 +37,6 @@ from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights
 
-_log = logging.getLogger(__name__)
-
 Rows = list[list[Unit]]
 
 
@@ -49,11 +44,17 @@ class MegatronLearner(BaseLearner):
     """A `RankLearner`. Every rank makes one, and calls every method with the same arguments."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Load this rank's part of the model. Raises `UserError` where the configuration, the layout or the model
-        cannot be used, the first two before anything is loaded."""
+        """Load this rank's part of the model.
+
+        Raises `UserError` if the configuration, the layout or the model cannot be used: before loading, except for
+        errors in the weights.
+        """
         super().__init__(config)
         if config.param_dtype != "float32":
-            raise UserError("learner.backend=megatron changes parameters in float32. Leave learner.param_dtype out.")
+            raise UserError(
+                f"learner.backend=megatron trains float32 parameters, not learner.param_dtype={config.param_dtype}. "
+                "Leave learner.param_dtype out."
+            )
         hf_config = _hf_config(Path(config.model).expanduser())
         shape = ModelShape.from_config(hf_config)
         layout = Layout.of(config, data_parallel_mesh(self._device).size())
@@ -64,14 +65,14 @@ class MegatronLearner(BaseLearner):
         self._ranks = Ranks.of(layout, self._device)
         self._rank, self._num_ranks = self._ranks.data_rank, self._ranks.data
         self._share = bool(config.share_prefixes) and layout.context == 1
-        # Ranks that share experts meet in every layer of every micro-batch.
+        # Ranks that share experts exchange tokens in every layer of every micro-batch.
         self._once = layout.expert == 1
-        self._vision_passes = 0
+        self.vision_passes = 0
         has_bias = hf_config.model_type == "qwen2" or bool(getattr(hf_config, "attention_bias", False))
         self._weights = Weights(shape, self._ranks, qkv_bias=has_bias)
         with on_device(self._device):
-            self._model, self._shapes = self._load(hf_config, layout, Path(config.model).expanduser())
-            self._training = Training(self._model, config)
+            self.model, self._shapes = self._load(hf_config, layout, Path(config.model).expanduser())
+            self._training = Training(self.model, config)
             self._reference: Stage | None = None
             if config.needs_reference:
                 folder = Path(config.reference or config.model).expanduser()
@@ -92,22 +93,18 @@ class MegatronLearner(BaseLearner):
         losses: list[Tensor] = []
         with on_device(self._device), metrics.phase("forward_backward"):
             rows = self._rows(samples, self._with_gradient(samples), metrics)
-            head = Head(self._model, self._ranks, self.config.temperature)
+            head = Head(self.model, self._ranks, self.config.temperature)
             visit = partial(self._loss_of, head, metrics, losses, is_first)
             self._run(self._training.wrapped, samples, rows, weights, visit)
             if self._ranks.reports and self._ranks.context_rank == 0:
                 for row in rows:
                     metrics.add_work(self._flops_of(samples, row))
-        with on_device(self._device), metrics.phase("optimizer"):
-            loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self._device)
-            norm = self._apply(loss if self._counts else torch.zeros_like(loss), metrics)
-        if norm is not None and losses:
-            indices = [[index for unit in row for index in unit.indices] for row in rows]
-            _log.warning("%s", skipped.describe(samples, indices, torch.stack(losses).tolist(), norm))
+        with on_device(self._device):
+            self._finish_update(samples, rows, losses, metrics, counts=self._counts)
 
     @property
     def _counts(self) -> bool:
-        """This rank's losses and metrics are no other's."""
+        """Whether this rank reports its losses and metrics, rather than another with the same ones."""
         return self._ranks.reports and (self._objective.is_tokenwise or self._ranks.context_rank == 0)
 
     def _run(
@@ -120,10 +117,10 @@ class MegatronLearner(BaseLearner):
         *,
         forward_only: bool = False,
     ) -> None:
-        """All micro-batches through all stages. On the last, `visit` is given hidden states and says the loss."""
+        """Run all micro-batches through all stages. On the last, `visit` gets hidden states and returns the loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        if len(pieces) > 1:  # then micro-batches go round in groups of as many as there are stages
+        if len(pieces) > 1:  # interleaved stages take micro-batches in groups, one for each stage
             rows = rows + [[]] * (-len(rows) % self._ranks.pipeline)
 
         def forward(data: Iterator[list[Unit]], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -131,7 +128,7 @@ class MegatronLearner(BaseLearner):
             micro = self._micro(samples, row, weights)
 
             def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
-                # The count of tokens is Megatron's to divide by; weights of tokens have done that.
+                # Megatron divides by the count of tokens; their weights have done that already.
                 return visit(hidden, micro, row), torch.ones((), dtype=torch.int, device=self._device), None
 
             return model(micro.input_ids, micro.positions, micro.row), loss_of
@@ -147,13 +144,9 @@ class MegatronLearner(BaseLearner):
         )
 
     def _micro(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> RankMicroBatch:
-        """`weights` are of all samples. Without units, the idle one."""
-        indices = [index for unit in row for index in unit.indices]
-        chosen = [samples[index] for index in indices] or [IDLE]
-        units = row or [Unit([0], 0, len(IDLE))]
-        return RankMicroBatch.of(
-            chosen, weights[indices] if row else [0.0], units, self._device, self._ranks, self._kernel
-        )
+        """Return the tensors of a row; `weights` are those of all samples."""
+        chosen, own_weights, units = self._row_samples(samples, row, weights)
+        return RankMicroBatch.of(chosen, own_weights, units, self._device, self._ranks, self._kernel)
 
     def _loss_of(
         self,
@@ -173,28 +166,20 @@ class MegatronLearner(BaseLearner):
                 metrics.add_difference((logprobs - tokens.rollout_logprobs).abs())
         return loss
 
-    def _apply(self, loss: Tensor, metrics: StepMetrics) -> float | None:
-        """Clip and step, or drop an update whose loss or gradient is not finite: then the norm of that gradient."""
-        progress = self._progress
-        dist.all_reduce(loss)
-        lr = learning_rate(self.config, progress.updates + progress.updates_skipped)
-        norm = self._training.norm()
-        is_finite = bool(np.isfinite([loss.item(), norm]).all())
-        if is_finite:
-            self._training.step(lr)
-            progress.updates += 1
-        else:
-            progress.updates_skipped += 1
+    def _clip(self) -> float:
+        return self._training.norm()
+
+    def _step_optimizer(self, lr: float) -> None:
+        self._training.step(lr)
+
+    def _clear_gradients(self) -> None:
         self._training.clear()
-        metrics.add_update({"loss": loss.item(), "grad_norm": norm, "lr": lr}, skipped=not is_finite)
-        return None if is_finite else norm
 
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Log-probabilities of the sampled tokens of each sample under the current weights, float32 [num_sampled]."""
-        return self._logprobs_of(self._model, samples)
+        """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] a sample."""
+        return self._logprobs_of(self.model, samples)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """See `Learner.reference_logprobs`."""
         if self._reference is None:
             raise UserError("The learner has no reference model. Set learner.reference, or learner.kl_coef above 0.")
         return self._logprobs_of(self._reference, samples)
@@ -223,32 +208,31 @@ class MegatronLearner(BaseLearner):
 
     def _resident(self) -> Iterator[Tensor]:
         yield from self._training.tensors()
-        for model in (self._model, self._reference):
+        for model in (self.model, self._reference):
             if model is not None:
                 yield from model.parameters()
                 yield from model.buffers()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters under their Hugging Face names, a layer at a time, tied ones once, in `compute_dtype`."""
-        return self._weights.gathered(self._model, self._shapes)
+        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, a layer at a time."""
+        return self._weights.gathered(self.model, self._shapes)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def share(self, on_host: bool) -> SharedWeights | None:
-        """See `RankLearner.share`. A layer at a time is whole on every rank."""
+        """Put the weights into shared memory as `RankLearner.share` does, unsharding a layer at a time on all ranks."""
         sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         return self._shelf.fill(self.weights(), self._compute_dtype, sizes, on_host=on_host)
 
     def capture(self) -> state.MegatronState:
-        """See `Learner.capture`."""
-        return state.MegatronState(self._model, self._training, self._progress, self._ranks)
+        return state.MegatronState(self.model, self._training, self._progress, self._ranks)
 
     def load(self, folder: Path) -> None:
-        """See `Learner.load`. The ranks must be divided as they were when it was saved."""
-        self._progress = state.load(folder, self._model, self._training, self._ranks)
+        """Restore a saved state; the layout of ranks must be that of the save."""
+        self._progress = state.load(folder, self.model, self._training, self._ranks)
 
     def save_hf(self, folder: Path) -> None:
-        """See `Learner.save_hf`. Weights are written in `compute_dtype`."""
+        """Write the model as a Hugging Face folder; weights are in `compute_dtype`."""
         state.save_hf(folder, self.weights(), Path(self.config.model).expanduser())
 
 

@@ -1,10 +1,11 @@
-"""Saving and restoring: each rank its own part for a resume, Hugging Face folders for everyone else."""
+"""Saving and restoring a Megatron learner: each rank its own part for a resume, and Hugging Face folders."""
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from agentloop.trainer.learner.checkpoint_files import write_checkpoint
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.progress import (
-    PROGRESS_FILE,
     Progress,
     Together,
     group_for_saving,
@@ -30,38 +30,39 @@ _LAYOUT = "layout.json"
 
 
 class MegatronState:
-    """What a resume needs, as it was when this was made: training may go on while it is written."""
+    """A copy of everything that a resume needs: training may continue while it is written."""
 
     def __init__(self, model: nn.Module, training: Training, progress: Progress, ranks: Ranks) -> None:
-        """Copies to the memory of the host."""
+        """Copy this rank's state to the memory of the host."""
         self._state = _on_host(_own_state(model, training))
         self._state["random"] = random_state()
-        self._progress = json.dumps(asdict(progress))
+        self._progress = replace(progress)
         self._layout = json.dumps(_layout(ranks))
         self._group = group_for_saving()
 
     def write(self, folder: Path) -> None:
-        """Into `folder`, whole or not at all. Every rank calls it, in any thread."""
+        """Write `folder` atomically. Every rank calls this, in any thread."""
         with Together(folder, self._group) as (target, is_first):
             torch.save(self._state, target / _file())
             if is_first:
-                (target / PROGRESS_FILE).write_text(self._progress)
+                self._progress.write(target)
                 (target / _LAYOUT).write_text(self._layout)
 
 
 def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Progress:
-    """Restore what `write` wrote. Raises `UserError` where it is not there, of another model or of another layout."""
+    """Restore a saved state. Raises `UserError` if the folder has none, or one of another model or layout."""
+    progress = Progress.read(folder)
     try:
-        progress = Progress(**json.loads((folder / PROGRESS_FILE).read_text()))
         layout = json.loads((folder / _LAYOUT).read_text())
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder} does not hold the state of a megatron learner: {error}. Give a folder that save wrote."
+            f"{folder} does not hold the state of a megatron learner: {error}. Give a folder that save wrote with "
+            "learner.backend=megatron."
         ) from error
     if layout != _layout(ranks):
         raise UserError(
-            f"The state in {folder} is of the layout {layout}, these ranks have {_layout(ranks)}. Resume with the "
-            "layout that the run was started with; save_hf gives weights that any layout can start from."
+            f"The state in {folder} has the layout {layout}, but these ranks have {_layout(ranks)}. Resume with the "
+            "layout that the run was started with; save_hf writes weights that any layout can start from."
         )
     saved = torch.load(folder / _file(), map_location="cpu", weights_only=True)
     _restore(saved, model, training, folder)
@@ -70,15 +71,13 @@ def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Pr
 
 
 def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
-    """Weights, config, and copies of the tokenizer and chat templates of `source`."""
+    """Write weights, config, and copies of the tokenizer and chat templates of `source`."""
     with Together(folder) as (target, is_first):
         if is_first:
             write_checkpoint(target, weights)
             copy_model_extras(source, target)
         else:
-            # Every rank takes part in gathering.
-            for _ in weights:
-                pass
+            deque(weights, maxlen=0)  # every rank takes part in gathering
 
 
 def _own_state(model: nn.Module, training: Training) -> dict[str, Any]:
@@ -96,8 +95,8 @@ def _restore(saved: dict[str, Any], model: nn.Module, training: Training, folder
     )
     if not fits:
         raise UserError(
-            f"The state in {folder} does not fit the model that is being trained. Resume with the learner.model that "
-            "the run was started with."
+            f"The state in {folder} does not fit the model. Resume with the learner.model that the run "
+            "was started with."
         )
     for name, value in own["model"].items():
         value.copy_(saved["model"][name])
@@ -109,7 +108,7 @@ def _restore(saved: dict[str, Any], model: nn.Module, training: Training, folder
 
 
 def _on_host(value: Any) -> Any:
-    """A copy."""
+    """Copy the tensors in nested lists and dictionaries to the host."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Tensors whose memory is on the host for a while, because somebody else needs the device."""
+"""Tensors whose memory is on the host while another process uses the device."""
 
 from __future__ import annotations
 
@@ -9,45 +9,52 @@ from torch import Tensor
 
 from agentloop.trainer.learner.offload.optimizer_offload import local_part
 
-_PIECE_BYTES = 256 << 20
-"""Pinned memory comes in powers of two: pieces of one waste less than storages of any size would."""
-
 
 class HostOffload:
-    """Takes memory from under tensors and puts it back. It is the memory that goes, not the tensors: views of one
-    memory, tied parameters and whoever else knows a tensor find it, byte for byte, where it was."""
+    """Moves the memory of tensors to the host and back.
 
-    def __init__(self) -> None:
+    The tensors themselves stay: views, tied parameters and all other references are valid again afterwards, byte for
+    byte.
+    """
+
+    def __init__(self, piece_bytes: int = 256 << 20) -> None:
+        """`piece_bytes` is the size of a piece of pinned memory, a power of two: other sizes are rounded up to one."""
+        self._piece_bytes = piece_bytes
         self._storages: list[torch.UntypedStorage] = []
         self._sizes: list[int] = []
         self._pieces: list[Tensor] = []
-        """Of the host; kept, since getting pinned memory takes longer than filling it."""
+        """Pinned memory of the host, kept because allocating it takes longer than filling it."""
 
     @property
     def num_bytes(self) -> int:
-        """On the host instead of the device; 0 while nothing is parked."""
+        """Bytes that are on the host instead of the device."""
         return sum(self._sizes)
 
+    @property
+    def num_pinned_bytes(self) -> int:
+        """Bytes of pinned memory, in use or not."""
+        return len(self._pieces) * self._piece_bytes
+
     @torch.no_grad()
-    def park(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        """Those that are on `device`. Nobody may read them until `bring_back`."""
-        assert not self._storages, "parked already"
+    def offload(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        """Move the tensors that are on `device` to the host. Nothing may read them until `restore`."""
+        assert not self._storages, "offloaded already"
         self._storages = list(_storages(tensors, device))
         self._sizes = [storage.nbytes() for storage in self._storages]
-        while len(self._pieces) * _PIECE_BYTES < self.num_bytes:
+        while self.num_pinned_bytes < self.num_bytes:
             pinned = device.type == "cuda"
-            self._pieces.append(torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned))
+            self._pieces.append(torch.empty(self._piece_bytes, dtype=torch.uint8, pin_memory=pinned))
         for there, here in self._pairs():
             here.copy_(there, non_blocking=True)
         _synchronize(device)
         for storage in self._storages:
             storage.resize_(0)
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # to the driver: it is another process that needs it
+            torch.cuda.empty_cache()  # return it to the driver, for other processes
 
     @torch.no_grad()
-    def bring_back(self) -> None:
-        """All that was parked."""
+    def restore(self) -> None:
+        """Move all memory back to the device."""
         for storage, size in zip(self._storages, self._sizes, strict=True):
             storage.resize_(size)
         for there, here in self._pairs():
@@ -57,20 +64,20 @@ class HostOffload:
         self._storages, self._sizes = [], []
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parts of the storages, one after the other, each with its place in the pieces; uint8 [num_bytes]."""
+        """Yield each part of the storages with its part of a pinned piece; both are uint8 [num_bytes]."""
         place = 0
         for storage in self._storages:
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             done = 0
             while done < len(whole):
-                piece, start = divmod(place, _PIECE_BYTES)
-                count = min(len(whole) - done, _PIECE_BYTES - start)
+                piece, start = divmod(place, self._piece_bytes)
+                count = min(len(whole) - done, self._piece_bytes - start)
                 yield whole[done : done + count], self._pieces[piece][start : start + count]
                 done, place = done + count, place + count
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Each once. Memory that a file is mapped to stays: on CPUs, models are loaded that way."""
+    """Yield each storage once, except memory that a file is mapped to: models on CPUs are loaded that way."""
     known: set[int] = set()
     for tensor in tensors:
         storage = local_part(tensor).untyped_storage()

@@ -1,4 +1,4 @@
-"""AdamW whose state is in the memory of the host, but for the parameters that are being stepped."""
+"""AdamW whose state is in the memory of the host, except for the parameters of the current part of a step."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-_BYTES = 2**29
-"""Of state that is copied at a time; twice as much is on the device: enough to hide what a copy costs beside its
-bytes."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdamW(torch.optim.AdamW):
-    """The same steps as `torch.optim.AdamW`, bit for bit: the device computes them, a few parameters at a time.
+    """Takes the same steps as `torch.optim.AdamW`, bit for bit, on the device, a few parameters at a time.
 
-    Between steps the two moments of a parameter are pinned host memory; 8 bytes a float32 parameter travel each way,
-    both ways at once: while some parameters are stepped, the moments of the next ones come and those of the last ones
-    go.
+    Between steps the two moments of a parameter are in pinned host memory. A step copies 8 bytes a float32 parameter
+    each way. While it changes some parameters, the moments of the next ones come and those of the last ones go.
     """
+
+    def __init__(self, params: Any, *, part_bytes: int = 2**29, **options: Any) -> None:
+        """`part_bytes` of state are copied at a time, and twice as many are on the device.
+
+        Parts must be large enough to hide the latency of their copies.
+        """
+        self.part_bytes = part_bytes
+        super().__init__(params, **options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """A closure is not taken."""
+        """Make one step; closures are not supported."""
         assert closure is None
         for group in self.param_groups:
             every = group["params"]
-            parts = [*_in_parts(every), []]
+            parts = [*_in_parts(every, self.part_bytes), []]
             try:
                 coming = self._fetch(parts[0])
                 for part, following in pairwise(parts):
@@ -48,27 +52,38 @@ class OffloadedAdamW(torch.optim.AdamW):
         return None
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Back to the host, where `torch.optim` would leave it beside the parameters."""
+        """Load the state into the memory of the host; `torch.optim` would put it beside the parameters."""
         super().load_state_dict(state_dict)
         self._send_back([parameter for group in self.param_groups for parameter in group["params"]], [])
         self._lanes.finish()
 
+    def copy(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """Begin to copy a tensor to a device, or to pinned memory of the host; return it if it is there already."""
+        local = local_part(tensor)
+        if local.device == device:
+            return tensor
+        copy = torch.empty_like(local, device=device, pin_memory=device.type == "cpu").copy_(local, non_blocking=True)
+        if not isinstance(tensor, DTensor):
+            return copy
+        # FSDP2 makes its DTensors this way too: `from_local` would move the copy to the device of the mesh.
+        return DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[abstract]
+
     @cached_property
     def _lanes(self) -> _Lanes:
-        """The same for all steps, as are then the pieces of memory that the moments come to."""
+        """Streams of all steps, which thus reuse the same device memory for moments."""
         return _Lanes(local_part(self.param_groups[0]["params"][0]).device)
 
     def _fetch(self, part: list[nn.Parameter]) -> list[_Moment]:
-        """Begin to bring the moments of some parameters to the device; returns where they were."""
+        """Begin to copy the moments of some parameters to the device; return where they were."""
         states = [self.state[parameter] for parameter in part if parameter in self.state]
         found = [_Moment(state, name, state[name]) for state in states for name in _MOMENTS if name in state]
         with self._lanes.fetching():
             for state, name, host in found:
-                state[name] = _copy(host, self._lanes.device)
+                state[name] = self.copy(host, self._lanes.device)
         return found
 
     def _send_back(self, part: list[nn.Parameter], fetched: list[_Moment]) -> None:
-        """Begin to copy them to where they were, and to new memory the first time."""
+        """Begin to copy moments to where they were, or to new host memory the first time."""
         with self._lanes.sending():
             for state, name, host in fetched:
                 local_part(host).copy_(local_part(state[name]), non_blocking=True)
@@ -77,23 +92,23 @@ class OffloadedAdamW(torch.optim.AdamW):
             new = [_Moment(state, name, state[name]) for state in states for name in _MOMENTS if name in state]
             new = [moment for moment in new if local_part(moment.host).device.type != "cpu"]
             for state, name, made in new:
-                state[name] = _copy(made, torch.device("cpu"))
-        if new:  # the stream that computes made them, and may use their memory again only when they are copied
+                state[name] = self.copy(made, torch.device("cpu"))
+        if new:  # the computing stream allocated them and may reuse their memory only after the copies
             self._lanes.await_sent()
 
 
 class _Moment(NamedTuple):
     state: dict[str, Any]
-    """Of its parameter."""
+    """State of its parameter."""
     name: str
     host: Tensor
 
 
 class _Lanes:
-    """Two streams beside the one that computes: for what comes to the device and for what goes. A CPU has none.
+    """Two streams beside the computing one: for copies to the device and for copies back. A CPU has none.
 
-    What comes is put into memory of its own stream, which waits for what goes before it uses that again: no more than
-    two parts are ever on the device, however far the host is ahead of it.
+    Fetched moments are in memory of the fetching stream, which waits for copies back before it reuses that memory. So
+    at most two parts are on the device, however far the host is ahead of it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -117,22 +132,22 @@ class _Lanes:
         return torch.cuda.stream(going)
 
     def await_fetched(self) -> None:
-        """What is computed from now on waits for all that is being fetched."""
+        """Let later computation wait for all that is being fetched."""
         if self._streams is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._streams[0])
 
     def await_sent(self) -> None:
-        """What is computed from now on waits for all that is being sent."""
+        """Let later computation wait for all that is being sent."""
         if self._streams is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._streams[1])
 
     def finish(self) -> None:
-        """The host waits until it has everything."""
+        """Wait until the host has everything."""
         if self._streams is not None:
             self._streams[1].synchronize()
 
 
-def _in_parts(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def _in_parts(parameters: list[nn.Parameter], part_bytes: int) -> Iterator[list[nn.Parameter]]:
     part: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
@@ -140,7 +155,7 @@ def _in_parts(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
             continue
         local = local_part(parameter)
         state = 2 * local.numel() * local.element_size()
-        if part and size + state > _BYTES:
+        if part and size + state > part_bytes:
             yield part
             part, size = [], 0
         part.append(parameter)
@@ -150,17 +165,5 @@ def _in_parts(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
+    """Return this rank's shard of a tensor, or the tensor if it is not sharded."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def _copy(tensor: Tensor, device: torch.device) -> Tensor:
-    """There, once the stream has come to it; on the host in pinned memory."""
-    local = local_part(tensor)
-    if local.device == device:
-        return tensor
-    copy = torch.empty_like(local, device=device, pin_memory=device.type == "cpu").copy_(local, non_blocking=True)
-    if not isinstance(tensor, DTensor):
-        return copy
-    # As FSDP2 makes its own: `from_local` would take the copy to the device of the mesh.
-    return DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[abstract]

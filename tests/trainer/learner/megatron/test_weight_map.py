@@ -71,10 +71,9 @@ def test_the_map_names_every_tensor_of_the_checkpoint_once(
     assert {entry.ours.split(".")[0] for block in found for entry in block.entries} == set(map(str, range(pieces)))
 
 
-def test_files_are_split_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agentloop.trainer.learner.checkpoint_files._LARGEST_FILE", 100)
+def test_files_are_split_and_read_again(tmp_path: Path):
     tensors = {f"t{number}": _numbers(4, 5) for number in range(3)}
-    write_checkpoint(tmp_path, tensors.items())
+    write_checkpoint(tmp_path, tensors.items(), largest_file=100)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "model-00001-of-00003.safetensors",
         "model-00002-of-00003.safetensors",

@@ -9,7 +9,6 @@ from torch import nn
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.learner.offload import host_offload as parked
 from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.offload.optimizer_offload import local_part
 from agentloop.trainer.run.learners import create
@@ -93,44 +92,43 @@ def test_asleep_it_holds_no_memory_of_weights_optimizer_and_reference(tiny_qwen3
     learner = FsdpLearner(config(tiny_qwen3(), gather_once=False))  # else weights are the file's, mapped, on CPUs
     learner.step(_random_batch(7))
     count = sum(parameter.numel() for parameter in learner.policy.parameters())
-    every = [*learner.policy.parameters(), *learner._reference.parameters()]
-    every += [value for state in learner._optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])]
+    every = [*learner.policy.parameters(), *learner.reference.parameters()]
+    every += [value for state in learner.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])]
     learner.sleep()
-    assert learner._parked.num_bytes >= 4 * 4 * count  # weights, two moments, reference
+    assert learner.host_offload.num_bytes >= 4 * 4 * count  # weights, two moments, reference
     assert all(local_part(tensor).untyped_storage().nbytes() == 0 for tensor in every)
     with pytest.raises(AssertionError, match="awake"):
         learner.step(_random_batch(7))
     learner.wake()
     assert all(local_part(tensor).untyped_storage().nbytes() for tensor in every)
-    assert learner._parked.num_bytes == 0
+    assert learner.host_offload.num_bytes == 0
 
 
-def test_memory_comes_back_under_every_tensor_that_knows_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parked, "_PIECE_BYTES", 64)  # storages lie across pieces
+def test_memory_comes_back_under_every_tensor_that_views_it():
     torch.manual_seed(0)
     linear = nn.Linear(7, 5)
     buffer = torch.randn(33)
     view, strided = buffer[3:20], buffer[::2]
     elsewhere = torch.randn(4, device="meta")
     before = [tensor.detach().clone() for tensor in (*linear.parameters(), buffer, view, strided)]
-    away = HostOffload()
+    away = HostOffload(piece_bytes=64)  # storages lie across pieces
     for _ in range(2):
-        away.park([*linear.parameters(), view, buffer, linear.weight, elsewhere], CPU)
+        away.offload([*linear.parameters(), view, buffer, linear.weight, elsewhere], CPU)
         assert away.num_bytes == 4 * (35 + 5 + 33)
         assert buffer.untyped_storage().nbytes() == 0
-        away.bring_back()
+        away.restore()
         after = [*linear.parameters(), buffer, view, strided]
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     view.fill_(1.0)
     assert buffer[3] == 1.0
-    assert len(away._pieces) == -(-4 * (35 + 5 + 33) // 64)
+    assert away.num_pinned_bytes == -(-4 * (35 + 5 + 33) // 64) * 64
 
 
 def test_memory_that_a_file_is_mapped_to_stays_where_it_is(tmp_path):
     torch.save({"w": torch.arange(3.0)}, tmp_path / "w.pt")
     mapped = torch.load(tmp_path / "w.pt", mmap=True, weights_only=True)["w"]
     away = HostOffload()
-    away.park([mapped], CPU)
+    away.offload([mapped], CPU)
     assert away.num_bytes == 0
     assert mapped.tolist() == [0, 1, 2]
-    away.bring_back()
+    away.restore()

@@ -1,12 +1,10 @@
-"""An optimizer whose state is on the host takes the same steps."""
+"""An optimizer whose state is on the host takes the same steps as AdamW."""
 
 import copy
 import weakref
 
-import pytest
 import torch
 
-from agentloop.trainer.learner.offload import optimizer_offload as offload
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
 
 
@@ -27,40 +25,35 @@ def _steps(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter
 OPTIONS = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, "fused": True}
 
 
-class _Device:
-    """Counts the moments that are there; on a CPU a copy stands for what is on the device."""
+class _CountedAdamW(OffloadedAdamW):
+    """Counts the moments on the device, for which copies stand on a CPU."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.most = self.fetched = 0
-        self._alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-        monkeypatch.setattr(offload, "_copy", self._copy)
+    most = fetched = 0
 
-    def _copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        copy = tensor.clone()
-        self._alive.add(copy)
+    def copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copied = tensor.clone()
+        self.alive = getattr(self, "alive", None) or weakref.WeakSet()
+        self.alive.add(copied)
         self.fetched += 1
-        self.most = max(self.most, sum(alive.numel() for alive in self._alive))
-        return copy
+        self.most = max(self.most, sum(alive.numel() for alive in self.alive))
+        return copied
 
 
-def test_steps_in_parts_are_those_of_adamw(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(offload, "_BYTES", 2 * 4 * 3 * 9)
-    device = _Device(monkeypatch)
+def test_steps_in_parts_are_those_of_adamw():
     plain, parted = _parameters(), _parameters()
     _steps(torch.optim.AdamW(plain, **OPTIONS), plain, range(4))
-    optimizer = OffloadedAdamW(parted, **OPTIONS)
+    optimizer = _CountedAdamW(parted, part_bytes=2 * 4 * 3 * 9, **OPTIONS)
     _steps(optimizer, parted, range(4))
     assert all(torch.equal(*pair) for pair in zip(plain, parted, strict=True))
-    # Each moment that there was already came to the device once a step, and with it at most the next part's.
-    assert device.fetched == 2 * sum((place + number) % 4 != 0 for place in range(5) for number in range(4)) - 2 * 5
-    assert 2 * 3 * 9 < device.most <= 2 * 2 * 3 * 9
+    # Each existing moment came to the device once a step, together with at most those of the next part.
+    assert optimizer.fetched == 2 * sum((place + number) % 4 != 0 for place in range(5) for number in range(4)) - 2 * 5
+    assert 2 * 3 * 9 < optimizer.most <= 2 * 2 * 3 * 9
     assert [len(group["params"]) for group in optimizer.param_groups] == [5]
 
 
-def test_between_steps_moments_are_where_they_were(monkeypatch: pytest.MonkeyPatch):
-    _Device(monkeypatch)
+def test_between_steps_moments_are_where_they_were():
     parameters = _parameters()
-    optimizer = OffloadedAdamW(parameters, **OPTIONS)
+    optimizer = _CountedAdamW(parameters, **OPTIONS)
     _steps(optimizer, parameters, range(3))
     places = [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
     _steps(optimizer, parameters, range(3, 6))
@@ -73,7 +66,7 @@ def test_a_step_without_gradients_changes_nothing():
     assert all(torch.equal(*pair) for pair in zip(parameters, _parameters(), strict=True))
 
 
-def test_its_state_is_read_and_written_as_that_of_adamw():
+def test_its_state_loads_into_adamw_and_back():
     plain, parted = _parameters(), _parameters()
     before = torch.optim.AdamW(plain, **OPTIONS)
     _steps(before, plain, range(2))
