@@ -18,7 +18,7 @@ from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.run.learners import create
 from agentloop.weights.tensors import TensorWeights
 
-_FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_hf.py"
+_FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "hf" / "test_engine.py"
 _spec = importlib.util.spec_from_file_location("agentloop_hf_tests", _FILE)
 assert _spec is not None
 assert _spec.loader is not None

@@ -7,27 +7,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.head.logprobs import token_logprobs
+from tests.support.tiny import random_batch, save_small_qwen3
 
 pytestmark = pytest.mark.gpu
-_TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"
-_random_batch = load_object(f"{_TINY}:random_batch", "function")
-_save_small_qwen3 = load_object(f"{_TINY}:save_small_qwen3", "function")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = _save_small_qwen3(tmp_path_factory.mktemp("model"))
+    folder: Path = save_small_qwen3(tmp_path_factory.mktemp("model"))
     return folder
 
 
 def _batch() -> TrainBatch:
-    batch: TrainBatch = _random_batch(24, seed=0, lengths=(4, 300), vocab=512, logprob=-6.2)
+    batch: TrainBatch = random_batch(24, seed=0, lengths=(4, 300), vocab=512, logprob=-6.2)
     return batch
 
 

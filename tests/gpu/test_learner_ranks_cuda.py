@@ -10,27 +10,24 @@ import torch
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner import ranked_learner as ranked
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.learners import create
+from tests.support.tiny import random_batch, save_small_qwen3
 
 pytestmark = pytest.mark.gpu
-_TINY = Path(__file__).parents[1] / "trainer" / "tiny.py"
-_random_batch = load_object(f"{_TINY}:random_batch", "function")
-_save_small_qwen3 = load_object(f"{_TINY}:save_small_qwen3", "function")
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = _save_small_qwen3(tmp_path_factory.mktemp("model"))
+    folder: Path = save_small_qwen3(tmp_path_factory.mktemp("model"))
     return folder
 
 
 def _batch(seed: int = 0) -> TrainBatch:
-    batch: TrainBatch = _random_batch(24, seed=seed, lengths=(4, 300), vocab=512, logprob=-6.2)
+    batch: TrainBatch = random_batch(24, seed=seed, lengths=(4, 300), vocab=512, logprob=-6.2)
     return batch
 
 

@@ -13,7 +13,7 @@ from agentloop.registry.named_objects import load_object
 
 pytestmark = pytest.mark.gpu
 
-_TESTS = Path(__file__).parents[1] / "trainer" / "megatron"
+_TESTS = Path(__file__).parents[1] / "trainer" / "learner" / "megatron"
 _SCRIPT = _TESTS / "on_ranks.py"
 _CASES = load_object(f"{_SCRIPT}:ON_TWO", "dictionary")
 _OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance", "mfu", "memory")
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what each of two ranks found in each case."""
+    """A folder with the results of each of two ranks in each case."""
     folder = tmp_path_factory.mktemp("megatron")
     load_object(f"{_TESTS / 'conftest.py'}:write_models", "function")(folder)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(_SCRIPT)]

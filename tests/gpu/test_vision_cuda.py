@@ -1,4 +1,4 @@
-"""Pictures on CUDA: the tower's attention, the learner with its parts on the host, and vLLM beside the learner."""
+"""Images on CUDA: the tower's attention, the learner with its parts on the host, and vLLM beside the learner."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from agentloop.rendering import renderer_for
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.attention.ops import packed_attention
+from tests.support.image_samples import image_samples
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +24,6 @@ build_vision_model = load_object(f"{_VISION / 'models.py'}:build_vision_model", 
 picture = load_object(f"{_VISION / 'models.py'}:picture", "function")
 opened = load_object(f"{_VISION / 'episodes.py'}:opened", "function")
 play = load_object(f"{_VISION / 'episodes.py'}:play", "function")
-image_samples = load_object(f"{_TESTS / 'trainer' / 'image_samples.py'}:image_samples", "function")
 _NO_PREFIX = (None, None, None, None, 0, 0)
 
 

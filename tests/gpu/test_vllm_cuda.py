@@ -9,7 +9,7 @@ import torch
 
 from agentloop.weights.tensors import TensorWeights
 
-_FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "test_vllm.py"
+_FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "vllm" / "test_engine.py"
 _spec = importlib.util.spec_from_file_location("agentloop_vllm_tests", _FILE)
 assert _spec is not None
 assert _spec.loader is not None

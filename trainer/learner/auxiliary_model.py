@@ -1,4 +1,4 @@
-"""Learners that train a second model beside the policy, and look like one learner from outside."""
+"""Learners that train a second model, such as a critic, beside the policy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.protocol import Captured, Learner
 
 
-class _Both:
-    """The captured states of several learners, each in a folder of its name."""
+class _CapturedTogether:
+    """Captured states of several learners, each written to a folder of its name."""
 
     def __init__(self, states: Mapping[str, Captured]) -> None:
         self._states = states
@@ -26,23 +26,23 @@ class _Both:
 
 
 class WithAuxiliaryModel:
-    """A `Learner` of two models: what is asked of the policy alone."""
+    """A `Learner` of two models. Log-probabilities, weights and Hugging Face folders are those of the policy."""
 
-    def __init__(self, policy: Learner, companion: Learner, name: str) -> None:
-        """`name` is the companion's, in checkpoints and metrics."""
+    def __init__(self, policy: Learner, auxiliary: Learner, name: str) -> None:
+        """`name` is that of the auxiliary model in checkpoints and metrics."""
         self._policy = policy
-        self._companion = companion
+        self._auxiliary = auxiliary
         self._name = name
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`; the companion's numbers are under its name."""
-        companion = self._train_companion(batch.auxiliary_samples)
+        """Train both models; metrics of the auxiliary model have its name as a prefix."""
+        auxiliary = self._train_auxiliary(batch.auxiliary_samples)
         policy = self._policy.step(batch)
-        return policy | {f"{self._name}/{key}": value for key, value in companion.items()}
+        return policy | {f"{self._name}/{key}": value for key, value in auxiliary.items()}
 
-    def _train_companion(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """The metrics that say something of a companion."""
-        metrics = self._companion.step(TrainBatch(samples))
+    def _train_auxiliary(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Train the auxiliary model; return the metrics that apply to it."""
+        metrics = self._auxiliary.step(TrainBatch(samples))
         shown = ("loss", "grad_norm", "lr", "clip_fraction", "accuracy")
         return {name: metrics[name] for name in shown if name in metrics}
 
@@ -57,29 +57,29 @@ class WithAuxiliaryModel:
 
     def sleep(self) -> None:
         self._policy.sleep()
-        self._companion.sleep()
+        self._auxiliary.sleep()
 
     def wake(self) -> None:
         self._policy.wake()
-        self._companion.wake()
+        self._auxiliary.wake()
 
     def save(self, folder: Path) -> None:
         self.capture().write(folder)
 
     def capture(self) -> Captured:
-        return _Both({"policy": self._policy.capture(), self._name: self._companion.capture()})
+        return _CapturedTogether({"policy": self._policy.capture(), self._name: self._auxiliary.capture()})
 
     def load(self, folder: Path) -> None:
         self._policy.load(folder / "policy")
-        self._companion.load(folder / self._name)
+        self._auxiliary.load(folder / self._name)
 
     def save_hf(self, folder: Path) -> None:
-        """The policy's; nobody needs the companion after training."""
+        """Write the policy only: the auxiliary model has no use after training."""
         self._policy.save_hf(folder)
 
     def close(self) -> None:
         self._policy.close()
-        self._companion.close()
+        self._auxiliary.close()
 
 
 class ActorCritic(WithAuxiliaryModel):
@@ -90,16 +90,16 @@ class ActorCritic(WithAuxiliaryModel):
         self._warmup_steps = warmup_steps
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """See `Learner.step`. While the critic warms up, the policy trains on nothing."""
+        """Train both models; while the critic warms up, the policy gets no samples."""
         is_warm = all(sample.policy_version >= self._warmup_steps for sample in batch.samples)
         return super().step(batch if is_warm else TrainBatch([], auxiliary_samples=batch.auxiliary_samples))
 
     def values(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Of what each sampled token follows, [num_sampled]."""
-        return self._companion.logprobs(samples)
+        """Return the value before each sampled token, float32 [num_sampled] a sample."""
+        return self._auxiliary.logprobs(samples)
 
-    def _train_companion(self, samples: Sequence[Sample]) -> dict[str, float]:
-        return super()._train_companion(samples) | _explained_variance(samples)
+    def _train_auxiliary(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return super()._train_auxiliary(samples) | _explained_variance(samples)
 
 
 class WithProcessReward(WithAuxiliaryModel):
@@ -110,13 +110,13 @@ class WithProcessReward(WithAuxiliaryModel):
         self._beta = beta
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """beta * log(model / the model that it started from) of each sampled token, [num_sampled]."""
-        now, then = self._companion.logprobs(samples), self._companion.reference_logprobs(samples)
+        """Return beta * log(model / its reference) of each sampled token, float32 [num_sampled] a sample."""
+        now, then = self._auxiliary.logprobs(samples), self._auxiliary.reference_logprobs(samples)
         return [self._beta * (new - old) for new, old in zip(now, then, strict=True)]
 
 
 def _explained_variance(samples: Sequence[Sample]) -> dict[str, float]:
-    """1 - Var(target - value) / Var(target) of the values before the step: 1 is perfect, 0 a constant."""
+    """Return 1 - Var(target - value) / Var(target) of the values before the step: 1 is perfect, 0 a constant."""
     if not samples:
         return {}
     targets = np.concatenate([np.broadcast_to(sample.advantage, sample.num_sampled) for sample in samples])

@@ -59,7 +59,7 @@ class BaseLearner(ABC):
     _flops: ModelFlops
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Raises `UserError` if the configuration contradicts itself."""
+        """Check the configuration. Raises `UserError` if it contradicts itself."""
         self.config = config
         self._objective = Objective(config)
         if config.lr_schedule != "constant" and config.total_updates is None:

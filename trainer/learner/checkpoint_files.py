@@ -18,7 +18,7 @@ class CheckpointFiles:
     """Reads tensors that are mapped from disk: a rank that takes a part of a tensor does not load the others."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `UserError` if the folder has no safetensors files."""
+        """Open all files of a folder. Raises `UserError` if it has no safetensors files."""
         from safetensors import safe_open
 
         paths = sorted(folder.glob("*.safetensors"))

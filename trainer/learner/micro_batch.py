@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: a packed row, and for each trained token where it is predicted and what it counts."""
+"""One micro-batch as tensors: a packed row, and for each trained token the position that predicts it and its weight."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from agentloop.types.image import PixelFormat
 
 @dataclass(slots=True, frozen=True, eq=False)
 class RowPart:
-    """What a rank has of a row that it shares."""
+    """A rank's part of a row that several ranks share."""
 
     num_tokens: int
     places: Tensor
-    """[trained tokens here] int64: which of the row's trained tokens they are."""
+    """Indices of this part's trained tokens among those of the row, int64 [trained tokens here]."""
     tokens: TrainedTokens
-    """Of the whole row."""
+    """Trained tokens of the whole row."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class MicroBatch:
-    """`positions`, `targets` and `tokens` have one entry a trained token, [num_trained], in the order of the row."""
+    """A packed row; `positions`, `targets` and `tokens` have an entry for each trained token, in the order of the row."""
 
     input_ids: Tensor
-    """[1, num_tokens] int64."""
+    """Tokens of the row, int64 [1, num_tokens]."""
     row: PackedRow
     positions: Tensor
-    """int64; in the row, of the token before each trained one: it predicts it."""
+    """Position in the row of the token that predicts each trained one, int64 [num_trained]."""
     targets: Tensor
-    """int64; the trained tokens."""
+    """Ids of the trained tokens, int64 [num_trained]."""
     tokens: TrainedTokens
-    """What the loss needs to know of them."""
+    """Values of the trained tokens that the loss needs."""
     pictures: RowPictures | None = None
     part: RowPart | None = None
-    """Where other ranks have the rest of the row."""
+    """This rank's part, if other ranks have the rest of the row."""
 
     @classmethod
     def of(
@@ -58,8 +58,11 @@ class MicroBatch:
         padded: bool = True,
         unseen: PixelFormat | None = None,
     ) -> MicroBatch:
-        """Pack samples; `weights` has what each sampled token of a sample counts; `units` as in `RowLayout.of`,
-        `padded` as in `PackedRow.of`. With `unseen` a row without pictures has one that nobody sees."""
+        """Pack samples into a row.
+
+        `weights` has the weight of each sampled token of a sample. `units` are those of `RowLayout.of`, `padded` that
+        of `PackedRow.of`. With `unseen`, a row without images gets one that no token attends to.
+        """
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
         row = PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents)
@@ -78,8 +81,8 @@ class MicroBatch:
         )
 
     def own_part(self, sequence: SequenceGroup) -> MicroBatch:
-        """This rank's tokens, padded to as many as the others have, and the trained tokens that they predict."""
-        assert self.pictures is None, "text only (see SequenceGroup.check)"
+        """Return this rank's tokens, padded to the length of the others, and the trained tokens that they predict."""
+        assert self.pictures is None, "ranks share rows of text only (SequenceGroup.check)"
         num_tokens = self.input_ids.shape[1]
         own, length = sequence.own(num_tokens), sequence.length(num_tokens)
         padding = 0, length - (own.stop - own.start)

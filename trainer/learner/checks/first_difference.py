@@ -1,4 +1,4 @@
-"""Find the layer at which two runs of a model part: what it gets is the same in both, what it returns is not."""
+"""Find the layer at which two runs of a model diverge: its inputs are equal in both runs, its outputs are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 _TOLERANCE = 1e-4
-"""Of the largest value; float32 rounds to 1e-7."""
+"""Largest difference, relative to the largest value; float32 rounds to 1e-7."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Calls:
 
 
 def record(model: nn.Module, run: Callable[[], Any]) -> Calls:
-    """What goes into each module and comes out of it while `run` runs. No module's code is changed."""
+    """Return the inputs and outputs of each module while `run` runs, without a change to their code."""
     calls, running = Calls(), dict[str, _Call]()
     handles = []
     for name, module in model.named_modules():
@@ -51,7 +51,7 @@ def record(model: nn.Module, run: Callable[[], Any]) -> Calls:
 
 
 def _tensor(values: Any) -> Tensor | None:
-    """The first tensor of numbers with a place for tokens, copied: modules may go on in place."""
+    """Return a copy of the first floating-point tensor of at least two dimensions, as modules may work in place."""
     if isinstance(values, Tensor):
         return values.detach().clone() if values.is_floating_point() and values.dim() > 1 else None
     if isinstance(values, Mapping):
@@ -61,13 +61,13 @@ def _tensor(values: Any) -> Tensor | None:
 
 
 def first_difference(model: nn.Module, row: Calls, alone: Calls, start: int, total: int) -> str | None:
-    """The class of the innermost module that gets the same in both runs and returns something else.
+    """Return the class of the innermost module with equal inputs and different outputs in both runs, if there is one.
 
-    `row` is of `total` tokens, and those from `start` on are what `alone` is of. None where no module does so.
+    `row` has `total` tokens; those of `alone` begin at `start` in it.
     """
     for name, call in alone.by_name.items():
         module, other = model.get_submodule(name), row.by_name.get(name)
-        # A class of torch says nothing of the model: the one that called it is named.
+        # Classes of torch do not identify a layer of the model: find the module that called them.
         if other is None or type(module).__module__.startswith("torch."):
             continue
         if _are_equal(other.inputs, call.inputs, start, total) is not False and (
@@ -78,7 +78,7 @@ def first_difference(model: nn.Module, row: Calls, alone: Calls, start: int, tot
 
 
 def _are_equal(row: Tensor | None, alone: Tensor | None, start: int, total: int) -> bool | None:
-    """None where the two cannot be compared."""
+    """Return whether a part of the row equals the sequence alone, or None if they cannot be compared."""
     if row is None or alone is None or row.dim() != alone.dim():
         return None
     places = [d for d, (of_row, own) in enumerate(zip(row.shape, alone.shape, strict=True)) if of_row != own]

@@ -1,7 +1,7 @@
-"""The check `packed_equals_alone`: packed rows have the log-probabilities that transformers computes of each sequence.
+"""The check `packed_equals_alone`: packed rows have the log-probabilities that transformers computes for each sequence.
 
 A learner packs several sequences into one row. Attention knows where each begins. Recurrent and convolution layers do
-not, and would train on wrong log-probabilities in silence. So each model is probed when it is loaded.
+not: they would silently train on wrong log-probabilities. So the learner probes each model when it loads it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from agentloop.trainer.model.row_layout import Unit
 
 NAME = "packed_equals_alone"
 TOLERANCE = 2e-3
-"""In nats, in float32. Rounding made 4e-5 at 28 layers; the smallest leak that was found is 0.02."""
+"""Largest difference in nats, in float32. Rounding was 4e-5 with 28 layers; the smallest leak found was 0.02."""
 
 _LENGTHS = (5, 23, 9)
-"""Their sum is a prime, so that no other dimension of a tensor is taken for that of tokens."""
+"""Tokens of each sequence. Their sum is a prime, so that no other dimension of a tensor equals that of tokens."""
 _PREFIX = 4
-"""Tokens that the probe of shared prefixes takes from its second sequence."""
+"""Tokens of the prefix that the second and third sequence share."""
 _ERRORS = (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError)
-"""What models raise of a call that they were not written for."""
+"""Exceptions that models raise for a call that they were not written for."""
 
 
 @contextmanager
 def refusing(model_type: str) -> Iterator[None]:
-    """Turn what code raises for a model that nobody has tried into a `UserError`: it cannot be trained."""
+    """Turn exceptions from an untested model into a `UserError` that it cannot be trained."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
         raise
     except _ERRORS as error:
         raise UserError(
-            f"The model {model_type} cannot be trained: the learner tried it when it was loaded, and it raises "
+            f"The model {model_type} cannot be trained: a forward on its packed rows raised "
             f"{raised(error)}. Train another model."
         ) from error
 
@@ -54,8 +54,8 @@ def refusing(model_type: str) -> Iterator[None]:
 def check(policy: PackedCausalLM, *, shares_prefixes: bool = False, sequence: SequenceGroup | None = None) -> None:
     """Compare rows as the learner packs them, in training mode, with plain transformers on each sequence.
 
-    Every rank calls it, each with all parameters; those of `sequence` meet. Raises `UserError` with the type of the
-    layer at which they part.
+    Every rank calls it with an unsharded model; the ranks of `sequence` share rows. Raises `UserError` with the type of
+    the layer at which the two diverge.
     """
     model: Any = policy.model
     device = next(model.parameters()).device
@@ -74,12 +74,12 @@ def check(policy: PackedCausalLM, *, shares_prefixes: bool = False, sequence: Se
 
 
 class _Probe:
-    """Three short sequences, in the ways that they can be computed."""
+    """Three short sequences, and each way to compute their log-probabilities."""
 
     def __init__(self, policy: PackedCausalLM, device: torch.device) -> None:
         self.policy, self.device = policy, device
         self.model: Any = policy.model
-        self._name = attention.register("sdpa")  # other kernels take no float32
+        self._name = attention.register("sdpa")  # other kernels do not support float32
         words = _ordinary_words(self.model.config)
         ids = np.random.default_rng(0).choice(words, sum(_LENGTHS)).astype(np.int32)
         first, second, third = np.split(ids, np.cumsum(_LENGTHS)[:-1])
@@ -87,7 +87,7 @@ class _Probe:
         self.samples = [_sample(first), _sample(second, _PREFIX), _sample(third, _PREFIX)]
 
     def plain(self, samples: Sequence[Sample] | None = None) -> Tensor:
-        """Log-probabilities as transformers computes them, one sequence at a time."""
+        """Return the log-probabilities that plain transformers computes, one sequence at a time."""
         found = []
         with attention_of(self.model, "eager"):
             for sample in self.samples if samples is None else samples:
@@ -98,7 +98,7 @@ class _Probe:
         return torch.cat(found)
 
     def alone(self) -> Tensor:
-        """Each sequence in a row of its own, as the learner computes it."""
+        """Return the log-probabilities that the learner computes with each sequence in a row of its own."""
         return torch.cat([self.row([sample]) for sample in self.samples])
 
     def row(
@@ -108,7 +108,7 @@ class _Probe:
         share: bool = False,
         sequence: SequenceGroup | None = None,
     ) -> Tensor:
-        """One row of all sequences. With `share` the last two have their start in it once."""
+        """Return the log-probabilities of one row; with `share` it has the prefix of the last two sequences once."""
         samples = self.samples if samples is None else samples
         units = None
         if share:
@@ -126,24 +126,24 @@ class _Probe:
 
 
 class _Diagnosis:
-    """Why a row differs from plain transformers, and at which layer."""
+    """Finds why a row differs from plain transformers, and at which layer."""
 
     def __init__(self, probe: _Probe, want: Tensor) -> None:
         self._probe, self._want = probe, want
         self._model: Any = probe.model
 
     def explain(self, found: Sequence[Tensor]) -> NoReturn:
-        """Raise the `UserError` of the first cause; `found` has what the learner computed in training mode."""
+        """Raise a `UserError` with the first cause; `found` are the log-probabilities of rows in training mode."""
         probe, want, second = self._probe, self._want, self._probe.samples[1]
         start, total = _LENGTHS[0], sum(_LENGTHS)
         self._model.eval()
         alone = partial(probe.row, [second])
         if (off := _distance(probe.alone(), want)) > TOLERANCE:
             layer = self._first(alone, partial(probe.plain, [second]), 0, len(second))
-            self._refuse("computes something else in the learner than in plain transformers", layer, off)
+            self._refuse("differs between the learner and plain transformers", layer, off)
         if (off := _distance(probe.row(), want)) > TOLERANCE:
             layer = self._first(probe.row, alone, start, total)
-            self._refuse("computes the sequences of a packed row otherwise than each alone", layer, off)
+            self._refuse("computes the sequences of a packed row differently from each alone", layer, off)
         self._model.train()
         if (off := _distance(probe.alone(), want)) > TOLERANCE:
             training = record(self._model, alone)
@@ -153,14 +153,14 @@ class _Diagnosis:
         off = max(_distance(got, want) for got in found)
         option = "share_prefixes" if len(found) > 1 and _distance(found[1], want) > TOLERANCE else "sequence_parallel"
         fix = f"Leave learner.{option} out" + ("" if option == "sequence_parallel" else " or set it to false")
-        self._fail(f"its rows are computed otherwise with learner.{option}", off, fix)
+        self._fail(f"its log-probabilities change with learner.{option}", off, fix)
 
     def _first(self, row: Any, alone: Any, start: int, total: int) -> str | None:
         return first_difference(self._model, record(self._model, row), record(self._model, alone), start, total)
 
     def _refuse(self, what: str, layer: str | None, off: float) -> NoReturn:
         if layer is None:
-            what, layer = "changes logits in a way that the learner does not compute", type(self._model).__name__
+            what, layer = "changes logits in a way that the learner does not support", type(self._model).__name__
         self._fail(f"its layer {layer} {what}", off, "Train a model without such layers")
 
     def _refuse_randomness(self, layer: str | None, off: float) -> NoReturn:
@@ -169,19 +169,19 @@ class _Diagnosis:
         nonzero = [name for name, value in settings.items() if any(k in name for k in kinds) and _is_positive(value)]
         fix = f"Set {' and '.join(nonzero)} to 0 in its config.json" if nonzero else "Train another model"
         self._fail(
-            f"its layer {layer or type(self._model).__name__} computes something else in training mode", off, fix
+            f"its layer {layer or type(self._model).__name__} computes different values in training mode", off, fix
         )
 
     def _fail(self, what: str, off: float, fix: str) -> NoReturn:
         model_type = self._model.config.model_type
         raise UserError(
             f"The model {model_type} cannot be trained: {what}, so that log-probabilities would be off by {off:.2g}. "
-            f"{fix}; learner.skip_checks=[{NAME}] trains it all the same, wrongly."
+            f"{fix}. To train it in spite of that error, set learner.skip_checks=[{NAME}]."
         )
 
 
 def _distance(got: Tensor, want: Tensor) -> float:
-    """The largest difference; infinite where a number is none."""
+    """Return the largest difference; it is infinite if a value is NaN."""
     off = float((got - want).abs().max())
     return off if off == off else float("inf")
 
@@ -192,7 +192,7 @@ def _sample(ids: np.ndarray, prompt: int = 1) -> Sample:
 
 
 def _ordinary_words(config: Any) -> np.ndarray:
-    """Ids without a meaning of their own: those of pictures stand for what a probe does not have."""
+    """Return ids that are not special: those of images stand for data that a probe does not have."""
     special: set[int] = set()
     text = config.get_text_config()
     for settings in (config.to_dict(), text.to_dict()):

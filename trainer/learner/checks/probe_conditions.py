@@ -1,6 +1,6 @@
-"""The conditions under which a model is probed: float32, plain modules, no trace left in the model or in random states.
+"""Conditions for probing a model: float32, plain modules, and no change left in the model or in random states.
 
-Rounding would hide what a probe looks for. In bfloat16 log-probabilities are off by 0.05 whatever the model does.
+In bfloat16, rounding alone changes log-probabilities by 0.05, which would hide the errors that a probe looks for.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 @contextmanager
 def probing(model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Run `model` as transformers wrote it and in float32. Everything is as it was afterwards, bit for bit."""
+    """Let `model` run as transformers wrote it and in float32; restore everything afterwards, bit for bit."""
     layers, was_training = list(layers), model.training
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(_without_tf32(device))
         stack.enter_context(_plain_forwards(layers))
-        # A GPU casts a layer in no time and has no room for the whole model again; a host is the other way round.
+        # A GPU casts layers fast but lacks memory for the model twice; a host has the memory but casts slowly.
         stack.enter_context(_in_float32(model, layers if device.type == "cuda" else []))
         stack.enter_context(_short_windows(model))
         stack.callback(model.train, was_training)
@@ -31,11 +31,11 @@ def probing(model: nn.Module, layers: Iterable[nn.Module], device: torch.device)
 
 @contextmanager
 def attention_of(model: nn.Module, name: str) -> Iterator[None]:
-    """Let the decoder take its attention by `name` from transformers. A vision tower keeps its own."""
+    """Let the decoder use the attention that transformers knows by `name`; a vision tower keeps its own."""
     own = _configs(model)
     kept = [(config, config._attn_implementation) for config in own]
     for config in own:
-        # The public setter would change the configurations below this one as well, that of the tower among them.
+        # The public setter would also change the configurations inside this one, such as that of the tower.
         config._attn_implementation_internal = name
     try:
         yield
@@ -54,7 +54,7 @@ def _configs(model: Any) -> list[Any]:
 
 @contextmanager
 def _without_tf32(device: torch.device) -> Iterator[None]:
-    """Its products have ten bits."""
+    """Disable TF32, whose products have a mantissa of ten bits."""
     if device.type != "cuda":
         yield
         return
@@ -73,13 +73,13 @@ _WINDOWS = {
     "index_block_size": 4,
     "index_topk_blocks": 1,
 }
-"""In tokens, fewer than a probe has. What a layer sees of a long sequence, and its attention is not told, would not
-differ in a short one."""
+"""Window sizes in tokens, smaller than a probe. A long window that a layer does not pass to its attention would show no
+difference in a short probe."""
 
 
 @contextmanager
 def _short_windows(model: nn.Module) -> Iterator[None]:
-    """Let layers that see the nearest tokens only see very few of them."""
+    """Shorten the windows of layers with a local attention."""
     kept = []
     for owner in {id(vars(item)): item for item in [*model.modules(), *_configs(model)]}.values():
         for name, short in _WINDOWS.items():
@@ -97,7 +97,7 @@ def _short_windows(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _plain_forwards(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Without compilation and checkpointing (see `layers.prepare`): a probe would be compiled for nothing."""
+    """Undo compilation and activation checkpointing of layers: compiling a probe would take long for nothing."""
     prepared = {layer: layer.__dict__.pop("forward") for layer in layers if "forward" in layer.__dict__}
     try:
         yield
@@ -108,7 +108,7 @@ def _plain_forwards(layers: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _in_float32(model: nn.Module, layers: list[nn.Module]) -> Iterator[None]:
-    """Cast the parameters of `layers` one by one, each while it runs, and all others at once."""
+    """Cast the tensors of each of `layers` while it runs, and all others at once."""
     inside = {id(tensor) for layer in layers for tensor in _rounded(layer)}
     kept: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
@@ -126,7 +126,7 @@ def _in_float32(model: nn.Module, layers: list[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        for tensors in [*kept.values(), outside]:  # some are left in `kept` where a forward raised
+        for tensors in [*kept.values(), outside]:  # some are left in `kept` if a forward raised
             _give_back(tensors)
 
 

@@ -1,12 +1,13 @@
-"""The learner on megatron-core: tensor, pipeline, context and expert parallelism, a distributed optimizer.
+"""The Megatron backend: tensor, pipeline, context and expert parallelism with a distributed optimizer.
 
-Nothing of it needs TransformerEngine or compiled extensions. What is agentloop's own: attention over packed rows, the
-LM head on trained tokens only with the vocabulary divided over ranks, and the map between Hugging Face's weights and
-Megatron's. Layers, schedules, gradient buffers and optimizer are megatron-core's.
+It builds on trainer/learner and trainer/model; trainer/run/learners.py makes its learners. It does not need
+TransformerEngine or compiled extensions. megatron-core has the layers, schedules, gradient buffers and the optimizer.
+This folder has attention over packed rows, the LM head on trained tokens with the vocabulary divided over ranks, and
+the map between the weights of Hugging Face and Megatron.
 """
 
 import warnings
 
-# That Apex is missing is said at every import, and that there are newer names for what it does at every step.
+# megatron-core warns at every import that Apex is missing, and at every step that it calls functions by old names.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
 warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")

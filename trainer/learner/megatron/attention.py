@@ -1,8 +1,8 @@
-"""The core attention of Megatron's layers over packed rows, which its own one without TransformerEngine refuses.
+"""Core attention for Megatron's layers over packed rows, which megatron-core lacks without TransformerEngine.
 
-With context parallelism a rank has a slice of the row and all heads of it; for attention ranks exchange so that each
-has the whole row and some of the heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel then works as it is, and the
-work is as even as the number of heads, however long the sequences are.
+With context parallelism a rank has a slice of the row with all heads. For attention, ranks exchange tokens for heads,
+so that each has the whole row and some of the heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel then works
+unchanged, and ranks have equal work whatever the lengths of the sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.trainer.model.attention.packed import PackedRow, packed_attention
 
 @dataclass
 class RowParams(PackedSeqParams):
-    """Carries a row through Megatron's layers. To them it is one long sequence with rotary angles of its own."""
+    """A row on its way through Megatron's layers, which treat it as one long sequence with its own rotary angles."""
 
     qkv_format: str = "sbhd"
     row: PackedRow | None = None
@@ -30,7 +30,7 @@ class RowParams(PackedSeqParams):
 
 
 class PackedCoreAttention(MegatronModule):
-    """No parameters; the signature is that of Megatron's core attentions."""
+    """Attention without parameters, with the signature of Megatron's core attentions."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(config=config)
@@ -47,7 +47,7 @@ class PackedCoreAttention(MegatronModule):
         packed_seq_params: RowParams,
         **kwargs: Any,
     ) -> Tensor:
-        """query [tokens, 1, heads, d], key and value [tokens, 1, kv_heads, d] to [tokens, 1, heads * d]."""
+        """Map query [tokens, 1, heads, d], key and value [tokens, 1, kv_heads, d] to [tokens, 1, heads * d]."""
         params = packed_seq_params
         assert params.row is not None
         q, k, v = (_whole_row(part[:, 0], self._group).transpose(0, 1)[None] for part in (query, key, value))
@@ -56,7 +56,7 @@ class PackedCoreAttention(MegatronModule):
 
 
 def _whole_row(part: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """[tokens, heads, d] of this rank's slice to [all tokens, its share of the heads, d]."""
+    """Map this rank's slice [tokens, heads, d] to [all tokens, its share of the heads, d]."""
     ranks = group.size()
     if ranks == 1:
         return part
@@ -66,7 +66,7 @@ def _whole_row(part: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
 
 
 def _own_slice(part: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """The way back."""
+    """Map [all tokens, share of the heads, d] back to this rank's slice, [tokens, heads, d]."""
     ranks = group.size()
     if ranks == 1:
         return part

@@ -1,4 +1,4 @@
-"""The end of the last stage: from its hidden states to log-probabilities and the loss of this rank's trained tokens."""
+"""The LM head after the last stage: log-probabilities and loss of this rank's trained tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentloop.trainer.objective.objective import Objective
 
 
 class Head:
-    """Of one model on these ranks."""
+    """Computes log-probabilities and losses of one model on these ranks."""
 
     def __init__(self, model: Stage, ranks: Ranks, temperature: float) -> None:
         self._weight = model.head_weight() if ranks.is_last_stage else None
@@ -34,7 +34,7 @@ class Head:
             self._vocabulary = VocabularyShard(ranks.tensor_group, len(self._weight))
 
     def logprobs(self, hidden: Tensor, micro: RankMicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy, float32 [own trained tokens], differentiable; `hidden` as of `PackedGpt`."""
+        """Return log-probabilities and entropies of the output of `PackedGpt`, float32 [own trained tokens]."""
         assert self._weight is not None
         return token_logprobs(
             self._chosen(hidden, micro),
@@ -47,10 +47,10 @@ class Head:
     def loss(
         self, hidden: Tensor, micro: RankMicroBatch, objective: Objective
     ) -> tuple[Tensor, Tensor, TrainedTokens, dict]:
-        """Loss, log-probabilities, and the tokens that they and the metrics are of.
+        """Return the loss, the log-probabilities, their tokens, and metrics of these tokens.
 
-        Where the loss needs whole sequences, ranks that have slices of a row exchange log-probabilities, and each
-        computes the loss of the row.
+        If the loss needs whole sequences, ranks with slices of a row exchange log-probabilities, and each computes the
+        loss of the row.
         """
         if objective.is_tokenwise or self._ranks.context == 1:
             tokens = micro.tokens.rows(micro.own)
@@ -72,8 +72,10 @@ class Head:
         return loss, logprobs.detach(), micro.tokens, metrics
 
     def _chosen(self, hidden: Tensor, micro: RankMicroBatch) -> Tensor:
-        """[own trained tokens, hidden]. In the backward each rank has the gradient of its part of the vocabulary, and
-        they are summed where the tokens are divided again."""
+        """Return the states that predict this rank's trained tokens, [own trained tokens, hidden].
+
+        In the backward, each rank has the gradient of its part of the vocabulary; dividing the tokens again sums them.
+        """
         if self._ranks.tensor > 1:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         return hidden[:, 0].index_select(0, micro.places)
@@ -87,7 +89,10 @@ def _of_the_row(part: Tensor, micro: RankMicroBatch, ranks: Ranks) -> Tensor:
 
 
 class _FromSlices(torch.autograd.Function):
-    """Values of the tokens of all slices. Every rank computes the same loss of them, so each keeps its own gradient."""
+    """Gathers values of the tokens of all slices.
+
+    Every rank computes the same loss of them, so each keeps the gradient of its own part.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, own: slice, size: int, group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""One micro-batch on one rank: the whole row for attention, this context rank's slice of it for everything else."""
+"""One micro-batch on one rank: the whole row for attention, and this context rank's slice for everything else."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from agentloop.trainer.model.row_layout import Unit
 
 @dataclass(slots=True, frozen=True, eq=False)
 class RankMicroBatch:
-    """Without context parallelism the slice is the row."""
+    """A row and this rank's slice of it, which is the whole row without context parallelism."""
 
     input_ids: Tensor
-    """[1, tokens of the slice], int64."""
+    """Tokens of the slice, int64 [1, tokens of the slice]."""
     positions: Tensor
-    """[1, tokens of the slice], int64; each token's place in its sequence."""
+    """Position of each token in its sequence, int64 [1, tokens of the slice]."""
     row: RowParams
     own: slice
-    """The trained tokens that this slice predicts, of those of the row."""
+    """Trained tokens of the row that this slice predicts."""
     places: Tensor
-    """[own trained tokens], int64; in the slice, of the token before each."""
+    """Position in the slice of the token that predicts each trained one, int64 [own trained tokens]."""
     targets: Tensor
-    """[own trained tokens], int64."""
+    """Ids of the trained tokens, int64 [own trained tokens]."""
     tokens: TrainedTokens
-    """Of the whole row."""
+    """Trained tokens of the whole row."""
     num_tokens: int
-    """Of the row, without what it is filled up with."""
+    """Tokens of the row without padding."""
 
     @classmethod
     def of(
@@ -47,13 +47,15 @@ class RankMicroBatch:
         ranks: Ranks,
         kernel: str,
     ) -> RankMicroBatch:
-        """`weights` has what each sampled token of a sample counts. The row is filled up until all ranks have as many
-        tokens, by a sequence of its own that nothing is trained on."""
+        """Pack samples; `weights` has the weight of each sampled token of a sample.
+
+        A sequence without trained tokens pads the row until all ranks have equally many tokens.
+        """
         num_tokens = sum(unit.num_tokens for unit in units)
-        if filling := -num_tokens % (ranks.context * ranks.tensor):
-            samples = [*samples, _filler(filling, samples[0])]
+        if missing := -num_tokens % (ranks.context * ranks.tensor):
+            samples = [*samples, _padding(missing, samples[0])]
             weights = [*weights, 0.0]
-            units = [*units, Unit([len(samples) - 1], 0, filling)]
+            units = [*units, Unit([len(samples) - 1], 0, missing)]
         whole = MicroBatch.of(samples, weights, device, units=units, padded=kernel == "sdpa")
         size = whole.input_ids.shape[1] // ranks.context
         here = slice(ranks.context_rank * size, (ranks.context_rank + 1) * size)
@@ -74,8 +76,8 @@ class RankMicroBatch:
         )
 
 
-def _filler(length: int, like: Sample) -> Sample:
-    """Nothing of it is trained; it has the arrays that the others have."""
+def _padding(length: int, like: Sample) -> Sample:
+    """Return a sample without trained tokens that has the same arrays as `like`."""
     none = np.zeros(0, np.float32)
     return Sample(
         token_ids=np.zeros(length, np.int32),

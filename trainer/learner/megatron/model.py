@@ -1,4 +1,4 @@
-"""A GPT of megatron-core from a Hugging Face config: Qwen2, Qwen2.5, Qwen3, and Qwen3's mixtures of experts."""
+"""Models of megatron-core from Hugging Face configs: Qwen2, Qwen2.5, Qwen3, and Qwen3's mixtures of experts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from agentloop.trainer.sizing.layouts import Layout
 
 SUPPORTED = ("qwen2", "qwen3", "qwen3_moe")
 _ROPE = ("default", "linear", "llama3")
-"""Kinds that only change the angles."""
+"""Kinds of rotary embedding that only change the angles."""
 
 
 class RmsNorm(nn.RMSNorm):
-    """As Megatron builds norms. Ranks that divide the tokens of a row sum its gradient."""
+    """A norm with Megatron's constructor. Ranks that divide the tokens of a row sum its gradient."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype, device=torch.cuda.current_device())
@@ -38,7 +38,7 @@ class RmsNorm(nn.RMSNorm):
 
 
 class PackedGpt(GPTModel):
-    """Takes a packed row, or what the stage before made of it; gives hidden states. The LM head is not run."""
+    """Maps a packed row, or the output of the previous stage, to hidden states; it does not run the LM head."""
 
     def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks, piece: int) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class PackedGpt(GPTModel):
         self.register_buffer("inv_freq", _inverse_frequencies(hf_config), persistent=False)
 
     def forward(self, input_ids: Tensor, positions: Tensor, row: RowParams) -> Tensor:  # type: ignore[override]
-        """`input_ids` and `positions` [1, tokens] of this context rank; to [tokens / tensor ranks, 1, hidden]."""
+        """Map `input_ids` and `positions` [1, tokens] of this context rank to [tokens / tensor ranks, 1, hidden]."""
         hidden = self.embedding(input_ids=input_ids, position_ids=positions) if self.pre_process else None
         angles = torch.outer(positions[0].float(), self.inv_freq)
         rotary = torch.cat([angles, angles], dim=-1)[:, None, None, :]
@@ -63,14 +63,14 @@ class PackedGpt(GPTModel):
 
 
 class Stage(nn.ModuleList):
-    """What this rank has of the model: one piece of consecutive layers, or several."""
+    """This rank's part of the model: one or several pieces of consecutive layers."""
 
     def __init__(self, hf_config: Any, config: TransformerConfig, ranks: Ranks) -> None:
         super().__init__(PackedGpt(hf_config, config, ranks, piece) for piece in range(ranks.pieces))
         self.config = config
 
     def head_weight(self) -> Tensor:
-        """Of this rank's share of the vocabulary, on the last stage: [vocab / tensor ranks, hidden]."""
+        """Return the LM head of this rank's share of the vocabulary, [vocab / tensor ranks, hidden]; last stage only."""
         last: Any = self[-1]
         is_tied = last.share_embeddings_and_output_weights
         weight: Tensor = last.shared_embedding_or_output_weight() if is_tied else last.output_layer.weight
@@ -78,7 +78,7 @@ class Stage(nn.ModuleList):
 
 
 def check_supported(hf_config: Any) -> None:
-    """Raises `UserError` for what the backend does not compute."""
+    """Check that the backend supports a model. Raises `UserError` if it does not."""
     kind = hf_config.model_type
     if kind not in SUPPORTED:
         raise UserError(
@@ -86,15 +86,15 @@ def check_supported(hf_config: Any) -> None:
         )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     if (name := rope.get("rope_type", "default")) not in _ROPE:
-        raise UserError(f"learner.backend=megatron does not compute rope_type={name}. Set learner.backend=fsdp.")
+        raise UserError(f"learner.backend=megatron does not support rope_type={name}. Set learner.backend=fsdp.")
     if any("sliding" in layer for layer in getattr(hf_config, "layer_types", None) or ()):
-        raise UserError("learner.backend=megatron has no sliding windows. Set learner.backend=fsdp.")
+        raise UserError("learner.backend=megatron does not support sliding windows. Set learner.backend=fsdp.")
     if kind == "qwen3_moe" and (hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1):
         raise UserError("learner.backend=megatron needs experts in every layer or in none. Set learner.backend=fsdp.")
 
 
 def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
-    """What megatron-core calls the same things."""
+    """Return the configuration of megatron-core for a Hugging Face config and a layout."""
     head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
     return TransformerConfig(
         num_layers=hf_config.num_hidden_layers,
@@ -125,13 +125,13 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
         sequence_parallel=layout.tensor > 1,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
-        # Token weights are of the whole mini-batch: gradients are summed, nothing is divided.
+        # Token weights are normalized over the whole mini-batch: gradients are summed and not divided.
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
-        # Interleaved stages send both ways at once; in one batch two of them would take each other's for their own.
+        # Interleaved stages send both ways at once; in one batch, two stages would confuse the two messages.
         overlap_p2p_comm=layout.virtual > 1,
         batch_p2p_comm=layout.virtual == 1,
-        # What follows needs extensions that are compiled, or an optimizer that owns the gradients.
+        # These options need compiled extensions, or an optimizer that owns the gradients.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
@@ -145,7 +145,7 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
 def _recomputation(layout: Layout) -> dict[str, Any]:
     if layout.checkpointing == "off":
         return {}
-    if layout.checkpointing == "selective":  # what is wide and quickly computed
+    if layout.checkpointing == "selective":  # wide activations that are fast to compute
         return {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]}
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -153,14 +153,14 @@ def _recomputation(layout: Layout) -> dict[str, Any]:
 def _experts(hf_config: Any) -> dict[str, Any]:
     if hf_config.model_type != "qwen3_moe":
         return {}
-    # Without TransformerEngine megatron-core 0.16 asks whether this is None where it was never set.
+    # Without TransformerEngine, megatron-core 0.16 compares this with None but never sets it.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     return {
         "num_moe_experts": hf_config.num_experts,
         "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
         "moe_router_topk": hf_config.num_experts_per_tok,
         "moe_router_load_balancing_type": "none",
-        # The softmax of the chosen ones alone is that of all, normalised over the chosen ones.
+        # The softmax over the chosen experts equals that over all, normalized over the chosen ones.
         "moe_router_pre_softmax": not hf_config.norm_topk_prob,
         "moe_router_dtype": "fp32",
     }
@@ -194,7 +194,7 @@ def _block_spec(config: TransformerConfig, ranks: Ranks) -> TransformerBlockSubm
 
 
 def _inverse_frequencies(hf_config: Any) -> Tensor:
-    """As transformers computes them, scaling included: [head_dim / 2]."""
+    """Return the inverse frequencies that transformers computes, with scaling, [head_dim / 2]."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     return Qwen3RotaryEmbedding(hf_config).inv_freq.clone()

@@ -1,7 +1,7 @@
-"""megatron-core on ranks without CUDA: it writes "cuda" where it means the device of the model.
+"""megatron-core on ranks without CUDA, although its code names "cuda" for the device of the model.
 
-Inside `on_device` these places get the CPU, streams do nothing and there are no random states of devices to keep (the
-learner has no dropout). So layouts are tested with gloo on any machine by the code that runs on GPUs.
+Inside `on_device` these calls get the CPU, streams do nothing, and no random states of devices are kept, because the
+learner has no dropout. So any machine can test layouts with gloo and the code that runs on GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def on_device(device: torch.device) -> Iterator[None]:
-    """Calls into megatron-core are made in here. Does nothing where the device is CUDA."""
+    """Let megatron-core run on a CPU inside this context; do nothing if the device is CUDA."""
     if device.type == "cuda":
         yield
         return
@@ -37,7 +37,7 @@ def on_device(device: torch.device) -> Iterator[None]:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Tensors that are asked for on CUDA, or asked whether they are there."""
+    """Makes tensors on the CPU instead of CUDA, and reports them as CUDA tensors."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 class _Stream:
-    """Everything happens in order anyway."""
+    """A stream or event that does nothing, because a CPU runs operations in their order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

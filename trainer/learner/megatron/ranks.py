@@ -1,4 +1,4 @@
-"""Which part of the model and of the batch this rank has."""
+"""The part of the model and of the batch that this rank has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentloop.trainer.sizing.layouts import Layout
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Ranks:
-    """Sizes and this rank's place in each of megatron-core's groups."""
+    """Sizes of megatron-core's groups, and this rank's place in each."""
 
     tensor: int
     tensor_rank: int
     pipeline: int
     stage: int
     pieces: int
-    """Of the model on this rank: piece p of stage s is number p * stages + s of all."""
+    """Pieces of the model on this rank: piece p of stage s is number p * stages + s of all."""
     context: int
     context_rank: int
     expert: int
@@ -38,20 +38,19 @@ class Ranks:
 
     @property
     def reports(self) -> bool:
-        """Of the ranks that compute the same tokens' loss, one says what it was."""
+        """Whether this rank, of those that compute the loss of the same tokens, reports it."""
         return self.is_last_stage and self.tensor_rank == 0
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Ranks:
-        """Makes the groups, after the process group itself where that is still to do."""
+        """Make the groups, and the process group if there is none."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
         data_parallel_mesh(device)
-        wanted = (layout.tensor, layout.pipeline, layout.context, layout.expert)
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
-        tensor, pipeline, context, expert = wanted
+        tensor, pipeline, context, expert = layout.tensor, layout.pipeline, layout.context, layout.expert
         parallel_state.initialize_model_parallel(
             tensor,
             pipeline,

@@ -1,4 +1,4 @@
-"""Gradient buffers and the distributed optimizer of megatron-core around a model."""
+"""The gradient buffers and the distributed optimizer of megatron-core for a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.trainer.learner.megatron.model import Stage
 
 
 class Training:
-    """What a model needs to be trained. AdamW changes float32 parameters, divided over the ranks that have the same."""
+    """Gradients and optimizer of a model. AdamW's float32 parameters are sharded over ranks with the same weights."""
 
     def __init__(self, model: Stage, config: LearnerConfig) -> None:
         self._clip = config.grad_clip
@@ -43,24 +43,24 @@ class Training:
             group["weight_decay"] = config.weight_decay
 
     def norm(self) -> float:
-        """Of the whole gradient, which is complete and not clipped yet."""
+        """Return the norm of the whole gradient before clipping."""
         self._optimizer.prepare_grads()
         return float(self._optimizer.get_grad_norm())
 
     def step(self, lr: float) -> None:
-        """Clip, and change the parameters on all ranks."""
+        """Clip the gradient and change the parameters on all ranks."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
 
     def clear(self) -> None:
-        """For the next mini-batch."""
+        """Clear gradients for the next mini-batch."""
         for piece in self.wrapped:
             piece.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def tensors(self) -> Iterator[Tensor]:
-        """Buffers of parameters and gradients, what the optimizer changes, and its state."""
+        """Yield the buffers of parameters and gradients, the optimizer's parameters, and its state."""
         for piece in self.wrapped:
             for buffer in (*piece.buffers, *piece.expert_parallel_buffers):
                 yield from (data for data in (buffer.param_data, buffer.grad_data) if data is not None)
@@ -72,11 +72,11 @@ class Training:
 
     @property
     def inner(self) -> list[torch.optim.Optimizer]:
-        """The optimizers of this rank's shards: of dense parameters, and of experts."""
+        """Optimizers of this rank's shards: that of dense parameters, and that of experts."""
         chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         return [part.optimizer for part in chained if part.optimizer is not None]
 
 
 def _finalize(models: list[nn.Module], num_tokens: Any = None, **options: Any) -> None:
-    """Sum over ranks without a division: weights of tokens are of the whole mini-batch."""
+    """Sum gradients over ranks without a division: token weights are normalized over the whole mini-batch."""
     finalize_model_grads(models, None, **options)

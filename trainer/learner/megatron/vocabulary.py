@@ -1,8 +1,8 @@
-"""The softmax of the LM head where ranks divide the vocabulary: the parts of all, merged from a few numbers a token.
+"""The softmax of the LM head if ranks divide the vocabulary: a merge of a few numbers a token.
 
 With l_i, h_i the log-sum-exp and entropy of rank i's logits alone and w_i = exp(l_i - l):
     l = log sum_i exp l_i,  entropy = sum_i w_i (h_i + l - l_i)
-The gradient of a rank's logits needs only these (`kernels.softmax`), so that no logits are ever sent.
+The gradient of a rank's logits needs only these (`kernels.softmax`), so ranks never send logits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agentloop.trainer.model.kernels.softmax import Statistics
 
 
 class VocabularyShard:
-    """In place of the module `kernels.softmax`, for logits of this rank's part of the vocabulary."""
+    """Replaces the module `kernels.softmax` for logits of this rank's part of the vocabulary."""
 
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
-        """`size` tokens of the vocabulary are this rank's; all ranks have as many."""
+        """`size` is the number of tokens of the vocabulary on each rank."""
         self._group = group
         self._size = size
         self._start = dist.get_rank(group) * size
 
     def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
-        """Of the whole vocabulary. `logits` [num_tokens, size]; `targets` are of the whole vocabulary."""
+        """Return the statistics over the whole vocabulary, whose ids `targets` are; `logits` are [num_tokens, size]."""
         local = self._local(targets)
         part = softmax.statistics(logits, local.clamp(min=0), inverse_temperature)
         target = torch.where(local >= 0, part.logprob + part.lse, 0.0)
@@ -46,11 +46,11 @@ class VocabularyShard:
         grad_entropy: Tensor | None,
         inverse_temperature: float,
     ) -> Tensor:
-        """As `softmax.gradient_`, of this rank's logits."""
+        """Compute the gradient of this rank's logits as `softmax.gradient_` does."""
         local = self._local(targets)
         return softmax.gradient_(logits, local, found, grad_logprob, grad_entropy, inverse_temperature)
 
     def _local(self, targets: Tensor) -> Tensor:
-        """Counted from the first of this rank's; -1 for those of others."""
+        """Return ids relative to this rank's first one, and -1 for those of other ranks."""
         local = targets - self._start
         return torch.where((local >= 0) & (local < self._size), local, -1)

@@ -1,7 +1,7 @@
-"""Hugging Face's weights and Megatron's: which becomes which, and how ranks divide it. Both ways are exact.
+"""The map between the weights of Hugging Face and Megatron, and how ranks divide them. It is exact both ways.
 
-A rule says how the tensors of one Hugging Face group become one tensor of Megatron's (`shard`, for one rank of several)
-and how the shards of all ranks become the group again (`whole`).
+A rule turns the tensors of one Hugging Face group into one tensor of Megatron (`shard`, for one rank of several), and
+the shards of all ranks into the group again (`whole`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from agentloop.trainer.sizing.model_shape import ModelShape
 
 
 class Rule(Protocol):
+    """How a group of Hugging Face tensors becomes one tensor of Megatron, and back."""
+
     @property
     def divides(self) -> bool:
-        """Tensor-parallel ranks have a part each."""
+        """Whether each tensor-parallel rank has a part."""
         ...
 
     def shard(self, parts: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
-        """The part of one rank."""
+        """Return the part of one rank."""
         ...
 
     def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """What `shard` was made of, from the parts of all ranks in order."""
+        """Return the tensors from which `shard` made these parts; they are those of all ranks in order."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Same:
-    """Every rank has all of it."""
+    """One tensor, of which every rank has all."""
 
     divides: bool = False
 
@@ -60,7 +62,7 @@ class Split:
 
 @dataclass(slots=True, frozen=True)
 class Stacked:
-    """Several of one size, each divided along its rows: a rank has its rows of the first, then of the second."""
+    """Tensors of one size, each divided along its rows: a rank has its rows of the first, then of the second."""
 
     count: int
     divides: bool = True
@@ -75,7 +77,7 @@ class Stacked:
 
 @dataclass(slots=True, frozen=True)
 class Attention:
-    """Queries, keys and values: rows of a group of queries, then of its keys, then of its values. Groups divide."""
+    """Queries, keys and values: the rows of a group's queries, then its keys, then its values. Ranks divide groups."""
 
     groups: int
     queries_per_group: int
@@ -93,26 +95,29 @@ class Attention:
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One tensor of Megatron's."""
+    """One tensor of Megatron."""
 
     ours: str
-    """On its stage: 'piece.name', the layers of a piece being counted from 0."""
+    """Name on its stage, 'piece.name'; the layers of a piece are counted from 0."""
     theirs: tuple[str, ...]
     rule: Rule
     expert: int | None = None
-    """Of all experts, where it is a part of one: these are divided over expert-parallel ranks, whole."""
+    """Number of the expert, if the tensor is part of one; expert-parallel ranks divide whole experts."""
 
 
 @dataclass(slots=True, frozen=True)
 class Block:
-    """Entries that are sent together: a layer, the embedding, what is behind the last layer."""
+    """Entries that are sent together: those of a layer, the embedding, or the norm and head after the last layer."""
 
     stage: int
     entries: tuple[Entry, ...]
 
 
 def blocks(shape: ModelShape, stages: int, pieces: int, *, qkv_bias: bool, num_local_experts: int) -> list[Block]:
-    """The whole model in the order of its layers, tied weights once; each stage has `pieces` of it, in turns."""
+    """Return the blocks of a model in the order of its layers, tied weights once.
+
+    Each stage has `pieces` pieces of the model, in turns.
+    """
     per_piece = shape.layers // (stages * pieces)
     found = [Block(0, (Entry("0.embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0)),))]
     for layer in range(shape.layers):
@@ -127,7 +132,7 @@ def blocks(shape: ModelShape, stages: int, pieces: int, *, qkv_bias: bool, num_l
 
 
 def tied_head(pieces: int) -> Entry:
-    """The last of several stages has a copy of a tied embedding."""
+    """Return the entry for the copy of a tied embedding that the last of several stages has."""
     return Entry(f"{pieces - 1}.output_layer.weight", ("model.embed_tokens.weight",), Split(0))
 
 

@@ -1,4 +1,4 @@
-"""Weights of a Megatron model from a Hugging Face folder, and back to whole tensors on every rank, block by block."""
+"""Loads the weights of a Megatron model from a Hugging Face folder, and gathers them again, block by block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.trainer.sizing.model_shape import ModelShape
 
 
 class Weights:
-    """The map of one model on these ranks."""
+    """The weight map of one model on these ranks."""
 
     def __init__(self, shape: ModelShape, ranks: Ranks, *, qkv_bias: bool) -> None:
         self._ranks = ranks
@@ -28,9 +28,9 @@ class Weights:
         self._tied = shape.tied
 
     def load(self, folder: Path, model: nn.Module) -> dict[str, tuple[int, ...]]:
-        """Read what this rank has, and no more. Returns the shapes of all tensors of the folder.
+        """Load this rank's weights only; return the shapes of all tensors of the folder.
 
-        Raises `UserError` where the folder lacks a tensor, or has one of another shape.
+        Raises `UserError` if the folder lacks a tensor, or has one of another shape.
         """
         files = CheckpointFiles(folder)
         parameters = dict(model.named_parameters())
@@ -42,35 +42,35 @@ class Weights:
             target = parameters[entry.ours]
             if target.shape != value.shape:
                 raise UserError(
-                    f"{entry.theirs[0]} in {folder} has the wrong shape: {tuple(target.shape)} was expected of this "
-                    f"rank's part, {tuple(value.shape)} is there. The weights do not fit the config.json beside them."
+                    f"{entry.theirs[0]} in {folder} has the wrong shape: this rank's part is {tuple(value.shape)}, not "
+                    f"{tuple(target.shape)}. Use weights that fit the config.json beside them."
                 )
             target.data.copy_(value)
             loaded.add(entry.ours)
         missing = parameters.keys() - loaded
-        assert not missing, f"the map knows nothing of {sorted(missing)}"
+        assert not missing, f"the map lacks {sorted(missing)}"
         return files.shapes
 
     def mark(self, model: nn.Module) -> None:
-        """Tell megatron-core which parameters ranks divide, and which are of experts."""
+        """Mark for megatron-core the parameters that ranks divide, and those of experts."""
         from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 
         parameters = dict(model.named_parameters())
         for entry in self._own_entries():
             parameter = parameters[entry.ours]
             if entry.expert is not None:
-                # Experts are reduced over the ranks that have the same ones, tensor-parallel ranks among them.
+                # Experts are reduced over the ranks with the same ones, which include tensor-parallel ranks.
                 parameter.allreduce = False  # type: ignore[attr-defined]
-            # What is not divided counts in the norm of the gradient on one tensor-parallel rank only. The optimizer's
+            # Undivided parameters count in the gradient norm on one tensor-parallel rank only. The optimizer's
             # shards of experts differ on all of them.
             if (entry.rule.divides or entry.expert is not None) and not hasattr(parameter, "tensor_model_parallel"):
                 set_tensor_model_parallel_attributes(parameter, True, getattr(entry.rule, "dim", 0), 1)
 
     def gathered(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors under their Hugging Face names on every rank; all ranks must take all of them.
+        """Yield unsharded tensors under their Hugging Face names on every rank; all ranks must take all of them.
 
-        The ranks of a block's stage put their parts together, then the other stages get it: never more than one block
-        is whole, and each is one message a group.
+        The ranks of a block's stage gather it and broadcast it to the other stages. At most one block is unsharded at a
+        time, and each is one message a group.
         """
         parameters = dict(model.named_parameters())
         for block in self._blocks:
@@ -133,7 +133,7 @@ def _named(entry: Entry, shards: list[Tensor]) -> dict[str, Tensor]:
 
 
 def _all_gather(parts: list[Tensor], group: dist.ProcessGroup, ranks: int) -> list[list[Tensor]]:
-    """The parts of every rank, which have the same shapes, in one message."""
+    """Gather the parts of every rank, which have the same shapes, in one message."""
     if ranks == 1:
         return [parts]
     flat = torch.cat([part.reshape(-1) for part in parts])

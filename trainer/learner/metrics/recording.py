@@ -1,6 +1,6 @@
-"""What a process of the learner records of itself: profiles of chosen steps, and its spans of the run's timeline.
+"""Records of one learner process: profiles of chosen steps, and spans for the timeline of the run.
 
-Every rank does so by itself; no call, file or clock is shared but the folder.
+Ranks record independently: they share only the folder.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Something that took time."""
+    """A named interval of time."""
 
     name: str
     start: float
-    """Seconds of the wall clock."""
+    """Start in seconds of the wall clock."""
     seconds: float
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """A range of this name in profiles of either tool."""
+    """Mark a range of this name in profiles of torch and nsys."""
     import torch
 
     if torch.cuda.is_available():
@@ -43,28 +43,30 @@ def named(name: str) -> Iterator[None]:
 
 
 class Recorder:
-    """Of one learner on one rank."""
+    """Records the steps of one learner on one rank."""
 
     def __init__(self, config: RecordingConfig | None, rank: int) -> None:
         self._config = config
         self._rank = rank
         self._first: int | None = None
-        """Step with which the profile that is being taken began."""
+        """First step of the current profile."""
         self._profile: torch.profiler.profile | None = None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A step of the learner, from 1. A profile goes on to the next step that is asked for, unless discrete: then
-        it has what the process does between them, too."""
-        if self._is_asked_for(number) and self._first is None:
+        """Record a step of the learner, counted from 1.
+
+        One profile has all consecutive chosen steps and the work between them, unless profiles are discrete.
+        """
+        if self._is_chosen(number) and self._first is None:
             self._start(number)
         yield
         config = self._config
-        if self._first is not None and config is not None and (config.discrete or not self._is_asked_for(number + 1)):
+        if self._first is not None and config is not None and (config.discrete or not self._is_chosen(number + 1)):
             self._stop(number)
 
     def write(self, spans: Sequence[Span]) -> None:
-        """Lines for the timeline, where one is made."""
+        """Append spans for the timeline, if the run makes one."""
         if self._config is None or not self._config.spans or not spans:
             return
         path = spans_file(Path(self._config.folder), self._rank)
@@ -72,7 +74,7 @@ class Recorder:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(span) + "\n" for span in spans)
 
-    def _is_asked_for(self, number: int) -> bool:
+    def _is_chosen(self, number: int) -> bool:
         config = self._config
         return config is not None and number in config.steps and (config.ranks is None or self._rank in config.ranks)
 
@@ -89,7 +91,7 @@ class Recorder:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # The run calls the learner in one thread or another.
+        # The run calls the learner in different threads.
         everywhere: Any = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self._profile = torch.profiler.profile(activities=activities, experimental_config=everywhere)
         self._profile.start()
@@ -112,18 +114,18 @@ class Recorder:
 
 
 def spans_file(folder: Path, rank: int) -> Path:
-    """Where a rank of the learner writes its spans."""
+    """Return the file to which a rank of the learner writes its spans."""
     return folder / "spans" / f"learner-rank{rank}.jsonl"
 
 
 def read_spans(folder: Path) -> Iterator[tuple[str, Span]]:
-    """(process, span) of all processes that wrote some."""
+    """Yield (process, span) of all processes that wrote spans."""
     for path in sorted((folder / "spans").glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("]"):  # of a process that was killed the last line may not be whole
+            if line.endswith("]"):  # a killed process may leave an incomplete last line
                 yield path.stem, Span(*json.loads(line))
 
 
 def now() -> float:
-    """On the wall clock, which the processes of a host have in common."""
+    """Return seconds of the wall clock, which the processes of a host share."""
     return time.time()

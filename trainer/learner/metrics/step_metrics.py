@@ -1,4 +1,4 @@
-"""The metrics of one `Learner.step`, summed on the device so that a micro-batch does not wait for them."""
+"""Metrics of one `Learner.step`, summed on the device so that micro-batches do not wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.trainer.sizing.gpus import find_device
 
 
 class StepMetrics:
-    """Means over the tokens that were computed, means over updates, seconds of each phase."""
+    """Collects means over computed tokens, means over updates, and seconds of each phase."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -29,10 +29,11 @@ class StepMetrics:
         self._skipped = 0
         self._seconds: dict[str, float] = {}
         self.spans: list[Span] = []
-        """The phases, in order."""
+        """Phases in their order."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Measure a phase, until the device is done with it."""
         start, at = time.perf_counter(), now()
         with named(name):
             yield
@@ -43,26 +44,27 @@ class StepMetrics:
         self.spans.append(Span(name, at, seconds))
 
     def add_tokens(self, computed: int, values: Mapping[str, Tensor]) -> None:
-        """`computed` tokens went through the model; `values` are [num_trained] each."""
+        """Add `computed` tokens that went through the model, and values of trained tokens, [num_trained] each."""
         self._computed_tokens += computed
         for name, value in values.items():
             self._add(name, value)
 
     def add_work(self, flops: float) -> None:
-        """What the model asks for, on this rank; not what is computed again to save memory."""
+        """Add FLOPs of this rank, without those of activations that are computed again."""
         self._flops += flops
 
     def add_balance(self, balance: float) -> None:
-        """Of the plan of an update, in (0, 1]."""
+        """Add the balance of the plan of an update, in (0, 1]."""
         self._balances.append(balance)
 
     def add_difference(self, difference: Tensor) -> None:
-        """|learner - engine| of the logprobs of tokens, before the first update, [num_trained]."""
+        """Add |learner - engine| of logprobs before the first update, [num_trained]."""
         self._add("logprob_diff", difference)
         if difference.numel():
             self._largest_difference = torch.maximum(self._largest_difference, difference.max())
 
     def add_update(self, values: dict[str, float], *, skipped: bool) -> None:
+        """Add loss, gradient norm and learning rate of an update."""
         self._updates.append(values)
         self._skipped += skipped
 
@@ -72,7 +74,7 @@ class StepMetrics:
         self._counts[name] = self._counts.get(name, 0) + value.numel()
 
     def result(self) -> dict[str, float]:
-        """All of it as numbers, the same on every rank but for the seconds."""
+        """Return all metrics; except for seconds they are the same on every rank."""
         self._reduce()
         result = {name: total.item() / max(self._counts[name], 1) for name, total in self._sums.items()}
         if "logprob_diff" in result:
@@ -97,7 +99,7 @@ class StepMetrics:
         return result
 
     def _reduce(self) -> None:
-        """Sum over ranks. A rank that had no work lacks names that others have, so the names are agreed first."""
+        """Sum over ranks, after a union of their names: a rank without work lacks names that others have."""
         if num_ranks() == 1:
             return
         gathered: list[list[str] | None] = [None] * dist.get_world_size()
@@ -117,4 +119,5 @@ class StepMetrics:
 
 
 def num_ranks() -> int:
+    """Return the number of ranks, which is 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -39,9 +39,9 @@ def _config(folder: Path, **options: object) -> LearnerConfig:
 )
 def test_a_layer_with_a_state_is_named(family: str, layer: str, tmp_path: Path):
     expected = (
-        f"The model {family} cannot be trained: its layer {layer} computes the sequences of a packed row otherwise"
+        f"The model {family} cannot be trained: its layer {layer} computes the sequences of a packed row differently"
     )
-    with pytest.raises(UserError, match=f"{expected} than each alone.*skip_checks"):
+    with pytest.raises(UserError, match=f"{expected} from each alone.*skip_checks"):
         create(_config(save_small_model(family, tmp_path)))
 
 
