@@ -32,7 +32,7 @@ class RowPart:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class MicroBatch:
-    """A packed row; `positions`, `targets` and `tokens` have an entry for each trained token, in the order of the row."""
+    """A packed row; `positions`, `targets` and `tokens` have an entry for each trained token, in their order."""
 
     input_ids: Tensor
     """Tokens of the row, int64 [1, num_tokens]."""

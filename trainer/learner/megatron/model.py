@@ -70,7 +70,7 @@ class Stage(nn.ModuleList):
         self.config = config
 
     def head_weight(self) -> Tensor:
-        """Return the LM head of this rank's share of the vocabulary, [vocab / tensor ranks, hidden]; last stage only."""
+        """Return the LM head of this rank's share of the vocabulary, [vocab / tensor ranks, hidden]; last stage."""
         last: Any = self[-1]
         is_tied = last.share_embeddings_and_output_weights
         weight: Tensor = last.shared_embedding_or_output_weight() if is_tied else last.output_layer.weight
