@@ -33,8 +33,8 @@ class WorkersConfig(Config):
     """A worker in which no turn and no episode ends for so long, although episodes run, is killed and started anew.
     None: as long as an episode may take (`limits.max_seconds`), and a minute."""
     drain_seconds: float = Field(default=600, ge=0)
-    """A worker that is to leave ends its episodes within, while others sample its turns. What is left then is played
-    again by others, from the turns that are known."""
+    """Time for a worker that is to leave to end its episodes. Other workers play the rest again and replay its known
+    turns."""
     weights: Literal["auto", "broadcast", "objects"] = "auto"
     """How new weights reach workers. auto: those of the learner's host map its memory; those of other hosts get them by
     broadcast, from GPU to GPU by NCCL, else by gloo; objects, Ray's object store, are for those that nothing else

@@ -1,4 +1,4 @@
-"""How often something may be started anew before it is given up."""
+"""Limit how often something is restarted before it is given up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ HOUR = 3600.0
 
 
 class RestartBudget:
-    """Restarts by kind of failure: each kind may happen `limits[kind]` times within `seconds`, any other kind
-    `default` times. A run of weeks thus survives what happens now and then, and a crash at every start ends it."""
+    """Restarts by kind of failure, each at most `limits[kind]` times within `seconds`, any other kind `default` times.
+
+    So a run of weeks survives rare failures, and a crash at every start ends it.
+    """
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Weights on their way from the learner to engines: shared memory, broadcasts, and files."""
+"""Weights on their way from a learner to engines: one handle, and a file for each transport."""

@@ -1,9 +1,9 @@
-"""Weights to other hosts: the buckets of the learner's shelf into a shelf of the same layout there, by NCCL from GPU to
-GPU, else by gloo.
+"""Broadcast weights to other hosts: from the learner's shelf into a shelf of the same layout there.
 
-The engines of the other host go on sampling meanwhile, and then map their shelf as those of the learner's host map the
-learner's: the pause is that of a copy, however slow the network. (vLLM's own weight transfer receives into the model:
-nothing is sampled until the last byte is there. Its interface changed in 0.28, and on CPUs there is none.)
+NCCL sends from GPU to GPU, else gloo sends. Engines of the other host sample on meanwhile, and then map their shelf as
+engines of the learner's host do: the pause is that of a copy, however slow the network. (vLLM's own weight transfer
+receives into the model, and nothing is sampled until the last byte has arrived. Its interface changed in 0.28, and on
+CPUs there is none.)
 
     learner's process                                   one process a remote engine
     Sender(...)  -- BroadcastWeights, pickled -->          BroadcastWeights.shared(shelf) -> SharedWeights
@@ -39,17 +39,17 @@ _CONNECT_SECONDS = 10.0
 _END_SECONDS = 10.0
 _ENDED = "the group has ended"
 _LEFT_FREE = 2 << 30
-"""Bytes of a GPU that stay free beside a shelf for engines that are running already."""
+"""Bytes of a GPU that a shelf leaves free for engines that are running already."""
 _numbers = itertools.count()
 
 
 class BroadcastFailed(EngineError):
-    """Not all of a group were there to the end. Who is left may meet again."""
+    """A member of the group was lost, or nothing got through in time. The others may form a new group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the members of a group meet; the sender is number 0."""
+    """The address where the members of a group meet; the sender is member 0."""
 
     name: str
     host: str
@@ -57,13 +57,13 @@ class Rendezvous:
     size: int
     backend: Backend
     seconds: float
-    """That one may wait for the others, or for a bucket."""
+    """Time to wait for other members, or for a bucket."""
 
 
 class Sender:
-    """Member 0 of a group of `receivers` others. `host` is this one's address as they see it.
+    """Member 0 of a group with `receivers` others, which reach it at the address `host`.
 
-    Raises `BroadcastFailed`, also in a thread that waits when `abort` is called in another one.
+    Raises `BroadcastFailed`, also in a thread that waits while another one calls `abort`.
     """
 
     def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
@@ -73,7 +73,7 @@ class Sender:
         self._group = _Group(self.rendezvous, 0, store, host)
 
     def send(self, shared: SharedWeights) -> None:
-        """What all receivers receive at the same time. Raises `CannotMap` where this process cannot read all of it."""
+        """Send weights to all receivers. Raises `CannotMap` if this process cannot read all of them."""
         mapped = shared.open(self._group.device)
         with self._group.all_members():
             for (first, end), bucket in zip(spans(shared.places), mapped.buckets, strict=True):
@@ -82,7 +82,7 @@ class Sender:
         mapped.check()
 
     def abort(self) -> None:
-        """The group is not used again."""
+        """End the group."""
         self._group.abort()
 
 
@@ -139,7 +139,7 @@ def leave(rendezvous: Rendezvous) -> None:
 
 
 class _Group:
-    """A process group beside torch's default one, which is the learner's; made when all are there."""
+    """A process group beside torch's default one, which is the learner's. It forms when all members have come."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, store: Any, host: str) -> None:
         import torch
@@ -153,7 +153,7 @@ class _Group:
 
     @contextmanager
     def all_members(self) -> Iterator[None]:
-        """Everything that fails in between is `BroadcastFailed`, and ends the group."""
+        """Raise `BroadcastFailed` for any failure within, and end the group."""
         try:
             if self._group is None:
                 self._meet()
@@ -173,7 +173,7 @@ class _Group:
         self._group = make(store, rendezvous, self._rank, self._host)
 
     def broadcast(self, memory: torch.Tensor) -> None:
-        """uint8 [num_bytes] of this group's device or another one, from member 0 to all."""
+        """Send uint8 [num_bytes], on any device, from member 0 to all."""
         import torch
         from torch._C._distributed_c10d import BroadcastOptions
 
@@ -201,7 +201,7 @@ class _Group:
         self._last = work
 
     def finish(self) -> None:
-        """All that was broadcast is there."""
+        """Wait until everything has arrived."""
         if self._last is not None:
             self._wait(self._last)
             self._last = None
@@ -214,7 +214,7 @@ class _Group:
             work.wait()
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Polls: a wait of torch's could not be ended from another thread."""
+        """Poll the condition: another thread could not end a wait of torch's."""
         end = time.monotonic() + self._rendezvous.seconds
         pause = 0.0
         while not condition():
@@ -235,7 +235,7 @@ class _Group:
 
 
 def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
-    """For what NCCL may not come back from once a member has died."""
+    """Call in a daemon thread: NCCL may not return once a member has died."""
     found: Future[Any] = Future()
 
     def run() -> None:
@@ -249,7 +249,7 @@ def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _store_of(rendezvous: Rendezvous) -> Any:
-    """Raises `BroadcastFailed` where the sender has given up already."""
+    """Connect to the sender's store. Raises `BroadcastFailed` if the sender has given up already."""
     from torch._C._distributed_c10d import TCPStore
 
     try:
@@ -293,7 +293,7 @@ def _nccl(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
 
 
 def _room_on(device: torch.device, places: tuple[Place, ...]) -> torch.device:
-    """Where a shelf goes: the GPU, if that has room beside the engines that have started, else the host."""
+    """Return the device for a shelf: the GPU if it has room beside engines that have started, else the host."""
     import torch
 
     if device.type == "cpu":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HostHandle(NamedTuple):
-    """Of memory of the host, through the process that made it."""
+    """Handle of host memory, through the process that made it."""
 
     pid: int
     descriptor: int
@@ -24,10 +24,10 @@ class HostHandle(NamedTuple):
 
 
 class DeviceHandle(NamedTuple):
-    """Of memory of a GPU."""
+    """Handle of GPU memory."""
 
     arguments: tuple[Any, ...]
-    """Of torch's `rebuild_cuda_tensor`."""
+    """Arguments of torch's `rebuild_cuda_tensor`."""
 
 
 Handle = HostHandle | DeviceHandle
@@ -35,13 +35,15 @@ _DEVICE_ARGUMENT = 6
 
 
 def new_bucket(size: int, device: torch.device | None) -> tuple[torch.Tensor, Handle]:
-    """uint8 [size] on a GPU, or on the host (None), and what another process maps it by."""
+    """Allocate uint8 [size] on a GPU, or on the host (None); return it with the handle for other processes."""
     return _host_bucket(size) if device is None else _device_bucket(size, device)
 
 
 def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
-    """The memory behind a handle of another process. That of a GPU appears as memory of `device`, whichever GPU it is
-    of; None: of the GPU that has it, where this process sees that. Raises `OSError` or `RuntimeError`."""
+    """Map the memory of a handle of another process. Raises `OSError` or `RuntimeError`.
+
+    GPU memory appears as memory of `device`, whichever GPU has it. None is that GPU itself, if visible.
+    """
     import torch
 
     if isinstance(handle, HostHandle):
@@ -59,7 +61,7 @@ def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
 
 
 def _host_bucket(size: int) -> tuple[torch.Tensor, HostHandle]:
-    """Memory without a name in any folder: it is gone when the last process that maps it is, however they end."""
+    """Allocate memory without a name in any folder: it goes with the last process that maps it, however that ends."""
     descriptor = os.memfd_create("agentloop-weights")
     os.ftruncate(descriptor, size)
     handle = HostHandle(os.getpid(), descriptor, size)

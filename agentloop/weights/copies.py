@@ -1,7 +1,7 @@
-"""What loading weights into a model of vLLM or SGLang comes to: so many copies, recorded once and repeated later on.
+"""Record the copies that loading weights into a model of vLLM or SGLang consists of, and repeat them later.
 
-Their loaders look up, split and fuse weight by weight, in Python, at every load: tens of milliseconds in which nothing
-is sampled. Where they do nothing but copy, the copies alone are left to do.
+Their loaders look up, split and fuse weight by weight, in Python, at every load. That takes tens of milliseconds in
+which nothing is sampled. If loading does nothing but copy, repeating the copies is enough.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 _PLAIN_LAYERS = ("Attention", "MMEncoderAttention")
-"""Whose work after loading depends on no weight."""
+"""Layers whose work after loading depends on no weight."""
 
 
 def is_as_loaded(model: torch.nn.Module) -> bool:
-    """Nothing was computed from the weights after loading them: not quantised, fused, packed or absorbed."""
+    """Return whether the model keeps its weights as loaded: not quantised, fused, packed or absorbed."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is not None and type(method).__name__ not in _PLAIN_METHODS:
@@ -33,8 +33,10 @@ def is_as_loaded(model: torch.nn.Module) -> bool:
 
 
 def copies_of(model: torch.nn.Module, weights: MappedWeights) -> Callable[[], None] | None:
-    """Load `weights`, and return what loads them again from the same memory into the same parameters. None where
-    loading does more than copying."""
+    """Load `weights`, and return a function that loads them again from the same memory into the same parameters.
+
+    Returns None if loading does more than copying.
+    """
     recorder = _Recorder()
     with recorder:
         model.load_weights(iter(weights))  # type: ignore[operator]
@@ -43,7 +45,7 @@ def copies_of(model: torch.nn.Module, weights: MappedWeights) -> Callable[[], No
     if recorder.others or not copied <= memory:
         return None
     starts = {source.data_ptr() for _, source in recorder.copies}
-    # Of several ranks each copies its part of a weight, which need not begin where the weight does.
+    # Each of several ranks copies its part of a weight, which need not begin where the weight does.
     spans = [(at := tensor.data_ptr(), at + tensor.nbytes) for name, tensor in weights if name != "lm_head.weight"]
     if not all(any(low <= start < high for start in starts) for low, high in spans):
         return None

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: a checkpoint's names and shapes, and new weights that a server maps."""
+"""Weights in safetensors files: names and shapes of a checkpoint, and new weights for a server to read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def write_weights(
 ) -> None:
     """Put the weights into a safetensors file.
 
-    `expected` are the shapes of the checkpoint. Raises `EngineError` naming what is unknown, missing or misshapen;
-    there is no file then.
+    `expected` are the shapes of the checkpoint. Raises `EngineError` with the names that are unknown, missing or
+    misshapen; there is no file then.
     """
     from safetensors.torch import save_file
 
@@ -37,7 +37,10 @@ def write_weights(
 
 
 def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
-    """A tied head may be in one of the two and not in the other, and vision models have two kinds of names."""
+    """Raise `EngineError` for names that are unknown, missing or misshapen.
+
+    A tied head may be in one of the two and not in the other, and vision models have two kinds of names.
+    """
     given, expected = ({_short(name): shape for name, shape in names.items()} for names in (given, expected))
     unknown = sorted(given.keys() - expected.keys() - {"lm_head.weight"})
     missing = sorted(expected.keys() - given.keys() - {"lm_head.weight"})
@@ -57,14 +60,14 @@ def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int
 
 
 def _short(name: str) -> str:
-    """The name in checkpoints of Qwen2.5-VL; its modules, and later models, say more. vLLM takes both."""
+    """Return the name in checkpoints of Qwen2.5-VL, which is shorter than in later models. vLLM takes both."""
     if name.startswith("model.visual."):
         return name.removeprefix("model.")
     return name.replace("model.language_model.", "model.", 1)
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Name -> shape of the safetensors files in `folder`, or None where there are none."""
+    """Return the shapes by name of the safetensors files in `folder`, or None if there are none."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:

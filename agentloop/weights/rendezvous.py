@@ -1,4 +1,4 @@
-"""Stores of torch's at which processes meet, reachable from one network only."""
+"""TCP stores of torch at which processes meet, reachable from one network only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ANY = "0.0.0.0"
 
 
 def listening_store(address: str, members: int | None = None) -> TCPStore:
-    """A store in this process at a free port (`.port`) of an address of this host; it waits for nobody.
+    """Return a store in this process, at a free port (`.port`) of an address of this host; it waits for no member.
 
-    Torch itself would listen on all addresses, and its store asks for no password: whoever connects reads and writes.
-    So only those may that reach this address. Where no interface has it (a router translates it), all may.
+    Torch itself would listen on all addresses, and its store has no password: every client may read and write. So
+    this one listens on `address` alone, or on all addresses if no interface has it (a router translates it).
     """
     from torch._C._distributed_c10d import TCPStore
 

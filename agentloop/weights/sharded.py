@@ -1,10 +1,10 @@
-"""The published weights of a learner of several ranks: each is with one rank, and no rank has all of them.
+"""Weights of a learner of several ranks: each weight is with one rank, and no rank has all of them.
 
                   rank 0                    rank 1
     parameters    a[0:2]  b[0:2]            a[2:4]  b[2:4]         shards of FSDP
     shelves       a[0:4]                    b[0:4]                 rank 0 owns a, rank 1 owns b
 
-What a rank has of a weight goes into its owner's shelf directly: it is whole nowhere else.
+The shards of a weight go directly into its owner's shelf: it is unsharded nowhere else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from agentloop.weights.shelf import BUCKET_BYTES, SharedWeights, WeightShelf
 
 BATCH_BYTES = 256 << 20
-"""Of weights whose parts are under way at the same time: a rank has its parts of so many in the published dtype."""
+"""Size of the weights that are collected at the same time: each rank casts its parts of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ShardedWeights:
 
 
 class ShardedShelf:
-    """This rank's part. Every rank of the default process group has one, and calls `fill` with the same weights."""
+    """The part of one rank. Every rank of the default process group has one and fills it with the same weights."""
 
     def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
@@ -59,10 +59,10 @@ class ShardedShelf:
         *,
         on_host: bool = False,
     ) -> SharedWeights | None:
-        """All weights, cast to `dtype`, in the order they have here; None on other ranks than the first.
+        """Cast all weights to `dtype` and share them in their order. Returns None on other ranks than the first.
 
-        A weight is a `DTensor` in shards of rows, or whole on every rank. `sizes` are the elements of each, by name,
-        and may name more. `on_host` keeps what is shared off GPUs.
+        A weight is a `DTensor` in shards of rows, or unsharded on every rank. `sizes` are the elements of each by name,
+        and may contain more names. `on_host` keeps the shared memory off GPUs.
         """
         if on_host != self._on_host:
             self._on_host = on_host
@@ -91,7 +91,7 @@ class ShardedShelf:
         return SharedWeights.joined([part for part in parts if part is not None and part.places], names)
 
     def _collect(self, batch: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        """Every weight of the batch to its owner."""
+        """Send every weight of the batch to its owner."""
         me = dist.get_rank()
         transfers: list[dist.P2POp] = []
         staged: list[tuple[Tensor, Tensor]] = []
@@ -120,7 +120,7 @@ class ShardedShelf:
 
 
 def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:
-    """Which rank has each weight: the largest go first, to the rank that has least."""
+    """Return the rank of each weight: the largest go first, to the rank that has least."""
     loads = [(0, rank) for rank in ranks]
     found: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -131,9 +131,9 @@ def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:
 
 
 def holders(weight: Tensor, owner: int) -> list[tuple[int, int, int]]:
-    """Whose parts make the weight of `owner`, and which rows they are: (rank, first, end) of all that have some.
+    """Return the shards that make the weight of `owner`: (rank, first row, end row) of all ranks that have some.
 
-    Where there are replicas of the shards, they are those of the owner's own.
+    Among replicas of the shards, these are the owner's own.
     """
     if not isinstance(weight, DTensor):
         return [(owner, 0, weight.shape[0] if weight.ndim else 1)]
@@ -149,7 +149,7 @@ def holders(weight: Tensor, owner: int) -> list[tuple[int, int, int]]:
 
 
 def _this_host() -> str:
-    """Whoever says the same sees the same processes, and can map their memory."""
+    """Return a name that is equal in processes that see each other and can map each other's memory."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 

@@ -1,10 +1,9 @@
 """Weights that the processes of a host share: written once, mapped by every engine, updated in place.
 
-The learner has a `WeightShelf`, and where it is spread over several processes each of them has one with a part of the
-weights. What they hand out, `SharedWeights`, is small and travels to the engines, which read the memory of the shelves
-itself: on a GPU through CUDA IPC, from this GPU or another one of the host, else as anonymous memory of the host. The
-mapping stays valid from update to update, so that an update is one copy on either side and nothing passes through the
-host where learner and engine are on GPUs.
+The learner has a `WeightShelf`; each of several ranks has one with a part of the weights. Their `SharedWeights` are
+small and travel to the engines, which read the memory of the shelves itself: on a GPU through CUDA IPC, from this GPU
+or another one of the host, else as anonymous memory of the host. The mapping stays valid from update to update. So an
+update is one copy on either side, and nothing passes through the host if learner and engine are on GPUs.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 256 << 20
 _ALIGNMENT = 256
 STAMP_BYTES = _ALIGNMENT
-"""At the start of the first bucket of a shelf: how often it was filled, or -1 while it is being filled."""
+"""Size of the stamp at the start of a shelf: how often the shelf was filled, or -1 while it is being filled."""
 _shelves: weakref.WeakValueDictionary[str, WeightShelf] = weakref.WeakValueDictionary()
-"""Of this process: memory of a GPU cannot be mapped by the process that has it already."""
+"""Shelves of this process: a process cannot map GPU memory that it already has."""
 _numbers = itertools.count()
 
 
@@ -37,19 +36,19 @@ class CannotMap(EngineError):
 
 
 class Overwritten(EngineError):
-    """A shelf was filled again while it was read: what was read is of no version."""
+    """A shelf was filled again while it was read: the result mixes two versions."""
 
 
 class Place(NamedTuple):
-    """Where a weight is."""
+    """The position of a weight."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     bucket: int
-    """Counted through all parts."""
+    """Index through all parts."""
     start: int
-    """In bytes."""
+    """Offset in bytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -64,15 +63,14 @@ class Part(NamedTuple):
     shelf: str
     stamp: int
     buckets: tuple[Any, ...]
-    """Handles."""
+    """Their handles."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Iterates over (Hugging Face name, tensor); the tensors are the memory of shelves, for reading.
+    """A `WeightHandle` whose tensors are the memory of shelves, for reading, until a shelf is filled again.
 
-    They hold until a shelf is filled again. Who takes all of them in one go meets `Overwritten` at the end where that
-    happened meanwhile.
+    `tensors` raises `Overwritten` at its end if that happened meanwhile.
     """
 
     parts: tuple[Part, ...]
@@ -80,8 +78,7 @@ class SharedWeights:
 
     @classmethod
     def joined(cls, shared: Sequence[SharedWeights], names: Iterable[str]) -> SharedWeights:
-        """What several processes share of one set of weights, each weight being with one of them, in the order of
-        `names`."""
+        """Join parts of one set of weights, each weight being in one of them, in the order of `names`."""
         places: dict[str, Place] = {}
         first = 0
         for each in shared:
@@ -99,7 +96,7 @@ class SharedWeights:
 
     @property
     def is_of_this_process(self) -> bool:
-        """This process filled a part of them."""
+        """Whether this process filled a part of them."""
         return any(part.shelf in _shelves for part in self.parts)
 
     @property
@@ -111,8 +108,11 @@ class SharedWeights:
         return sum(place.num_bytes for place in self.places)
 
     def open(self, device: torch.device | None = None) -> MappedWeights:
-        """Map the memory; GPU memory appears as that of `device` of this process, whichever GPU it is of (None: of the
-        GPU that has it, where this process sees it). Raises `CannotMap`."""
+        """Map the memory. Raises `CannotMap`.
+
+        GPU memory appears as memory of `device`, whichever GPU has it. None is the GPU that has it, if this process
+        sees it.
+        """
         try:
             return MappedWeights(self, [_opened(part, device) for part in self.parts])
         except (OSError, RuntimeError) as error:
@@ -134,14 +134,14 @@ class MappedWeights:
         return zip((place.name for place in self._shared.places), self._tensors, strict=True)
 
     def again(self, shared: SharedWeights) -> bool:
-        """These are `shared` as well, filled at another time: takes over their stamps, and says whether it could."""
+        """Take over the stamps of `shared` if these are the same memory, filled at another time; return whether."""
         fits = (_shelves_of(shared), shared.places) == (_shelves_of(self._shared), self._shared.places)
         if fits:
             self._shared = shared
         return fits
 
     def check(self) -> None:
-        """Raises `Overwritten` where a shelf was filled again since."""
+        """Raise `Overwritten` if a shelf was filled again since."""
         for index, part in zip(self.stamped, self._shared.parts, strict=True):
             if int(_stamp(self.buckets[index]).item()) != part.stamp:
                 raise Overwritten("the shared weights were overwritten while they were read")
@@ -161,15 +161,15 @@ class WeightShelf:
         self._handles: list[Any] = []
         self._places: list[Place] = []
         self._number = 0
-        """Weights since `begin`."""
+        """Number of weights since `begin`."""
         self._end = 0
-        """Of what the last bucket holds."""
+        """End of the used part of the last bucket."""
         self._count = 0
         self.name = ""
         self._rename()
 
     def _rename(self) -> None:
-        """Whoever mapped the old name must not take the new content for it."""
+        """Change the name: processes that mapped the old one must map again."""
         self.name = f"{os.getpid()}-{next(_numbers)}"
         _shelves[self.name] = self
 
@@ -181,13 +181,13 @@ class WeightShelf:
         return self.end()
 
     def begin(self) -> None:
-        """Whoever reads what is here hears that it is overwritten."""
+        """Mark the weights as overwritten for all readers."""
         self._number = 0
         if self.buckets:
             _stamp(self.buckets[0]).fill_(-1)
 
     def room_for(self, name: str, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Memory for the next weight, which is on `device`: where it was the last time, if the weights are the same."""
+        """Return memory for the next weight, which is on `device`; weights that stay the same keep their memory."""
         place = self._place(name, str(dtype).removeprefix("torch."), tuple(shape), device)
         self._number += 1
         return _view(self.buckets[place.bucket], place)
@@ -199,7 +199,7 @@ class WeightShelf:
         self._number = self._end = 0
 
     def laid_out(self, places: tuple[Place, ...], device: torch.device) -> list[torch.Tensor]:
-        """Memory as another shelf has it, in place of room for each weight: its buckets, up to what is used of them."""
+        """Allocate memory in the layout of another shelf, instead of `room_for` each weight; return its buckets."""
         self.begin()
         if tuple(self._places) != places:
             self._rename()
@@ -213,7 +213,7 @@ class WeightShelf:
         return self.buckets
 
     def end(self) -> SharedWeights:
-        """All weights are there."""
+        """Publish the weights: all of them are here."""
         if self._number < len(self._places):
             self._cut(self._number)
         if not self.buckets:
@@ -226,7 +226,7 @@ class WeightShelf:
         return SharedWeights((Part(self.name, self._count, tuple(self._handles)),), tuple(self._places))
 
     def _place(self, name: str, dtype: str, shape: tuple[int, ...], device: torch.device) -> Place:
-        """Where it was the last time, or a new place if the weights are others than then."""
+        """Return the place of the last time, or a new one if the weights have changed."""
         if self._number < len(self._places):
             if self._places[self._number][:3] == (name, dtype, shape):
                 return self._places[self._number]
@@ -255,7 +255,7 @@ class WeightShelf:
             self._end = STAMP_BYTES
 
     def _cut(self, number: int) -> None:
-        """Forget the places from `number` on; their memory is used anew."""
+        """Forget the places from `number` on; their memory is used again."""
         self._rename()
         del self._places[number:]
         last = self._places[-1] if self._places else None
@@ -272,7 +272,7 @@ def _opened(part: Part, device: torch.device | None) -> list[torch.Tensor]:
 
 
 def spans(places: Sequence[Place]) -> list[tuple[int, int]]:
-    """What is used of each bucket, in bytes: (start, end)."""
+    """Return the used part of each bucket in bytes: (start, end)."""
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     for place in places:

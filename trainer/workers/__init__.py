@@ -1,1 +1,1 @@
-"""The rollout workers of a run, as the run loop sees them."""
+"""The rollout workers of a run: between the schedule, which requests groups, and engines, which sample turns."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 FULL = 0.9
-"""Share of the cache from which the engine throws out keys and values that it will need again."""
+"""Share of the cache above which the engine evicts keys and values that it will need again."""
 CLEAR = 0.75
 """Share of the cache below which more episodes may begin."""
 GROWTH = 0.25
-"""Episodes that the limit grows by when one ends: a quarter per turnover."""
+"""Growth of the limit for each episode that ends: a quarter per turnover."""
 DECREASE = 0.8
 
 
@@ -34,15 +34,14 @@ class ConcurrencyLimit:
         return int(self._limit)
 
     def room(self, in_flight: int) -> int:
-        """Episodes that may begin now."""
+        """Return how many episodes may begin now."""
         return max(self.limit - in_flight, 0)
 
     def cache_use(self, resident_tokens: int) -> float | None:
         return resident_tokens / self._cache_tokens if self._cache_tokens else None
 
     def observe(self, *, in_flight: int, ended: int, resident_tokens: int) -> None:
-        """What is in flight, how many episodes ended since the last time, and the tokens of all trajectories in
-        flight."""
+        """Adapt the limit to the episodes in flight and ended since the last call, and to the tokens in flight."""
         use = self.cache_use(resident_tokens)
         if use is None:
             return

@@ -1,22 +1,22 @@
-"""`LengthMemory`: how long the episodes of a task will take, from how long they took."""
+"""`LengthMemory`: expect the length of a task's episodes from those before."""
 
 from __future__ import annotations
 
 from agentloop.types.requests import RolloutRequest
 
 WEIGHT = 0.5
-"""Of the newest group in the average of a task: policies change."""
+"""Weight of the newest group in the average of a task: policies change."""
 
 
 class LengthMemory:
-    """Expected length of a group's longest episode, in tokens. A task that was never seen is taken for average."""
+    """Expected length of a group's longest episode, in tokens. An unknown task is expected to be average."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], float] = {}
         self._sum = 0.0
 
     def learn(self, order: RolloutRequest, longest: int) -> None:
-        """A group ended, its longest trajectory having so many tokens."""
+        """Note the tokens of the longest trajectory of a group that ended."""
         key = (order.split, order.row)
         before = self._known.get(key)
         value = float(longest) if before is None else before + WEIGHT * (longest - before)

@@ -1,4 +1,4 @@
-"""Orders for workers, and all of their groups."""
+"""Make requests for workers, and play several of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_request(
     temperature: float | None = None,
     top_p: float | None = None,
 ) -> RolloutRequest:
-    """The group at a place of those that `name` tells from all others in flight; its seed follows from both numbers."""
+    """Make the request for group number `place` under a `name` that is unique in flight; its seed follows from both."""
     return RolloutRequest(
         group_id=f"{name}-{place}",
         row=row,
@@ -49,7 +49,7 @@ def make_requests(
     temperature: float | None = None,
     top_p: float | None = None,
 ) -> list[RolloutRequest]:
-    """One group for each row, numbered from 0."""
+    """Make one request for each row, numbered from 0."""
     return [
         make_request(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
         for place, row in enumerate(rows)
@@ -59,7 +59,7 @@ def make_requests(
 async def play_all(
     workers: Workers, orders: Sequence[RolloutRequest], on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> list[Group]:
-    """Play all of them at once; the result has their order. Raises `UserError` of an episode as it is."""
+    """Play all requests at once; groups come in their order. A `UserError` of an episode is raised as it is."""
     try:
         async with asyncio.TaskGroup() as tasks:
             playing = [tasks.create_task(workers.play(order, on_trajectory)) for order in orders]
@@ -69,5 +69,5 @@ async def play_all(
 
 
 def user_error(group: ExceptionGroup) -> Exception:
-    """What the user can put right, where that is among the errors; else all of them."""
+    """Return the first error that the user can correct, else all of them."""
     return next((error for error in group.exceptions if isinstance(error, UserError)), group)

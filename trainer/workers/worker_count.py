@@ -1,4 +1,4 @@
-"""What is asked of the workers of a run from outside, while it goes on: to be more or fewer, to leave a node."""
+"""Requests from outside to the workers of a run: another number of them, a node to leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "workers"
 
 
 def draining_nodes() -> Collection[str]:
-    """Ids of the nodes that Ray was told to give back (`ray drain-node`, an autoscaler, a spot instance's notice)."""
+    """Return ids of the nodes that Ray is to give back (`ray drain-node`, an autoscaler, a spot instance's notice)."""
     ray = require_ray()
     # There is no public name for it; Ray's own libraries use this one.
     nodes: Collection[str] = ray._private.state.state.get_draining_nodes()
@@ -21,15 +21,14 @@ def draining_nodes() -> Collection[str]:
 
 
 class WorkerCount:
-    """How many workers there are to be: a number in a file. What was in it when the run was started is over, and the
-    config says how many there are."""
+    """The requested number of workers, in a file. A number from before the start of the run does not count."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._stamp()
 
     def take(self) -> int | None:
-        """The number, once for each time that it was written."""
+        """Return the number once each time that it was written, else None."""
         stamp = self._stamp()
         if stamp is None or stamp == self._seen:
             return None
