@@ -1,9 +1,9 @@
-"""Layers that keep next to nothing for the backward: the input of each, or of every few.
+"""Activation checkpointing: decoder layers keep only their input for the backward, or the input of every n-th layer.
 
-The backward of a layer computes it again: attention for the whole row, the MLP a part of the row at a time (as ALST
-does, arXiv 2506.13996), so that what an MLP makes of a row is never there whole. No part is computed more than once for
-it. Where only every few layers keep their input, those of the layers between are computed from it when the last of them
-has its backward, and wait there for theirs.
+The backward recomputes a layer: attention for the whole row, and the MLP for one tile of the row at a time, as ALST
+does (arXiv 2506.13996). So the intermediate values of an MLP never exist for a whole row, and no part is recomputed
+twice. If only every n-th layer keeps its input, the inputs of the layers after it are recomputed at once, when the
+backward of the last one needs them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from agentloop.trainer.model.compiling import compile_whole
 
 _TILE = 16384
-"""Most tokens that go through an MLP at a time: enough for its matrix products to run at full speed."""
+"""Most tokens of a tile of the MLP: enough for matrix products at full speed."""
 _ROWS = 128
-"""Tiles are a multiple of this, the tile of a matrix product."""
+"""Tokens of a tile are a multiple of this, the tile of a matrix product."""
 
 _KNOWN = {
     "LlamaDecoderLayer",
@@ -31,18 +31,19 @@ _KNOWN = {
     "Qwen3DecoderLayer",
     "Qwen3VLTextDecoderLayer",
 }
-"""Layers of transformers that are `_attend`, then `_feed`. Others of the same parts scale or order them differently."""
+"""Layer classes of transformers that are `_attend`, then `_feed`; others scale or order these parts differently."""
 
 
 def can_recompute(layers: Sequence[nn.Module]) -> bool:
-    """All of them are of a kind that can be computed in two halves."""
+    """Return whether all layers are of a kind that can be computed in two halves."""
     return all(type(layer).__name__ in _KNOWN for layer in layers)
 
 
 def prepare(layers: Sequence[nn.Module], every: int, *, compiled: bool) -> None:
-    """Replace the forward of each layer, in place: the input of every `every`-th one is kept, 1: of all.
+    """Replace the forward of each layer in place; only every `every`-th layer keeps its input.
 
-    Layers between must have their parameters when the backward of a later one runs: with FSDP, `gather_once`.
+    If `every` is above 1, earlier layers need their parameters during the backward of a later one: with FSDP this needs
+    `gather_once`.
     """
     recomputed = _Recomputed(every, compiled=compiled)
     for layer in layers:
@@ -60,7 +61,7 @@ def _feed(layer: Any, hidden: Tensor) -> Tensor:
 
 
 class _Recomputed:
-    """The forward of all layers, [1, num_tokens, hidden] to the same."""
+    """The forward of all layers, from [1, num_tokens, hidden] to the same shape."""
 
     def __init__(self, every: int, *, compiled: bool) -> None:
         self._every = every
@@ -72,7 +73,7 @@ class _Recomputed:
     def __call__(self, layer: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return self.run(layer, kwargs, hidden)
-        if not hidden.requires_grad:  # frozen embeddings: the layers have gradients all the same
+        if not hidden.requires_grad:  # the embeddings are frozen, but the layers need gradients
             hidden = hidden.detach().requires_grad_()
         segment = self._open
         if segment is None or not segment.goes_on_with(hidden):
@@ -85,14 +86,14 @@ class _Recomputed:
 
     @torch.no_grad()
     def run(self, layer: nn.Module, kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
-        """The layer, and nothing that a backward could use."""
+        """Compute the layer without keeping anything for a backward."""
         out = self._attend(layer, hidden, kwargs)
         for rows in _tiles(out.shape[1]):
             out[:, rows] = self._feed(layer, out[:, rows])
         return out
 
     def differentiate(self, layer: nn.Module, kwargs: dict[str, Any], hidden: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of the input from that of the output; those of parameters are added to theirs."""
+        """Return the gradient of the input from that of the output, and accumulate the gradients of parameters."""
         hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
             attended = self._attend(layer, hidden, kwargs)
@@ -103,42 +104,42 @@ class _Recomputed:
                 fed = self._feed(layer, part)
             torch.autograd.backward(fed, grad[:, rows])
             assert part.grad is not None
-            values[:, rows] = part.grad  # they are not needed any more: the gradient takes their place
+            values[:, rows] = part.grad  # the gradient replaces values that are no longer needed
         torch.autograd.backward(attended, values)
         assert hidden.grad is not None
         return hidden.grad
 
 
 class _Segment:
-    """Layers of one forward that share a kept input."""
+    """Consecutive layers of one forward that share a kept input."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.end: tuple[Tensor, int] | None = None
-        """What the last layer returned, and its version, until the backward: nothing else can then be where it is."""
+        """Output of the last layer and its version; kept until the backward, so its memory is not reused."""
         self._runs: list[Callable[[Tensor], Tensor]] = []
         self._inputs = [hidden.detach()]
-        """Of the first layers."""
+        """Inputs of the first layers."""
         self._version = hidden._version
 
     def goes_on_with(self, hidden: Tensor) -> bool:
-        """This is what the last layer returned, and nobody changed it."""
+        """Return whether `hidden` is the unchanged output of the last layer."""
         if self.end is None:
             return False
         end, version = self.end
         return (end.data_ptr(), end.shape, version) == (hidden.data_ptr(), hidden.shape, hidden._version)
 
     def add(self, run: Callable[[Tensor], Tensor]) -> int:
-        """The place of a layer."""
+        """Add a layer, and return its place."""
         self._runs.append(run)
         return len(self._runs) - 1
 
     def take_input(self, place: int) -> Tensor:
-        """Of a layer; those of the layers before it are there then, its own is not any more."""
+        """Remove and return the input of a layer, recomputing the inputs of all layers before it if needed."""
         self.end = None
-        assert self._inputs[0]._version == self._version, "the input of a layer was changed in place after it"
+        assert self._inputs[0]._version == self._version, "the input of a layer was changed in place after its forward"
         while len(self._inputs) <= place:
             self._inputs.append(self._runs[len(self._inputs) - 1](self._inputs[-1]))
-        assert len(self._inputs) == place + 1, "backwards come in the order of layers, the last one first, once"
+        assert len(self._inputs) == place + 1, "each layer has one backward, the last layer first"
         return self._inputs.pop()
 
 
@@ -148,7 +149,7 @@ class _Function(torch.autograd.Function):
         ctx: Any, hidden: Tensor, segment: _Segment, place: int, differentiate: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         ctx.layer = segment, place, differentiate
-        return segment._runs[place](hidden.detach())  # as when it is computed again: one compilation does for both
+        return segment._runs[place](hidden.detach())  # detached as in the recomputation, so both share one compilation
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -157,7 +158,7 @@ class _Function(torch.autograd.Function):
 
 
 def _tiles(num_tokens: int) -> Iterator[slice]:
-    """Slices of about equal size that cover [0, num_tokens)."""
+    """Yield slices of about equal size that cover [0, num_tokens)."""
     count = -(-num_tokens // _TILE)
     size = -(-num_tokens // max(count, 1) // _ROWS) * _ROWS
     for start in range(0, num_tokens, size):

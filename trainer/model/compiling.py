@@ -1,4 +1,4 @@
-"""Compiling what all layers of a model run."""
+"""Compile a function that all layers of a model run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compile_whole(function: F, **options: Any) -> F:
-    """`function` of any number of tokens, compiled as a whole; `options` of torch.compile.
+    """Compile a function as one graph for any number of tokens, with `options` of torch.compile.
 
-    torch counts compilations by the code that they are of, and ends with `FailOnRecompileLimitHit` at the ninth. So
-    each call here has code of its own: a policy, its reference and a critic do not use up each other's.
+    torch counts compilations per code object, and raises `FailOnRecompileLimitHit` at the ninth. So each call makes its
+    own code object, and a policy, its reference and a critic do not use up one common limit.
     """
     assert isinstance(function, FunctionType)
     own = FunctionType(

@@ -1,6 +1,6 @@
-"""How the decoder layers run: compiled one by one, and what of their activations is kept for the backward.
+"""Prepare the decoder layers: compilation, and the choice of activations kept for the backward.
 
-Layers of a model have the same code, so one compilation serves all of them, and lengths are dynamic, so it serves all
+All layers of a model have the same code, so one compilation serves all of them. Lengths are dynamic, so it serves all
 rows.
 """
 
@@ -21,24 +21,24 @@ from agentloop.trainer.model.compiling import compile_whole
 
 
 def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
-    """Replace the forward of each layer, in place. Hooks of the module (such as FSDP's) stay outside of it.
+    """Replace the forward of each layer in place; hooks of the module (such as FSDP's) stay outside it.
 
-    Raises `UserError` where sparse checkpointing does not know layers of the kind; a layer that is to be compiled and
-    cannot be raises at its first call (`torch._dynamo.exc`).
+    Raises `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises at
+    its first call (`torch._dynamo.exc`).
     """
     if checkpointing in ("full", "sparse") and recomputed.can_recompute(layers):
         recomputed.prepare(layers, SPARSE if checkpointing == "sparse" else 1, compiled=compiled)
         return
     if checkpointing == "sparse":
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
-        raise UserError(f"learner.checkpointing=sparse does not know layers of the kind {kinds}. Set it to full.")
+        raise UserError(f"learner.checkpointing=sparse does not support layers of the class {kinds}. Set it to full.")
     run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
     if compiled:
         run = compile_whole(run)
     if checkpointing == "full":
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:
-        # The layer is an argument, not part of the function: what is compiled for one then serves all.
+        # The layer is an argument, not part of the function, so one compilation serves all layers.
         layer.forward = partial(run, layer)  # type: ignore[method-assign]
 
 
@@ -57,8 +57,10 @@ def _contexts() -> Any:
 
 
 _WIDE = 2
-"""A product whose result has more than this many times the features of its input is computed again: keeping it costs
-most and computing it least. In a decoder layer that is the gate and the rise of the MLP."""
+"""Ratio of output to input features above which a matrix product is recomputed.
+
+Keeping its result costs the most and computing it the least. In a decoder layer these are the gate and up projections.
+"""
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

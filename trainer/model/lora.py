@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): what is trained of a frozen model.
+"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): the trained part of a frozen model.
 
-A linear layer W gets B A, of rank r, times alpha / r. Engines never see adapters: what is published, and what is saved
-as a model, is W + alpha / r B A under the name of W.
+A linear layer W gets the addition alpha / r B A, with B A of rank r. Engines never see adapters: the weights that are
+published, or saved as a model, are W + alpha / r B A under the name of W.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentloop.errors import UserError
 
 _ADAPTERS = ("lora_a", "lora_b")
 _ROUTER = "gate"
-"""Chooses experts. It is small, and a change of it moves tokens from one frozen expert to another."""
+"""Router of experts, which gets no adapter: it is small, and changing it moves tokens between frozen experts."""
 
 
 class LoraLinear(nn.Module):
-    """A linear layer whose own parameters are frozen, with an adapter that does nothing before it is trained."""
+    """A linear layer with frozen parameters and an adapter, which has no effect before training."""
 
     def __init__(self, linear: nn.Linear, config: LoraConfig, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class LoraLinear(nn.Module):
         self.scale = config.alpha / config.rank
         self.is_on = True
         out_features, in_features = linear.weight.shape
-        bound = 1.0 / math.sqrt(in_features)  # as nn.Linear, and as peft
+        bound = 1.0 / math.sqrt(in_features)  # as in nn.Linear and peft
         generator = torch.Generator().manual_seed(seed)
         values = torch.rand(config.rank, in_features, generator=generator, dtype=torch.float32)
         self.lora_a = nn.Parameter(((values * 2 - 1) * bound).to(dtype))
         self.lora_b = nn.Parameter(torch.zeros(out_features, config.rank, dtype=dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         out = F.linear(hidden, self.weight, self.bias)
         if not self.is_on:
             return out
@@ -52,13 +52,13 @@ class LoraLinear(nn.Module):
 
     @torch.no_grad()
     def merged(self, weight: Tensor) -> Tensor:
-        """`weight`, which is that of this layer, with the adapter, computed in float32; sharded as it is."""
+        """Return `weight`, that of this layer, plus the adapter, computed in float32 and sharded like `weight`."""
         a = self.lora_a.full_tensor() if isinstance(self.lora_a, DTensor) else self.lora_a
         b: Tensor = self.lora_b
         if not isinstance(weight, DTensor):
             return self._sum(weight, a, b).to(weight.dtype)
         assert isinstance(b, DTensor)
-        # Both are divided by rows, and have as many.
+        # Both have the same number of rows, and are sharded by rows.
         local = self._sum(weight.to_local(), a, b.to_local()).to(weight.dtype)
         return DTensor.from_local(
             local, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride(), run_check=False
@@ -71,9 +71,9 @@ class LoraLinear(nn.Module):
 def add_adapters(
     model: nn.Module, layers: Sequence[nn.Module], config: LoraConfig, dtype: torch.dtype, seed: int
 ) -> None:
-    """Freeze `model`, and give linear layers inside of `layers` an adapter in `dtype`, the same on every rank.
+    """Freeze `model`, and give linear layers inside `layers` an adapter in `dtype`, the same on every rank.
 
-    Raises `UserError` where a name is of no linear layer, and where the model has experts that stay without one.
+    Raises `UserError` if a target is not the name of a linear layer, or for targets `all` in a model with experts.
     """
     model.requires_grad_(False)
     inside = {id(module) for layer in layers for module in layer.modules()}
@@ -86,13 +86,13 @@ def add_adapters(
     wanted = kinds if config.targets == "all" else list(config.targets)
     if config.targets == "all" and _has_experts(model):
         raise UserError(
-            "learner.lora.targets is all, and this model's experts take no adapters. Name the layers that are to have "
-            f"one: learner.lora.targets=[{','.join(kinds)}]."
+            "learner.lora.targets is all, but the experts of this model do not support adapters. Name the layers: "
+            f"learner.lora.targets=[{','.join(kinds)}]."
         )
     if unknown := sorted(set(wanted) - set(kinds)):
         raise UserError(
-            f"learner.lora.targets names {', '.join(unknown)}, which no layer of this model has. Its linear layers: "
-            f"{', '.join(kinds)}."
+            f"learner.lora.targets names {', '.join(unknown)}, which is not a linear layer of this model. Its linear "
+            f"layers are {', '.join(kinds)}."
         )
     for name, module in found.items():
         path, _, kind = name.rpartition(".")
@@ -108,12 +108,12 @@ def _has_experts(model: nn.Module) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """The parameter is one of an adapter: nobody outside of the learner knows it."""
+    """Return whether a parameter belongs to an adapter; only the learner has such parameters."""
     return name.rpartition(".")[2] in _ADAPTERS
 
 
 def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of `model` as if it had no adapters, one at a time; every rank takes all of them."""
+    """Yield the parameters of `model` with merged adapters, one at a time; every rank must consume all of them."""
     owners = {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
     for name, weight in weights:
         owner, _, kind = name.rpartition(".")
@@ -125,7 +125,7 @@ def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before it was trained."""
+    """Switch the adapters off within the context, which gives the initial model."""
     adapters = [module for module in model.modules() if isinstance(module, LoraLinear)]
     for adapter in adapters:
         adapter.is_on = False
@@ -137,7 +137,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoraConfig, base: Path) -> None:
-    """A folder as the library peft reads it, from the whole adapters by their names here."""
+    """Write unsharded adapters, given by their names here, to a folder that the library peft reads."""
     from safetensors.torch import save_file
 
     folder.mkdir()

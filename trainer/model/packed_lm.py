@@ -25,13 +25,13 @@ from agentloop.trainer.model.image_rows import RowPictures
 from agentloop.vision.loading import load_language_model, tower_of
 
 _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
-"""What some models do to their logits after the LM head, and the value with which that does nothing."""
+"""Options of models that change logits after the LM head -> the value without effect."""
 
 
 class PackedCausalLM(nn.Module):
-    """Wraps a transformers model so that its LM head runs on the trained positions only.
+    """Wraps a transformers model so that its LM head runs only on the positions that predict trained tokens.
 
-    The wrapper is what FSDP shards: head and backbone run inside one forward of the root module.
+    FSDP shards this wrapper, because head and backbone must run inside one forward of the root module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,11 +49,11 @@ class PackedCausalLM(nn.Module):
         pictures: RowPictures | None = None,
         units: NDArray[np.int64] | None = None,
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Loss, and log-probability and entropy, float32 [num_trained] each.
+        """Return the loss, and log-probability and entropy, float32 [num_trained] each.
 
         `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
-        `chunk_loss` only the loss is differentiable (see `fused_head`, also for `units`), without it there is none, and
-        the others are.
+        `chunk_loss` only the loss is differentiable (`fused_head` explains it and `units`). Without `chunk_loss` the
+        loss is None, and the others are differentiable.
         """
         hidden = hidden_states(self.model.base_model, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
@@ -63,26 +63,26 @@ class PackedCausalLM(nn.Module):
 
     @property
     def has_sliding_window(self) -> bool:
-        """Some layer looks at the nearest tokens only."""
+        """Whether some layer attends only to the nearest tokens."""
         model: Any = self.model
         config = model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ()
         return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
 
     def layers(self) -> list[nn.Module]:
-        """The layers of vision tower and decoder, in order; each is a unit of sharding."""
+        """Return the layers of vision tower and decoder in order; each is a unit of sharding."""
         return self._layers_of(self.model)
 
     def tower_layers(self) -> list[nn.Module]:
-        """Those of the vision tower."""
+        """Return the layers of the vision tower."""
         tower = tower_of(self.model)
         return [] if tower is None else self._layers_of(tower)
 
     def freeze_vision(self) -> None:
-        """Train the language model alone. Raises `UserError` where there is nothing to freeze."""
+        """Freeze the vision tower. Raises `UserError` if there is none."""
         tower = tower_of(self.model)
         if tower is None:
-            raise UserError("learner.freeze_vision is set, and the model has no vision tower. Leave it out.")
+            raise UserError("learner.freeze_vision is set, but the model has no vision tower. Remove the setting.")
         tower.requires_grad_(False)
 
     def _layers_of(self, part: nn.Module) -> list[nn.Module]:
@@ -91,7 +91,7 @@ class PackedCausalLM(nn.Module):
 
 
 def hidden_states(backbone: Any, input_ids: Tensor, row: PackedRow, pictures: RowPictures | None) -> Tensor:
-    """Of the last layer, [num_tokens, hidden], for `input_ids` [1, num_tokens]."""
+    """Return the hidden states of the last layer, [num_tokens, hidden], for `input_ids` [1, num_tokens]."""
     if pictures is None:
         hidden: Tensor = backbone(input_ids=input_ids, **row.kwargs()).last_hidden_state
     else:
@@ -112,10 +112,9 @@ def load_packed_lm(
 ) -> PackedCausalLM:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
-    `kernel` is what `attention_choice.choose` returns, the ranks of `sequence` share each row, `adapt` changes the
-    modules before anything is made of them; the other options are of `layers.prepare`.
-    Raises `UserError` where the folder cannot be loaded, where its heads cannot be divided, and where the model does
-    something to its logits that the learner does not compute.
+    `kernel` is the result of `choice.choose`. The ranks of `sequence` share each row. `adapt` changes the modules
+    before layers are prepared. The other options are those of `layers.prepare`. Raises `UserError` if the folder cannot
+    be loaded, if its heads cannot be divided, or if the model changes its logits in an unsupported way.
     """
     if not (folder / "config.json").is_file():
         raise UserError(
@@ -130,8 +129,8 @@ def load_packed_lm(
     except (OSError, ValueError, KeyError) as error:
         if error.args == (name,) or "support an attention implementation" in str(error):
             raise UserError(
-                f"The model in {folder} cannot be trained: its attention cannot be replaced by the learner's, which "
-                "takes several sequences packed into one row. Train another model."
+                f"The model in {folder} cannot be trained: its attention cannot be replaced by that of the learner, "
+                "which needs several sequences packed into one row. Train another model."
             ) from error
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     for option, neutral in _UNSUPPORTED.items():
@@ -147,6 +146,6 @@ def load_packed_lm(
         adapt(policy)
     tower = policy.tower_layers()
     layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
-    # Pictures and windows differ in number and size from row to row, and with sdpa they are computed one by one.
+    # Images and windows differ in number and size from row to row, and sdpa computes them one by one.
     layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
     return policy

@@ -1,4 +1,4 @@
-"""Where the tokens of samples go in a packed row: one sequence after the other, or a prompt once for its group."""
+"""Lay out the tokens of samples in a packed row: sequence after sequence, or a prompt once for its group."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from agentloop.types.image import PlacedImage
 from agentloop.vision.positions import rope_positions
 
 _WORTH = 1 / 16
-"""A group shares its prompt if that leaves out more than this part of its tokens: each layer then has two attentions
-to compute and merge."""
+"""Share of a group's tokens that sharing its prompt must save, because each layer then merges two attentions."""
 
 
 class Unit(NamedTuple):
@@ -23,29 +22,29 @@ class Unit(NamedTuple):
 
     indices: list[int]
     prefix: int
-    """Tokens that they all start with and that are in the row once; 0 where they share none."""
+    """Common tokens at their start, which the row contains once; 0 if they share none."""
     num_tokens: int
-    """In the row."""
+    """Tokens of the unit in the row."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class RowLayout:
-    """`lengths` and `parents` of the segments are as in `PackedRow.of`."""
+    """The layout of one row; `lengths` and `parents` of its segments are as in `PackedRow.of`."""
 
     lengths: list[int]
     parents: list[int | None]
     token_ids: NDArray[np.int32]
     """[num_tokens]."""
     positions: NDArray[np.int64]
-    """[num_trained]; the token of the row that predicts each trained one, in the order of the samples."""
+    """[num_trained]; the token of the row that predicts each trained token, in the order of the samples."""
     images: list[PlacedImage]
-    """In the row."""
+    """Images at their places in the row."""
     rope: NDArray[np.int64] | None
-    """[3, num_tokens]; see `rope_positions`. None for a row without pictures."""
+    """[3, num_tokens], from `rope_positions`; None for a row without images."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], units: Sequence[Unit] | None = None) -> RowLayout:
-        """`units` divide the samples in their order; by default each is one of its own."""
+        """Return the layout of samples; `units` divide them in order, and by default each sample is a unit."""
         sizes = [(1, 0)] * len(samples) if units is None else [(len(unit.indices), unit.prefix) for unit in units]
         lengths: list[int] = []
         parents: list[int | None] = []
@@ -74,7 +73,7 @@ class RowLayout:
                 ids.append(sample.token_ids[prefix:])
                 rope.append(own_rope[:, prefix:])
                 images += _between(sample, prefix, len(sample), start)
-                # A first token is never a trained one (see Sample), so the one before it is in the sequence.
+                # The first token is never trained (see Sample), so the token before a trained one is in the sequence.
                 before = np.flatnonzero(sample.loss_mask).astype(np.int64) - 1
                 positions.append(np.where(before < prefix, before + root, before - prefix + start))
                 start += len(sample) - prefix
@@ -86,19 +85,19 @@ _NO_ROPE = np.zeros((3, 0), np.int64)
 
 
 def _between(sample: Sample, start: int, end: int, place: int) -> list[PlacedImage]:
-    """The pictures of the tokens `start:end`, which are in the row from `place` on."""
+    """Return the images of the tokens `start:end`, which are in the row from `place` on."""
     return [PlacedImage(image, at - start + place) for image, at in sample.images if start <= at < end]
 
 
 def unit_patches(samples: Sequence[Sample], unit: Unit) -> list[int]:
-    """The patches of each picture that the row has of these samples."""
+    """Return the number of patches of each image of a unit in the row."""
     first = [image for image in samples[unit.indices[0]].images if image.start < unit.prefix]
     own = [image for index in unit.indices for image in samples[index].images if image.start >= unit.prefix]
     return [placed.image.num_patches for placed in first + own]
 
 
 def shared_tokens(samples: Sequence[Sample]) -> int:
-    """How many tokens the samples start with in common, none of them trained; 0 for a single one."""
+    """Return the number of untrained tokens that all samples start with; 0 for a single sample."""
     if len(samples) < 2:
         return 0
     shared = min(int(np.argmax(sample.loss_mask)) if sample.num_sampled else len(sample) - 1 for sample in samples)
@@ -110,7 +109,7 @@ def shared_tokens(samples: Sequence[Sample]) -> int:
 
 
 def _whole_images(samples: Sequence[Sample], shared: int) -> int:
-    """At most `shared`: before the first picture that is not wholly in it, or not the same in all samples."""
+    """Return at most `shared`, cut before the first image that is not complete in it or differs between samples."""
     first = [placed for placed in samples[0].images if placed.start < shared]
     for number, placed in enumerate(first):
         same = all(
@@ -126,9 +125,9 @@ def _whole_images(samples: Sequence[Sample], shared: int) -> int:
 
 
 def units(samples: Sequence[Sample], indices: Sequence[int], token_budget: int, *, share: bool) -> list[Unit]:
-    """The indices in units of at most the budget, except for a sample that is longer by itself.
+    """Return the indices in units of at most `token_budget` tokens, except for a sample that is longer itself.
 
-    With `share`, samples of a group whose common start is worth it are together, as far as the budget goes.
+    With `share`, samples of a group are together as far as the budget allows, if their common start saves enough.
     """
     alone = [Unit([index], 0, len(samples[index])) for index in indices]
     if not share:

@@ -116,7 +116,7 @@ def test_the_tower_beside_adapters_is_frozen_and_its_passes_are_counted_so(model
 
 def test_sequence_parallelism_refuses_a_vision_model_before_it_is_loaded(model, tmp_path):
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())  # and no weights
-    with pytest.raises(UserError, match="divides text only, and this model has a vision tower"):
+    with pytest.raises(UserError, match="supports only text, but this model has a vision tower"):
         load_packed_lm(tmp_path, torch.float32, sequence=SequenceGroup("two", 0, 2))
 
 

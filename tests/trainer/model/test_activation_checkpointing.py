@@ -158,7 +158,7 @@ def test_without_gradients_nothing_is_kept():
 
 
 def test_what_sparse_checkpointing_cannot_do(tiny_qwen3: Any):
-    with pytest.raises(UserError, match=r"does not know layers of the kind Linear\. Set it to full"):
+    with pytest.raises(UserError, match=r"does not support layers of the class Linear\. Set it to full"):
         layers.prepare([nn.Linear(2, 2)], "sparse", compiled=False)
     model: Path = tiny_qwen3()
     with pytest.raises(UserError, match="gathered once"):

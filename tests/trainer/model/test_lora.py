@@ -135,7 +135,7 @@ def test_work_that_is_not_done_is_not_counted(tiny_qwen3):
     [
         (
             {"lora": {"targets": ["q_projj"]}},
-            "names q_projj, which no layer of this model has. Its linear layers: d",
+            "names q_projj, which is not a linear layer of this model. Its linear layers are d",
         ),
         ({"lora": {"rank": 4}, "backend": "megatron"}, "only fsdp has lora"),
     ],

@@ -1,4 +1,4 @@
-"""Which attention kernel a learner uses: by hardware, or as the configuration says."""
+"""Choose the attention kernel of a learner, by hardware or by configuration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def choose(name: AttentionName, device: torch.device, dtype: torch.dtype) -> str:
-    """The fastest kernel that runs, or the one that is named. Raises `UserError` where that one cannot run."""
+    """Return the fastest kernel that runs, or the configured one. Raises `UserError` if that one cannot run."""
     if name == "auto":
         return next(kernel for kernel in ("fa4", "fa2", "sdpa") if not _obstacle(kernel, device, dtype))
     if obstacle := _obstacle(name, device, dtype):
-        raise UserError(f"learner.attention={name} {obstacle} learner.attention=auto takes the fastest that runs.")
+        raise UserError(f"learner.attention={name} {obstacle} learner.attention=auto uses the fastest one that runs.")
     return name
 
 
 def _obstacle(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a kernel cannot run here and what to do about it."""
+    """Return why a kernel cannot run here, and a fix; None if it can run."""
     if kernel == "sdpa":
         return None
     if device.type != "cuda":

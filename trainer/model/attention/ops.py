@@ -1,8 +1,8 @@
-"""Packed attention as a custom op: one node for torch.compile and for activation checkpointing, whatever the kernel.
+"""Packed attention as a custom op: one node for torch.compile and activation checkpointing with every kernel.
 
-Where sequences share a prefix, which is in the row once, their tokens attend to their own segment and to the prefix in
-two calls of the kernel, merged by their log-sum-exp (Hydragen, arXiv 2402.05099, and ring attention do the same). The
-backward hands the merged output and log-sum-exp to both calls, which makes it exact.
+If sequences share a prefix, the row contains it once. Their tokens then attend to their own segment and to the prefix
+in two kernel calls, whose results are merged by log-sum-exp, as in Hydragen (arXiv 2402.05099) and ring attention. The
+backward of both calls gets the merged output and log-sum-exp, which makes it exact.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def packed_attention(
     max_keys: int,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Output [n, heads, d] and log-sum-exp, float32 [heads, n].
+    """Return the output [n, heads, d] and the log-sum-exp, float32 [heads, n].
 
-    `cu_seqlens` [segments + 1] int32; `window` and `causal` as in `Segments`. The six between are of `SharedPrefixes`,
-    or None and 0 where no sequences share a prefix.
+    `cu_seqlens` [segments + 1] int32; `window` and `causal` as in `Segments`. The six arguments before `causal` come
+    from `SharedPrefixes`; they are None and 0 without shared prefixes.
     """
     forward = KERNELS[kernel].forward
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
@@ -53,7 +53,7 @@ def packed_attention(
 
 
 def _merge(out: Tensor, lse: Tensor, queries: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention of `queries` to their own segment and to the prefix as one."""
+    """Merge the attention of `queries` to their own segment with that to the prefix."""
     own, own_lse = out.index_select(0, queries), lse.index_select(1, queries)
     merged = torch.logaddexp(own_lse, part_lse)
     own_share, share = ((piece - merged).exp().t()[..., None] for piece in (own_lse, part_lse))
@@ -62,7 +62,7 @@ def _merge(out: Tensor, lse: Tensor, queries: Tensor, part: Tensor, part_lse: Te
 
 @cache
 def _merge_compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """One kernel instead of ten. Only where it is called: the compiler takes seconds to import."""
+    """Return `_merge` as one kernel instead of ten; compiled lazily, because the compiler takes seconds to import."""
     return torch.compile(_merge, dynamic=True)
 
 
@@ -87,7 +87,7 @@ def packed_attention_backward(
     max_keys: int,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     backward = KERNELS[kernel].backward
     grad, query, key, value = grad.contiguous(), query.contiguous(), key.contiguous(), value.contiguous()
     dq, dk, dv = backward(grad, query, key, value, out, lse, _own(cu_seqlens, max_length, causal, window, scale))
@@ -102,7 +102,7 @@ def packed_attention_backward(
         lse.index_select(1, queries),
         Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale),
     )
-    # No token is in either list twice.
+    # No token occurs twice in a list.
     for total, rows, part in zip((dq, dk, dv), (queries, keys, keys), of_part, strict=True):
         total.index_add_(0, rows, part)
     return dq, dk, dv

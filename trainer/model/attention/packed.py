@@ -1,8 +1,8 @@
 """Causal attention over packed rows: several sequences in one row, without padding and without a mask.
 
-A model loaded with `attn_implementation=register(kernel)` calls this from every layer. Where each sequence starts
-reaches it in the keyword arguments that transformers passes through the forward of its models (`cu_seq_lens_q`,
-`max_length_q`), which `PackedRow.kwargs` holds.
+A model loaded with `attn_implementation=register(kernel)` calls this function in every layer. The starts of sequences
+come as keyword arguments (`cu_seq_lens_q`, `max_length_q`), which transformers passes through the forward of its
+models. `PackedRow.kwargs` makes them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
 
 
 def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str:
-    """Make the attention known to transformers and return its name for `attn_implementation`.
+    """Register the attention with transformers, and return its name for `attn_implementation`.
 
-    `kernel` is what `attention_choice.choose` returns; the ranks of `sequence` share each row. Nothing is registered
-    with the mask interface: transformers builds no mask for an implementation that has none.
+    `kernel` is the result of `choice.choose`. The ranks of `sequence` share each row. Nothing is registered with the
+    mask interface, so transformers builds no mask.
     """
     from transformers import AttentionInterface
 
@@ -38,19 +38,19 @@ def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str
 
 @dataclass(slots=True, frozen=True, eq=False)
 class PackedRow:
-    """Where the sequences of one row are. Where sequences share a prefix, each part of them is a segment."""
+    """The segments of one row: whole sequences, or shared prefixes and the rests of their sequences."""
 
     lengths: tuple[int, ...]
-    """Of the segments."""
+    """Tokens of each segment."""
     position_ids: Tensor
-    """[1, num_tokens], int64; 0 where a sequence starts."""
+    """[1, num_tokens], int64; 0 at the start of a sequence."""
     cu_seqlens: Tensor
     """[num_segments + 1], int32: start of each segment, then the end of the row."""
     prefixes: SharedPrefixes | None
     padded: PaddedLayout | None
-    """For sdpa."""
+    """Layout for the kernel sdpa."""
     divided: bool = False
-    """`position_ids` are of a part of the row (see `SequenceGroup`), all else is of the whole."""
+    """Whether `position_ids` cover only this rank's part of the row (see `SequenceGroup`)."""
 
     @classmethod
     def of(
@@ -61,8 +61,10 @@ class PackedRow:
         padded: bool = True,
         parents: Sequence[int | None] = (),
     ) -> PackedRow:
-        """`padded` is for the kernel `sdpa`. `parents[i]` is the segment before it whose tokens segment i goes on from
-        (see `SharedPrefixes`); none where left out."""
+        """Return the row of segments with these lengths; `padded` is for the kernel sdpa.
+
+        `parents[i]` is the earlier segment that is the prefix of segment i, or None (see `SharedPrefixes`).
+        """
         prefixes = SharedPrefixes.of(lengths, parents, device) if any(p is not None for p in parents) else None
         starts = [0] * len(lengths) if prefixes is None else prefixes.positions
         position_ids = np.concatenate([np.arange(length) + s for length, s in zip(lengths, starts, strict=True)])[None]
@@ -76,9 +78,9 @@ class PackedRow:
         )
 
     def kwargs(self) -> dict[str, Any]:
-        """For the forward of a transformers model, next to `input_ids` of shape [1, num_tokens].
+        """Return keyword arguments for the forward of a transformers model with `input_ids` [1, num_tokens].
 
-        Tensors and plain numbers but for `padded`: a compiled layer is then the same for all rows.
+        Except for `padded` they are tensors and plain numbers, so one compiled layer serves all rows.
         """
         longest = max(self.lengths)
         kwargs: dict[str, Any] = {
@@ -117,16 +119,16 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
+    """Compute attention: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
 
     With `sequence` the n tokens are this rank's part of a row of `num_tokens`, padded to the length of the first part.
-    There is no dropout: what is trained must be the policy that sampled. Raises `ValueError` where the row comes with
-    a mask or without what `PackedRow.kwargs` says of it, or has a batch dimension.
+    There is no dropout, because the trained policy must be the one that sampled. Raises `ValueError` for a row with a
+    mask, with several batch entries, or without the arguments of `PackedRow.kwargs`.
     """
     if cu_seq_lens_q is None:
-        raise ValueError("packed attention needs to know where the sequences are (see PackedRow.kwargs)")
+        raise ValueError("packed attention needs cu_seq_lens_q: pass PackedRow.kwargs to the forward")
     if attention_mask is not None or query.shape[0] != 1:
-        raise ValueError("packed attention takes one packed row without a mask")
+        raise ValueError("packed attention needs one packed row without a mask")
     if sliding_window is not None and sliding_window >= max_length_q and prefix[0] is None:
         sliding_window = None
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
@@ -137,7 +139,7 @@ def packed_attention(
         out = _padded_sdpa(*rows, padded, scaling, sliding_window)
         return (out if sequence is None else sequence.to_tokens(out, length))[None], None
     if prefix[0] is not None and sliding_window is not None:
-        raise ValueError("packed attention has no sliding window over a shared prefix")
+        raise ValueError("packed attention does not support a sliding window with a shared prefix")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out, _ = attention_ops.packed_attention(
         *rows,
@@ -155,9 +157,9 @@ def packed_attention(
 def _padded_sdpa(
     query: Tensor, key: Tensor, value: Tensor, layout: PaddedLayout, scale: float | None, window: int | None
 ) -> Tensor:
-    """sdpa over batches of sequences of similar length, [n, heads, d].
+    """Compute sdpa over batches of sequences of similar length, [n, heads, d].
 
-    Padding at the end needs no mask: under causal attention no real token sees what comes after it.
+    Padding at the end needs no mask, because causal attention never looks ahead.
     """
     grouped = query.shape[1] != key.shape[1]
     batches = (layout.pad(query), layout.pad(key), layout.pad(value))
@@ -172,7 +174,7 @@ def _padded_sdpa(
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """[length, length], True where a query may look: itself and the window - 1 tokens before it."""
+    """Return [length, length]: True for the query itself and the window - 1 tokens before it."""
     position = torch.arange(length, device=device)
     distance = position[:, None] - position[None, :]
     return (distance >= 0) & (distance < window)

@@ -1,4 +1,4 @@
-"""A packed row as batches of sequences of similar length, for attention kernels that know no packed rows."""
+"""A packed row as batches of sequences of similar length, for attention kernels without packed rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 PADDING = 1.2
-"""Sequences share a batch if none of them is padded to more than this times its length."""
+"""Most padding of a sequence in a batch, as a multiple of its length."""
 
 
 def buckets(lengths: Sequence[int], padding: float = PADDING) -> list[list[int]]:
-    """Indices of sequences of about the same length, longest first."""
+    """Return groups of indices of sequences of about the same length, the longest first."""
     groups: list[list[int]] = []
     longest = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -28,17 +28,18 @@ def buckets(lengths: Sequence[int], padding: float = PADDING) -> list[list[int]]
 
 @dataclass(slots=True, frozen=True, eq=False)
 class PaddedLayout:
-    """Where each token of a row is in a flat buffer of padded batches, and back."""
+    """The mapping between the tokens of a row and a flat buffer of padded batches."""
 
     shapes: tuple[tuple[int, int], ...]
     """(sequences, tokens of the longest) of each batch."""
     source: Tensor
-    """[sum of the areas of shapes], int64: the token in each place; where padding is, some token of the sequence."""
+    """[sum of the areas of shapes], int64: token at each place; padding repeats the last token of its sequence."""
     place: Tensor
-    """[num_tokens], int64: where each token of the row is."""
+    """[num_tokens], int64: place of each token of the row."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PaddedLayout:
+        """Return the layout for sequences of these lengths."""
         starts = np.concatenate([[0], np.cumsum(lengths)])
         place = np.empty(starts[-1], np.int64)
         sources, shapes, used = [], [], 0
@@ -55,20 +56,23 @@ class PaddedLayout:
         return cls(tuple(shapes), source, torch.from_numpy(place).to(device, non_blocking=True))
 
     def pad(self, rows: Tensor) -> list[Tensor]:
-        """[num_tokens, heads, d] to one [sequences, heads, longest, d] for each batch."""
+        """Convert [num_tokens, heads, d] to one [sequences, heads, longest, d] per batch."""
         flat: Tensor = _Move.apply(rows, self.source, self.place)
         parts = flat.split([count * longest for count, longest in self.shapes])
         return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def unpad(self, flat: Tensor) -> Tensor:
-        """[places, heads, d] to [num_tokens, heads, d]."""
+        """Convert [places, heads, d] to [num_tokens, heads, d]."""
         rows: Tensor = _Drop.apply(flat, self.place)
         return rows
 
 
 class _Move(torch.autograd.Function):
-    """Rows into their places. Padding gets no gradient (nothing that is kept depends on it), so the way back is a
-    gather too, where autograd's own would be a scatter with atomic additions."""
+    """Moves rows to their places.
+
+    Padding has no gradient, because no result depends on it. So the backward is a gather, too; that of autograd would
+    be a scatter with atomic additions.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, source: Tensor, place: Tensor) -> Tensor:
@@ -82,7 +86,7 @@ class _Move(torch.autograd.Function):
 
 
 class _Drop(torch.autograd.Function):
-    """Rows out of their places; no place is taken twice, so its gradient is a copy."""
+    """Takes rows from their places; no place is taken twice, so the backward is a copy."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, place: Tensor) -> Tensor:

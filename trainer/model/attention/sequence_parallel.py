@@ -1,9 +1,9 @@
-"""Ulysses-type sequence parallelism (arXiv 2309.14509): ranks share the tokens of a row, and in attention its heads.
+"""Ulysses sequence parallelism (arXiv 2309.14509): ranks share the tokens of a row, and in attention its heads.
 
     layers:     rank r has tokens [r * n / size, (r + 1) * n / size) of a row, all heads
     attention:  rank r has all n tokens, heads [r * heads / size, (r + 1) * heads / size)
 
-Two exchanges a layer, forward and backward, go from one to the other. What attention computes is what one rank would.
+Two exchanges per layer convert between these, in forward and backward. The result equals that of one rank.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class SequenceGroup:
     """The ranks that share a row."""
 
     name: str
-    """That torch.distributed knows the group by."""
+    """Name of the group in torch.distributed."""
     rank: int
-    """Of this process in the group."""
+    """Rank of this process in the group."""
     size: int
 
     def own(self, num_tokens: int) -> slice:
-        """The tokens of a row that are here. All ranks but the last ones have `length` of them."""
+        """Return the tokens of a row on this rank; all ranks except the last ones have `length` of them."""
         length = self.length(num_tokens)
         return slice(min(self.rank * length, num_tokens), min((self.rank + 1) * length, num_tokens))
 
     def length(self, num_tokens: int) -> int:
-        """Tokens of each rank, those included that pad the last ones."""
+        """Return the tokens of each rank, including the padding of the last ones."""
         return -(-num_tokens // self.size)
 
     def check(self, hf_config: Any) -> None:
-        """Raises `UserError` where the heads of a model cannot be divided."""
+        """Check that the heads of a model can be divided. Raises `UserError`."""
         config = hf_config.get_text_config()
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -47,17 +47,17 @@ class SequenceGroup:
             fit = [n for n in range(2, heads + 1) if not heads % n and not (kv_heads % n and n % kv_heads)]
             raise UserError(
                 f"learner.sequence_parallel={self.size} cannot divide {heads} heads and {kv_heads} of keys and values. "
-                f"This model takes {', '.join(map(str, fit)) or 'none'}."
+                f"This model supports {', '.join(map(str, fit)) or 'none'}."
             )
         if getattr(hf_config, "vision_config", None) is not None:
             raise UserError(
-                "learner.sequence_parallel divides text only, and this model has a vision tower. Leave it out."
+                "learner.sequence_parallel supports only text, but this model has a vision tower. Remove the setting."
             )
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """From own tokens [length, heads, d] and [length, kv_heads, d] to own heads of the row, [num_tokens, .., d].
+        """Convert own tokens [length, heads, d] and [length, kv_heads, d] to own heads of the row, [num_tokens, .., d].
 
-        Where there are fewer heads of keys and values than ranks, several ranks have the same one.
+        If there are fewer heads of keys and values than ranks, several ranks have the same one.
         """
         if key.shape[1] < self.size:
             copies = self.size // key.shape[1]
@@ -68,19 +68,21 @@ class SequenceGroup:
         return found[0], found[1], found[2]
 
     def to_tokens(self, rows: Tensor, length: int) -> Tensor:
-        """From own heads of the row [num_tokens, heads / size, d] to all heads of own tokens, [length, heads, d]."""
+        """Convert own heads of the row [num_tokens, heads / size, d] to all heads of own tokens, [length, heads, d]."""
         missing = self.size * length - rows.shape[0]
         padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
         return self._exchange(padded.unflatten(0, (self.size, length))).transpose(0, 1).flatten(1, 2)
 
     def assemble(self, values: Tensor, places: Tensor, size: int) -> Tensor:
-        """What ranks have of [size] values, as all of them; `places` are those of this rank. The gradient of a rank's
-        values is that of its own result: every rank computes the same with it."""
+        """Return [size] values collected from all ranks; `places` are those of this rank's `values`.
+
+        The gradient of a rank's values is that of its own result, because all ranks compute the same with it.
+        """
         whole: Tensor = _Assemble.apply(values, places, size, self.name)
         return whole
 
     def _exchange(self, blocks: Tensor) -> Tensor:
-        """[size, ...] to [size, ...]: block i goes to rank i, and what came from rank i is block i."""
+        """Send block i of [size, ...] to rank i; block i of the result comes from rank i."""
         found: Tensor = exchange_blocks(blocks.contiguous(), self.name)
         return found
 
@@ -92,7 +94,7 @@ def _group(name: str) -> dist.ProcessGroup:
 
 @torch.library.custom_op("agentloop::exchange_blocks", mutates_args=())
 def exchange_blocks(blocks: Tensor, group: str) -> Tensor:
-    """One node for torch.compile, as attention is. `blocks` are contiguous."""
+    """Exchange contiguous blocks between ranks, as one node for torch.compile."""
     found = torch.empty_like(blocks)
     dist.all_to_all_single(found, blocks, group=_group(group))
     return found

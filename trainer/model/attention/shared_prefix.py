@@ -1,8 +1,8 @@
-"""Prefixes that several sequences of a row share, in the row once.
+"""Shared prefixes: a row contains a prompt once for several sequences.
 
-The sequences of a group start with the same prompt. A row then holds the prompt once and the rest of each sequence
-after it: a segment of its own each, whose tokens also look at the prompt. What a token computes depends on nothing but
-the tokens before it in its sequence, so hidden states and gradients are those of the sequences one by one.
+The sequences of a group start with the same prompt. A row contains the prompt once, followed by the rest of each
+sequence as its own segment, whose tokens also attend to the prompt. A token depends only on the tokens before it in its
+sequence, so hidden states and gradients equal those of separate sequences.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from torch import Tensor
 
 @dataclass(slots=True, frozen=True, eq=False)
 class SharedPrefixes:
-    """Which tokens of a row look at which prefix."""
+    """The tokens of a row that attend to a prefix, and the tokens of the prefixes."""
 
     positions: tuple[int, ...]
     """Position in its sequence at which each segment of the row starts."""
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
-    """`queries`: the tokens that look at a prefix, [q] int64. `keys`: those in one, [k] int64. `cu_q`, `cu_k`
-    [prefixes + 1] int32: where the tokens of each prefix start in these two."""
+    """`queries`, `keys`, `cu_q` and `cu_k`.
+
+    `queries` [q] int64 are the tokens that attend to a prefix, and `keys` [k] int64 those of prefixes. `cu_q` and
+    `cu_k` [prefixes + 1] int32 are the starts of each prefix in these two.
+    """
     longest: tuple[int, int]
     """Most queries and most keys of one prefix."""
 
@@ -31,9 +34,9 @@ class SharedPrefixes:
     def of(
         cls, lengths: Sequence[int], parents: Sequence[int | None], device: torch.device | str = "cpu"
     ) -> SharedPrefixes:
-        """From the lengths of the segments of a row and for each the one that is its prefix.
+        """Return the shared prefixes of a row from the length and the prefix segment, if any, of each segment.
 
-        A prefix comes before its segments and has none itself; both are asserted.
+        A prefix comes before its segments and has no prefix itself; both are asserted.
         """
         starts = np.concatenate([[0], np.cumsum(lengths)])
         children: dict[int, list[int]] = {}

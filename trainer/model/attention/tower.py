@@ -1,7 +1,7 @@
-"""Attention of a vision tower over the patches of all pictures of a row: each looks at its picture, or at its window.
+"""Attention of a vision tower over the patches of all images of a row, within images or windows.
 
-A model of transformers whose tower has the implementation `register(kernel)` computes all of them in one call. With
-sdpa it makes a call for each window: hundreds for a large picture, in every layer.
+A tower with the implementation `register(kernel)` computes all images in one call. With sdpa, transformers makes one
+call per window: hundreds for a large image, in every layer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NO_PREFIX = (None, None, None, None, 0, 0)
 
 
 def register(kernel: str) -> str:
-    """Make the attention known to transformers and return its name for `attn_implementation` of the tower.
+    """Register the attention with transformers, and return its name for `attn_implementation` of the tower.
 
-    `kernel` is one of the language model's, as `attention_choice.choose` returns it, or `math`, for tests.
+    `kernel` is the kernel of the language model (the result of `choice.choose`), or `math` for tests.
     """
     from transformers import AttentionInterface
 
     if kernel == "sdpa":
         return kernel
     if kernel == "fa4":
-        kernel = "fa2"  # heads of towers have 64, 72 or 80 features, and FlashAttention 4 is not made for all of them
-    name = f"agentloop_flash_tower_{kernel}"  # by "flash" transformers knows that it wants to be told of the pictures
+        kernel = "fa2"  # heads of towers have 64, 72 or 80 features; FlashAttention 4 does not support all of them
+    name = f"agentloop_flash_tower_{kernel}"  # because of "flash", transformers passes the starts of the images
     AttentionInterface.register(name, partial(tower_attention, kernel=kernel))
     return name
 
@@ -46,9 +46,9 @@ def tower_attention(
     max_length_q: int | Tensor,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query, key and value [1, heads, patches, d] to [1, patches, heads, d].
+    """Compute attention for transformers: query, key and value [1, heads, patches, d] to [1, patches, heads, d].
 
-    `cu_seq_lens_q` [segments + 1]: where each picture or window begins, then the end. There is no dropout.
+    `cu_seq_lens_q` [segments + 1] are the starts of images or windows, then the end. There is no dropout.
     """
     assert attention_mask is None
     assert query.shape[0] == 1, "one row"

@@ -1,10 +1,10 @@
-"""Loss and gradient of the LM head in one pass: three matrix products, no logits kept and none computed twice.
+"""Loss and gradient of the LM head in one pass: three matrix products, without keeping or recomputing logits.
 
-The loss of a token in the GRPO family depends on its own log-probability (and entropy) and on numbers that are known
-before the forward: advantage, old log-probability, weight. So the gradient of a chunk's logits is known as soon as its
-log-probabilities are, and the chunk can be finished before the next one starts. Where the loss is one of whole
-trajectories (gspo, gmpo), chunks are made of whole ones; only of a trajectory that is longer than a chunk the logits
-are computed twice, but for its last chunk's. Where ranks divide trajectories, `logprobs.token_logprobs` is left.
+In the GRPO family the loss of a token depends on its own log-probability and entropy, and on numbers known before the
+forward: advantage, old log-probability, weight. So the gradient of a chunk's logits follows directly from its
+log-probabilities, and a chunk is finished before the next one starts. If the loss is that of whole trajectories (gspo,
+gmpo), chunks consist of whole trajectories. Only a trajectory that is longer than a chunk has its logits computed
+twice, except for its last chunk. If ranks divide trajectories, use `logprobs.token_logprobs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentloop.trainer.model.kernels import softmax
 from agentloop.trainer.model.kernels.softmax import Statistics, Vocabulary
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
-"""(logprobs, entropy, rows) of the tokens `rows` to their loss, a scalar; differentiable, and a sum over units."""
+"""(logprobs, entropy, rows) -> the loss of the tokens `rows`, a differentiable scalar and a sum over units."""
 
 
 def head_loss(
@@ -34,13 +34,13 @@ def head_loss(
     units: Units | None = None,
     vocabulary: Vocabulary = softmax,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, float32 scalar, and detached the log-probabilities and entropies, float32 [num_tokens].
+    """Return the loss, a float32 scalar, and the detached log-probabilities and entropies, float32 [num_tokens].
 
-    Arguments as of `token_logprobs`. `chunk_loss` is called for some tokens after the other and must be a sum over
-    units: its gradient with respect to a token's values may depend on other tokens of its unit only. `units` are the
-    sizes of units of consecutive tokens, which are never parted; None: each token is one. Where `weight` has a part of
-    the vocabulary, `vocabulary` says how the parts belong together, and the gradient of `hidden` is that part's. Raises
-    `ValueError` for a temperature that is not above 0.
+    The arguments are those of `token_logprobs`. `chunk_loss` is called for chunk after chunk and must be a sum over
+    units: its gradient by a token's values may depend only on tokens of the same unit. `units` are the sizes of units
+    of consecutive tokens, which are never split; None: each token is a unit. If `weight` is a part of the vocabulary,
+    `vocabulary` combines the parts, and the gradient of `hidden` is that of this part. Raises `ValueError` unless the
+    temperature is above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 to train, got {temperature}")
@@ -57,7 +57,7 @@ def head_loss(
 
 
 class _FusedHead(torch.autograd.Function):
-    """The forward has both gradients; the backward multiplies them with that of the loss, in place: it runs once."""
+    """Computes both gradients in the forward; the backward multiplies them by that of the loss in place, once."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _FusedHead(torch.autograd.Function):
             found: list[Statistics] = []
             logits: Tensor | None = None
             for rows in group:
-                del logits  # freed before the next chunk's are computed
+                del logits  # frees them before the next chunk
                 logits = hidden[rows] @ weight.t()
                 found.append(vocabulary.statistics(logits, targets[rows], inverse_temperature))
                 logprobs[rows], entropy[rows] = found[-1].logprob, found[-1].entropy
@@ -107,7 +107,7 @@ class _FusedHead(torch.autograd.Function):
         if of_hidden is not None:
             of_hidden = of_hidden * grad_loss.to(of_hidden.dtype)
         if of_weight is not None:
-            # Gigabytes: in place, or in one pass with the conversion.
+            # This takes gigabytes, so multiply in place, or in one pass with the conversion.
             out = (
                 of_weight
                 if of_weight.dtype == ctx.weight_dtype
@@ -120,7 +120,7 @@ class _FusedHead(torch.autograd.Function):
 def _differentiate(
     chunk_loss: ChunkLoss, logprob: Tensor, entropy: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The chunk's loss and its derivatives; None for an entropy that it does not use."""
+    """Return the loss of a chunk and its derivatives; that of the entropy is None if the loss does not use it."""
     with torch.enable_grad():
         inputs = logprob.detach().requires_grad_(), entropy.detach().requires_grad_()
         loss = chunk_loss(*inputs, rows)

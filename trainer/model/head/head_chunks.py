@@ -1,4 +1,4 @@
-"""The LM head a few tokens at a time: the logits of a chunk are computed, used and dropped."""
+"""Chunks of the LM head: the logits of a few tokens at a time are computed, used and dropped."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Units = Sequence[int] | NDArray[np.int64]
-"""How many tokens in a row belong together, in order."""
+"""Numbers of consecutive tokens that belong together, in order."""
 
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 832 * 2**20}
-"""Logits of one chunk: near the caches of a CPU; on a GPU few chunks, since each reads and writes the whole gradient
-of the head, yet below 1 GiB with all that belongs to it."""
+"""Bytes of the logits of one chunk.
+
+On a CPU a chunk fits the caches. On a GPU chunks are few, because each reads and writes the whole gradient of the head,
+but stay below 1 GiB with all temporaries.
+"""
 _ROWS = 128
-"""Chunks are a multiple of this, the tile of a matrix product."""
+"""Tokens of a chunk are a multiple of this, the tile of a matrix product."""
 _FEW_CHUNKS = 4
-"""So many chunks are summed in the dtype of the weight: they round it by sqrt(4 / 3) as much as the last chunk must."""
+"""Most chunks summed in the dtype of the weight; their rounding error is sqrt(4 / 3) times that of the last one."""
 
 
 def chunks(num_tokens: int, weight: Tensor, chunk_tokens: int | None = None) -> list[slice]:
-    """Slices of about equal size that cover [0, num_tokens); `weight` [vocab, hidden_size]."""
+    """Return slices of about equal size that cover [0, num_tokens); `weight` [vocab, hidden_size]."""
     if chunk_tokens is None:
         count = -(-num_tokens // _most_tokens(weight))
         chunk_tokens = -(-num_tokens // max(count, 1) // _ROWS) * _ROWS or 1
@@ -37,14 +40,17 @@ def _most_tokens(weight: Tensor) -> int:
 def groups(
     num_tokens: int, weight: Tensor, chunk_tokens: int | None = None, units: Units | None = None
 ) -> list[list[slice]]:
-    """Chunks that must be known together before the gradient of any of them is: one each, or with `units`, how many
-    tokens in a row belong together, those of as many units as a chunk holds; a unit that is longer has several."""
+    """Return groups of chunks whose gradients need the log-probabilities of the whole group.
+
+    Without `units` each chunk is a group. With `units` a group holds as many units as fit a chunk; a longer unit has
+    several chunks.
+    """
     if units is None:
         return [[rows] for rows in chunks(num_tokens, weight, chunk_tokens)]
     most = chunk_tokens or _most_tokens(weight)
     found: list[list[slice]] = []
     start = end = 0
-    for size in [*map(int, units), num_tokens + most]:  # the last one is none: it ends the chunk before it
+    for size in [*map(int, units), num_tokens + most]:  # the last size is a sentinel that ends the last group
         if end > start and end - start + size > most:
             parts = chunks(end - start, weight, chunk_tokens)
             found.append([slice(start + part.start, start + part.stop) for part in parts])
@@ -54,7 +60,7 @@ def groups(
 
 
 class HeadGradient:
-    """Collects d loss / d hidden and d loss / d weight from the gradients of the logits of chunks."""
+    """Collects d loss / d hidden and d loss / d weight from the logit gradients of chunks."""
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, num_chunks: int, *, of_hidden: bool = True, of_weight: bool = True
@@ -62,15 +68,17 @@ class HeadGradient:
         self._inputs = hidden, weight
         exact = weight.dtype if num_chunks <= _FEW_CHUNKS else torch.float32
         self.hidden = torch.empty_like(hidden) if of_hidden else None
-        """[num_tokens, hidden_size], in its dtype."""
+        """[num_tokens, hidden_size], in the dtype of `hidden`."""
         empty = torch.empty_like if num_chunks else torch.zeros_like
         self.weight = empty(weight, dtype=exact) if of_weight else None
-        """[vocab, hidden_size], float32 where there are many chunks, else as the weight; zeros without tokens, since
-        other ranks wait for it."""
+        """[vocab, hidden_size], float32 with many chunks, else in the dtype of the weight.
+
+        Without tokens it is zeros, because other ranks wait for it.
+        """
         self._is_first = True
 
     def add(self, rows: slice, grad_logits: Tensor) -> None:
-        """`grad_logits` [tokens of the chunk, vocab] in the dtype of `hidden`."""
+        """Add a chunk with `grad_logits` [tokens of the chunk, vocab] in the dtype of `hidden`."""
         hidden, weight = self._inputs
         if self.hidden is not None:
             torch.mm(grad_logits, weight, out=self.hidden[rows])
@@ -80,7 +88,7 @@ class HeadGradient:
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
-    """total += left @ right; the first time it is overwritten."""
+    """Add left @ right to `total`, or overwrite it the first time."""
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=0 if is_first else 1, out=total)
     elif left.is_cuda:

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens from hidden states, without ever holding the logits of all of them.
+"""Log-probabilities of target tokens from hidden states, without holding the logits of all tokens.
 
-Only positions that predict a trained token should be passed in: the LM head then costs nothing for the others. Where
-the loss of a token depends on its own log-probability alone, `fused_head` does the same with one matrix product less.
+Pass only positions that predict a trained token, so that the LM head costs nothing for the others. If the loss is a sum
+over tokens or trajectories, `fused_head` needs one matrix product less.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def token_logprobs(
     chunk_tokens: int | None = None,
     vocabulary: Vocabulary = softmax,
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) and the entropy of the distribution, float32 [num_tokens] each, at logits / temperature.
+    """Return log p(target) and the entropy of the distribution at logits / temperature, float32 [num_tokens] each.
 
     `hidden` [num_tokens, hidden_size] at the position before each target, `weight` [vocab, hidden_size] of the LM
-    head, `targets` [num_tokens] int64. Softmax is float32 whatever the weights are. Differentiable in both outputs;
-    the backward computes the logits again. `vocabulary` as in `fused_head.head_loss`. Raises `ValueError` for a
-    temperature that is not above 0.
+    head, `targets` [num_tokens] int64. The softmax is always float32. Both outputs are differentiable; the backward
+    recomputes the logits. `vocabulary` is as in `fused_head.head_loss`. Raises `ValueError` unless the temperature is
+    above 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0 to train, got {temperature}")
@@ -56,7 +56,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 whole[rows] = part
         ctx.save_for_backward(hidden, weight, targets, *found)
         ctx.options = inverse_temperature, chunk_tokens, vocabulary
-        # An output that the loss does not use then has no gradient at all, not one of zeros.
+        # An output that the loss does not use has the gradient None instead of zeros.
         ctx.set_materialize_grads(False)
         return found.logprob.clone(), found.entropy.clone()
 

@@ -1,1 +1,1 @@
-"""Kernels of the learner, each with the same function in plain torch for devices without Triton."""
+"""Kernels of the model, each with an equal function in plain torch for devices without Triton or FlashAttention."""

@@ -1,9 +1,9 @@
-"""What the loss needs from a block of logits, and its gradient written over them.
+"""Log-probability and entropy from a block of logits, and the gradient written over the logits.
 
-z are logits / temperature, p their softmax, t the target:
+With z = logits / temperature, p their softmax and t the target:
     logprob = z_t - lse,  entropy = lse - sum_j p_j z_j,  lse = log sum_j exp z_j
     d logprob / d z_j = [j = t] - p_j,  d entropy / d z_j = -p_j (log p_j + entropy)
-All sums are float32 whatever the logits are.
+All sums are float32 for every dtype of the logits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Statistics(NamedTuple):
-    """float32 [num_tokens] each."""
+    """Statistics of logits, float32 [num_tokens] each."""
 
     logprob: Tensor
     entropy: Tensor
@@ -23,7 +23,7 @@ class Statistics(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """What this module does with logits of a whole vocabulary, for those who have only a part of it."""
+    """The functions of this module, also for logits of a part of the vocabulary."""
 
     def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics: ...
 
@@ -39,14 +39,14 @@ class Vocabulary(Protocol):
 
 
 def statistics(logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
-    """Of `logits` [num_tokens, vocab] and `targets` [num_tokens] int64."""
+    """Return the statistics of `logits` [num_tokens, vocab] and `targets` [num_tokens] int64."""
     if _on_triton(logits):
         from agentloop.trainer.model.kernels import softmax_triton
 
         return Statistics(*softmax_triton.statistics(logits, targets, inverse_temperature))
     z = logits.float() * inverse_temperature
     lse = torch.logsumexp(z, dim=-1)
-    # An average of distances to lse: lse minus the average of z would cancel.
+    # Average the distances to lse; lse minus the average of z would lose digits by cancellation.
     entropy = ((z - lse[:, None]).exp_() * (lse[:, None] - z)).sum(dim=-1)
     return Statistics(z.gather(1, targets[:, None]).squeeze(1) - lse, entropy, lse)
 
@@ -59,9 +59,9 @@ def gradient_(
     grad_entropy: Tensor | None,
     inverse_temperature: float,
 ) -> Tensor:
-    """Overwrite the logits with their gradient, given those of logprob and entropy, float32 [num_tokens].
+    """Overwrite the logits with their gradient, from the gradients of logprob and entropy, float32 [num_tokens].
 
-    A target of -1 is none of these logits: where ranks divide the vocabulary, another one has it.
+    A target of -1 is on another rank, if ranks divide the vocabulary.
     """
     if _on_triton(logits):
         from agentloop.trainer.model.kernels import softmax_triton

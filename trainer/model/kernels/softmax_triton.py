@@ -1,6 +1,6 @@
-"""`softmax.statistics` and `softmax.gradient_` in Triton: one program a row, each reading the row once.
+"""`softmax.statistics` and `softmax.gradient_` in Triton: one program per row, which reads the row once.
 
-With a vocabulary of 150,000 a row is larger than the registers, so the statistics are taken online (arXiv 1805.02867).
+With a vocabulary of 150,000 a row is larger than the registers, so the softmax is online (arXiv 1805.02867).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _LOWEST = tl.constexpr(-1e30)
-"""In place of minus infinity, where there is no logit: it may be subtracted from itself."""
+"""Value for missing logits instead of minus infinity, because it can be subtracted from itself."""
 _BLOCK = 4096
 _WARPS = 8
 
@@ -37,19 +37,19 @@ def _statistics(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * stride
     columns = tl.arange(0, BLOCK)
-    # Per lane, so that the loop has no reduction across the program: the lanes are merged once, at the end.
+    # Each lane has its own sums, so the loop has no reduction across lanes; they are merged at the end.
     largest = tl.full([BLOCK], _LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     weighted = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, 2 * BLOCK):
-        # Two blocks for one change of the maximum: its exponential is as dear as that of an element.
+        # Two blocks share one change of the maximum, whose exponential costs as much as that of an element.
         first = _load(base, start + columns, vocab, inverse_temperature)
         second = _load(base, start + BLOCK + columns, vocab, inverse_temperature)
         new = tl.maximum(largest, tl.maximum(first, second))
         shift = largest - new
         scale = tl.exp(shift)
         p, q = tl.exp(first - new), tl.exp(second - new)
-        # Against the running maximum: the sum of p * z itself would lose digits to its size.
+        # Relative to the running maximum; the sum of p * z itself would lose digits.
         weighted = (weighted + total * shift) * scale + p * (first - new) + q * (second - new)
         total = total * scale + p + q
         largest = new
@@ -96,7 +96,7 @@ def _gradient(  # type: ignore[no-untyped-def]
 
 
 def statistics(logits: Tensor, targets: Tensor, inverse_temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, entropy, lse) of contiguous rows."""
+    """Return (logprob, entropy, lse) of contiguous rows."""
     assert logits.stride(1) == 1
     rows, vocab = logits.shape
     logprob, entropy, lse = torch.empty(3, rows, dtype=torch.float32, device=logits.device).unbind()
@@ -125,7 +125,7 @@ def gradient_(
     grad_entropy: Tensor | None,
     inverse_temperature: float,
 ) -> Tensor:
-    """In place; every block of a row is a program of its own."""
+    """Overwrite the logits with their gradient; each block of a row is one program."""
     assert logits.stride(1) == 1
     rows, vocab = logits.shape
     if rows:

@@ -1,8 +1,8 @@
-"""FlashAttention over packed rows, forward and backward apart: parts of an attention can be merged between them.
+"""FlashAttention over packed rows with separate forward and backward, so that partial attentions can be merged between.
 
-A kernel takes query [n, heads, d], key and value [m, kv_heads, d] and where the segments of each are, and returns the
-output [n, heads, d] and the log-sum-exp of the scores, float32 [heads, n]. Its backward takes output and log-sum-exp
-as they are after merging: the gradient of a part is then that of the whole with respect to it.
+A kernel gets query [n, heads, d], key and value [m, kv_heads, d] and the segments of each. It returns the output [n,
+heads, d] and the log-sum-exp of the scores, float32 [heads, n]. Its backward gets the merged output and log-sum-exp, so
+the gradient of a part is that of the whole attention with respect to this part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Segments(NamedTuple):
-    """Segment i of the queries looks at segment i of the keys: at all of it, or causally, aligned at the end."""
+    """Segment i of the queries attends to segment i of the keys: to all of it, or causally, aligned at the end."""
 
     cu_q: Tensor
     """[segments + 1], int32: starts, then the end."""
@@ -26,14 +26,17 @@ class Segments(NamedTuple):
     max_k: int
     causal: bool
     window: int
-    """A query sees this many keys, itself included; 0: no bound."""
+    """Most keys that a query attends to, itself included; 0: no bound."""
     scale: float
 
 
 class Kernel(NamedTuple):
+    """An attention kernel."""
+
     forward: Callable[[Tensor, Tensor, Tensor, Segments], tuple[Tensor, Tensor]]
+    """(query, key, value, segments) -> output and log-sum-exp."""
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Segments], tuple[Tensor, Tensor, Tensor]]
-    """(grad_out, query, key, value, out, lse, segments) to the gradients of query, key and value."""
+    """(grad_out, query, key, value, out, lse, segments) -> the gradients of query, key and value."""
 
 
 def _window(segments: Segments) -> tuple[int, int]:
@@ -169,5 +172,8 @@ KERNELS = {
     "fa2": Kernel(_fa2_forward, _fa2_backward),
     "math": Kernel(_math_forward, _math_backward),
 }
-"""`fa4`: FlashAttention 4 (flash-attn-4, Hopper and newer). `fa2`: FlashAttention 2 as torch has it. `math`: plain
-torch on any device, holding the scores of a segment."""
+"""Name -> kernel.
+
+`fa4` is FlashAttention 4 (flash-attn-4, Hopper and newer), `fa2` is FlashAttention 2 from torch, and `math` is plain
+torch on any device, which holds the scores of a segment.
+"""

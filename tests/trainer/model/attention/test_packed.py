@@ -107,7 +107,7 @@ def test_buckets_hold_similar_lengths():
 
 def test_a_call_without_a_row_is_refused():
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="needs to know where"):
+    with pytest.raises(ValueError, match="needs cu_seq_lens_q"):
         packed_attention(torch.nn.Module(), q, q, q, None, kernel="sdpa")
     row = PackedRow.of([3]).kwargs()
     with pytest.raises(ValueError, match="without a mask"):

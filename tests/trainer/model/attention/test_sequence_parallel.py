@@ -111,7 +111,7 @@ async def test_ranks_that_share_rows_train_as_one(name: str, model: Path, expect
 
 def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(tiny_qwen3, processes: None):
     folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
-    with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model takes 3, 6\."):
+    with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model supports 3, 6\."):
         create(_config(folder, ranks=RANKS, sequence_parallel=4))
     with pytest.raises(UserError, match=r"sequence_parallel is 3 and learner.ranks 4"):
         create(_config(model, ranks=RANKS, sequence_parallel=3))
