@@ -1,4 +1,4 @@
-"""Daemons by hand, which answer as a test wants them to."""
+"""Fake daemons that answer as a test tells them to."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,10 @@ HEALTH = {"level": "slots", "slots": 4, "draining": False}
 
 
 class Server:
-    """A daemon by hand. `answer(method, path, body)` gives a JSON value, (status, JSON value), bytes, or how it fails:
-    "reset", or "half" of an answer."""
+    """A fake daemon.
+
+    `answer(method, path, body)` returns a JSON value, (status, JSON value), bytes, or a failure: "reset" or "half".
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -110,7 +112,7 @@ class Server:
 
 @pytest.fixture
 def servers() -> Callable[..., contextlib.AbstractAsyncContextManager]:
-    """`servers(number, **options)`: so many servers by hand, and a client of them all that has these options."""
+    """Return `servers(number, **options)`, which starts fake daemons and a client of them all with these options."""
 
     @asynccontextmanager
     async def make(number: int = 1, **options: Any) -> AsyncIterator[tuple]:
@@ -130,5 +132,5 @@ def servers() -> Callable[..., contextlib.AbstractAsyncContextManager]:
 
 @pytest.fixture
 def server() -> Server:
-    """One that is not started."""
+    """Return a fake daemon that is not started."""
     return Server()

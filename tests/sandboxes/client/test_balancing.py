@@ -1,4 +1,4 @@
-"""Who serves the next request, without HTTP."""
+"""The choice of the server for the next request, without HTTP."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ async def test_equals_share():
     assert 20 < names.count("0") < 80
 
 
-async def test_who_came_first_is_served_first():
+async def test_requests_are_served_in_order_of_arrival():
     one = fleet(1)
     order = []
 
@@ -76,7 +76,7 @@ async def test_who_came_first_is_served_first():
     assert order == list(range(20))
 
 
-async def test_who_left_the_queue_holds_up_nobody():
+async def test_a_cancelled_request_does_not_block_the_queue():
     one = fleet(1)
     async with one.lease() as member:
         waiting = [asyncio.create_task(one.lease().__aenter__()) for _ in range(3)]
@@ -84,7 +84,7 @@ async def test_who_left_the_queue_holds_up_nobody():
         assert one.waiting == 3
         waiting[0].cancel()
         await asyncio.sleep(0)
-    waiting[1].cancel()  # it has been given the room in this moment, and hands it on
+    waiting[1].cancel()  # it has just got the room, and passes it on
     assert await waiting[2] is member
     assert (member.in_flight, one.waiting) == (1, 0)
 
@@ -96,11 +96,11 @@ async def test_the_deadline():
             async with one.lease(time.monotonic() + 0.05):
                 pass
         assert one.waiting == 0
-    async with one.lease(time.monotonic() - 1):  # where there is room, nobody waits
+    async with one.lease(time.monotonic() - 1):  # if there is room, nobody waits
         pass
 
 
-async def test_who_is_down_is_probed_with_growing_pauses_and_then_served_from():
+async def test_a_member_that_is_down_is_probed_with_growing_pauses_and_then_used_again():
     two = fleet(1, 1)
     sick, well = two.members
     sick.works = False
@@ -145,7 +145,7 @@ async def test_closing_ends_the_waiting():
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_nothing_is_lost_and_nobody_is_overloaded_whatever_happens(seed):
+async def test_no_request_is_lost_and_no_member_overloaded(seed):
     chance = random.Random(seed)
     some = fleet(*(chance.randint(1, 4) for _ in range(chance.randint(1, 4))))
     done = cancelled = busy = 0

@@ -1,4 +1,4 @@
-"""Executions through the client: what is sent, what is tried again, and servers that answer badly, late or never."""
+"""Executions through the client: requests, retries, and servers that answer wrongly, late or never."""
 
 import asyncio
 import random
@@ -376,7 +376,7 @@ async def test_proxies_of_the_environment_are_not_asked(servers, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_nothing_is_lost_whatever_the_servers_do(servers, seed):
+async def test_no_execution_is_lost_when_servers_fail(servers, seed):
     chance = random.Random(seed)
     faults = ["reset", "half", (502, b""), (503, b""), (504, b""), (429, b"")]
 
@@ -433,7 +433,7 @@ async def test_large_files_there_and_back(servers):
         (" , ", "No sandbox daemon is given"),
     ],
 )
-def test_addresses_that_are_none(urls, message):
+def test_invalid_addresses(urls, message):
     with pytest.raises(UserError, match=message):
         SandboxClient(urls)
 

@@ -1,4 +1,4 @@
-"""The client with daemons as they are started: the same results as in the process, and none lost when one is killed."""
+"""The client with real daemons: the same results as in the process, and none lost when a daemon is killed."""
 
 import asyncio
 import re
@@ -122,7 +122,7 @@ async def test_a_cancelled_run_leaves_its_slot(client):
     assert time.monotonic() - begun < 20
 
 
-async def test_who_would_not_wait_is_told_so(client):
+async def test_a_short_queue_limit_is_an_error(client):
     execution = Execution(code="import time; time.sleep(3)", timeout=20.0)
     tasks = [asyncio.create_task(client.run(execution)) for _ in range(2)]
     await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Sessions through the client: they stay where they are, and nothing runs twice."""
+"""Sessions through the client: they stay in their daemon, and no cell runs twice."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ CELL = {"stdout": "1\n", "stderr": "", "displays": [], "error": None, "seconds":
 
 
 def session_server(server, **cells):
-    """Serve sessions; `cells`: code -> what its run answers."""
+    """Return answers that serve sessions; `cells` maps code to the answer of its run."""
 
     def answer(method, path, body):
         if path == "/v1/sessions":
@@ -146,7 +146,7 @@ async def test_daemons_that_are_full_of_sessions(servers):
             await session.close()
 
 
-async def test_bad_settings_of_a_cell_are_told_here(servers):
+async def test_bad_settings_of_a_cell_are_refused_in_the_client(servers):
     async with servers() as (server, client):
         session_server(server)
         session = await client.session()
@@ -157,7 +157,7 @@ async def test_bad_settings_of_a_cell_are_told_here(servers):
             await session.write_files({"../x": b""})
 
 
-async def test_a_session_that_is_opened_for_nobody_is_closed(servers):
+async def test_a_session_of_a_cancelled_caller_is_closed(servers):
     async with servers() as (server, client):
         wait = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The table of languages: every one runs where its programs are installed, and says what to install where not."""
+"""The table of languages: each runs if its programs are installed, and else names what to install."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ PROGRAMS = {
 }
 TESTS = {"pytest": "1 passed", "go_test": "ok"}
 INSTALLED = {"python", "bash", "cpp", "lua", "nodejs", "perl", "pytest"}
-"""What scripts/system-packages sees to: these must run."""
+"""Languages that must run, because scripts/system-packages installs them."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,4 +1,4 @@
-"""Starting, refusing to start, and ending."""
+"""The level `bubblewrap`: start, refusal and end."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The level `landlock`: what it leaves to the code, and that nothing outlives an execution without a pid namespace."""
+"""The level `landlock`: what code can do, and that nothing outlives an execution without a pid namespace."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module", autouse=True)
 def python() -> Iterator[None]:
-    """Root's own Python cannot be reached by the user that the code is: the system's is taken then."""
+    """Use the system's Python if the user of the code cannot reach the Python of root."""
     with pytest.MonkeyPatch.context() as patch:
         if os.geteuid() == 0 and not level.others_can_reach(boot.INTERPRETER):
             patch.setattr(boot, "INTERPRETER", os.path.realpath("/usr/bin/python3"))
@@ -49,7 +49,7 @@ async def run(sandbox: Landlock, code: str, **options) -> ExecutionResult:
 
 
 async def attempt(sandbox: Landlock, code: str) -> str:
-    """What an expression does: its value, or the name of the error number."""
+    """Return the value of an expression, or the name of its error number."""
     program = f"""
 import ctypes, errno, os, resource, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)

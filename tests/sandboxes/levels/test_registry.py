@@ -14,7 +14,7 @@ from agentloop.sandboxes.levels.registry import AUTOMATIC, LEVELS
 
 
 class Fake:
-    """A level that works, or one that does not."""
+    """A level that works or fails."""
 
     def __init__(self, name: str, works: bool, **options) -> None:
         self.level, self.works, self.options = name, works, options
@@ -37,7 +37,7 @@ class Fake:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Says which levels work; what was made is collected."""
+    """Return a function that sets which levels work and returns the sandboxes that are made."""
     made: list[Fake] = []
 
     def with_levels(*working: str) -> list[Fake]:
@@ -116,14 +116,14 @@ def test_an_option_that_no_level_has_is_refused():
         sandboxes.create("slots", image="x")
 
 
-def test_a_value_that_cannot_be_is_refused_before_anything_is_tried():
+def test_an_invalid_value_is_refused_before_any_level_is_tried():
     with pytest.raises(UserError, match=r"'nunpy'.*not installed"):
         sandboxes.create("auto", packages=["nunpy"])
     with pytest.raises(UserError, match="slots must be at least 1"):
         sandboxes.create("auto", slots=0)
 
 
-def test_an_unknown_level_is_refused_with_those_that_there_are():
+def test_an_unknown_level_is_refused_with_a_list_of_levels():
     with pytest.raises(UserError, match=r"'slot'.*Did you mean 'slots'.*auto, slots, bubblewrap, docker, landlock"):
         sandboxes.create("slot")
 

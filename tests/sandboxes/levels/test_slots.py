@@ -1,4 +1,4 @@
-"""Starting, refusing to start, ending, and what only slots have: warmth, queues, users, cgroups."""
+"""The level `slots`: start, refusal, end, preloading, queues, users and cgroups."""
 
 import asyncio
 import os
@@ -82,7 +82,7 @@ def test_one_sandbox_serves_one_event_loop_after_another():
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
     ],
 )
-async def test_what_cannot_be_preloaded_is_an_error_of_the_start(tmp_path, source, reason):
+async def test_a_module_that_cannot_be_preloaded_fails_the_start(tmp_path, source, reason):
     (package := tmp_path / "unfit").mkdir()
     (package / "__init__.py").write_text(source)
     sandbox = Slots(preload=["unfit"])
@@ -322,7 +322,7 @@ asyncio.run(main())
 
 
 def test_it_needs_no_privilege(tmp_path):
-    """As nobody. Where the interpreter lies below a home directory that nobody may enter, it is shown elsewhere."""
+    """Run as nobody, with the interpreter mounted elsewhere if it is in a home directory that nobody can enter."""
     assert os.geteuid() == 0, "this test becomes nobody, which only root can"
     prefix, home = Path(sys.base_prefix), Path.home()
     show = ""
@@ -373,7 +373,7 @@ def test_cgroups_of_version_2(tmp_path):
     assert not cgroup.ran_out_of_memory()
 
 
-def test_where_no_cgroup_may_be_made_there_is_none(tmp_path):
+def test_no_cgroups_without_permission(tmp_path):
     assert Cgroups.find(tmp_path, [("memory", "/x"), ("pids", "/x")]) is None
 
 

@@ -1,4 +1,4 @@
-"""The process that starts sandboxes, and this side of it."""
+"""The process that starts sandboxes, and its owner's side."""
 
 import socket
 import subprocess
@@ -11,7 +11,7 @@ from agentloop.sandboxes.worlds import launcher
 from agentloop.sandboxes.worlds.spawner import Spawner
 
 
-def test_killing_what_just_ended_harms_nobody():
+def test_killing_an_ended_process_does_nothing():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         starter = launcher.Launcher(theirs, "bwrap")
@@ -22,7 +22,7 @@ def test_killing_what_just_ended_harms_nobody():
         assert starter.handle_request()
 
 
-async def test_a_launcher_that_died_is_said_and_is_unusable():
+async def test_a_dead_launcher_is_an_error_and_unusable():
     spawner = await Spawner.start("/bin/true", [])
     spawner.process.kill()
     spawner.process.wait()

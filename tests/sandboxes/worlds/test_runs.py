@@ -1,4 +1,4 @@
-"""What comes back from code that means no harm."""
+"""Results of harmless code."""
 
 import asyncio
 
@@ -163,7 +163,7 @@ async def test_without_echo_nothing_is_added(sandbox):
         ("\tprint(1)", "IndentationError"),
     ],
 )
-async def test_code_that_is_no_text_is_a_syntax_error(sandbox, code, error):
+async def test_code_that_is_not_text_is_a_syntax_error(sandbox, code, error):
     result = await run(sandbox, code)
     assert result.return_code == 1
     assert error in result.stderr

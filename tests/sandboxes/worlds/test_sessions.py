@@ -1,4 +1,4 @@
-"""Sessions: cells that share a Python, at every level whose worlds speak the step protocol."""
+"""Sessions: cells that share a Python, at every level."""
 
 import asyncio
 import time
@@ -293,7 +293,7 @@ async def test_an_idle_session_ends(sandbox):
     assert sandbox.load().sessions == 0
 
 
-async def test_there_may_be_so_many_sessions():
+async def test_the_number_of_sessions_is_limited():
     sandbox = NoIsolation(max_sessions=1)
     session = await sandbox.session()
     with pytest.raises(SandboxBusyError, match="1 sessions"):
@@ -307,7 +307,7 @@ async def test_there_may_be_so_many_sessions():
     "data",
     [b"", b"\n", b"{}\n", b"[]\n", b"\xff\n", b'{"display": [["a", 9]]}\n', b'{"display": [[1, 2]]}\nab', b"[" * 9999],
 )
-async def test_what_makes_no_sense_shows_nothing(data):
+async def test_invalid_frames_show_nothing(data):
     what = parse(data)
     assert (what.displays, what.error) == ((), None)
 

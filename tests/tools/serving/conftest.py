@@ -1,4 +1,4 @@
-"""Daemons over real HTTP, in the event loop of the test: with real slots, or with a sandbox by hand."""
+"""Daemons over real HTTP in the event loop of the test, with real slots or with a fake sandbox."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class Served(httpx.AsyncClient):
         return reader, writer
 
     async def send_only(self, method: str, path: str, body: dict) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request of which the connection stays in the test's hands."""
+        """Send a request and return its connection."""
         content = json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         return await self.raw(head.encode() + content)
@@ -67,8 +67,7 @@ async def serving(sandbox, **settings) -> AsyncIterator[Served]:
 
 
 class ByHand:
-    """A sandbox that does what a test says. `answer(execution)` gives the result, or raises; a code of "wait" runs
-    until `release` is set."""
+    """A fake sandbox. `answer(execution)` returns the result or raises; the code "wait" runs until `release` is set."""
 
     level = "by-hand"
 
@@ -136,13 +135,13 @@ def make_result() -> Callable[..., ExecutionResult]:
 
 @pytest.fixture(name="until")
 def until_fixture() -> Callable[..., Awaitable[None]]:
-    """`await until(condition)`: it becomes true in 20 s."""
+    """Return `until`, which waits until a condition is true, for at most 20 s."""
     return until
 
 
 @pytest.fixture
 def by_hand() -> Callable[..., AbstractAsyncContextManager[tuple[Served, ByHand]]]:
-    """`by_hand(**settings)`: a client of a daemon whose sandbox is by hand, and that sandbox."""
+    """Return `by_hand(**settings)`, which yields a client of a daemon with a fake sandbox, and that sandbox."""
 
     @asynccontextmanager
     async def make(**settings) -> AsyncIterator[tuple[Served, ByHand]]:

@@ -1,4 +1,4 @@
-"""Real daemons in trouble: killed under load, with clients that are slow, many, or gone."""
+"""Real daemons under load: killed, or with clients that are slow, many or gone."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def daemon() -> AsyncIterator[Daemon]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All processes below one, each with when it started: pids are used again."""
+    """Return all descendants of a process with their start times, since pids are reused."""
     found: dict[int, str] = {}
     waiting = [pid]
     while waiting:
@@ -86,7 +86,7 @@ def started(pid: int) -> str:
 
 
 def left_of(pid: int, processes: dict[int, str]) -> list[str]:
-    """What there still is of a daemon that ended."""
+    """Return the remains of a daemon that ended."""
     alive = [f"process {child}" for child, start in processes.items() if start and started(child) == start]
     # os.walk: groups of other daemons vanish meanwhile.
     return alive + [folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).match(f"agentloop-{pid}-*")]

@@ -1,4 +1,4 @@
-"""The daemon as a process: how it starts, refuses to start, drains and dies."""
+"""The daemon as a process: start, refusal, drain and end."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--i
 
 
 class Process:
-    """A daemon of its own; `url` is what it printed."""
+    """A daemon process; `url` is the address that it printed."""
 
     def __init__(self, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.log = folder / "log"
@@ -40,7 +40,7 @@ class Process:
         return httpx.post(self.url + path, json=body, timeout=60, trust_env=False, **options)
 
     def descendants(self) -> set[int]:
-        """Of all generations; in sandboxes, too."""
+        """Return all descendants, also those in sandboxes."""
         parents = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def wait_for(condition) -> None:
 
 
 def slow_request(process: Process, code: str) -> socket.socket:
-    """Post it, and do not wait for the answer."""
+    """Post a request without waiting for the answer."""
     host, port = process.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     body = f'{{"code": "{code}", "run_timeout": 60}}'

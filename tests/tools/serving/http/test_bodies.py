@@ -1,4 +1,4 @@
-"""Bodies that cannot be used: 4xx with the field named, and nothing reaches the sandbox."""
+"""Invalid bodies: the answer is 4xx with the name of the field, and nothing reaches the sandbox."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ FIELDS = ("code", "language", "stdin", "run_timeout", "memory_limit_MB", "files"
 
 
 def problem(response) -> tuple[str, str]:
-    """The field and what is wrong with it."""
+    """Return the field and its problem."""
     (first, *_) = response.json()["detail"]
     return ".".join(str(part) for part in first["loc"][1:]), first["msg"]
 
@@ -93,7 +93,7 @@ async def test_the_field_is_named(quiet, body, field):
     [b"", b"{", b"nope", b'{"code": "x"', b"\xff\xfe", b"[" * 100_000, b'{"code": %s}' % (b"9" * 5000), b"\0" * 10],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_is_no_json(quiet, content):
+async def test_bodies_that_are_not_json(quiet, content):
     client, sandbox = quiet
     response = await client.post("/run_code", content=content)
     assert response.status_code == 422, response.text
@@ -129,7 +129,7 @@ async def test_unknown_fields_are_ignored(by_hand):
 @given(body=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_body_is_run_or_refused(body):
-    """Without HTTP: nothing but an error of validation comes out of any JSON."""
+    """Any JSON is valid or raises a ValidationError, without HTTP."""
     try:
         parsed = RunCode.model_validate(
             json.loads(json.dumps(body)), context={"max_seconds": 3600.0, "max_memory_mb": 16384}

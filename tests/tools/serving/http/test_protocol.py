@@ -1,4 +1,4 @@
-"""Clients that never come to the end of their headers, or of the answer."""
+"""Clients that never finish their headers, or never read the answer."""
 
 import asyncio
 
@@ -80,7 +80,7 @@ async def test_a_connection_may_rest_between_requests(by_hand):
         writer.close()
 
 
-async def test_what_is_no_http(by_hand):
+async def test_data_that_is_not_http(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
         assert await closed(reader)

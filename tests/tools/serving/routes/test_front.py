@@ -1,4 +1,4 @@
-"""What every request passes: the token, the log, the figures, and what is told about the daemon."""
+"""The front of every request: token, log, metrics and health."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ async def test_only_ping_needs_no_token(by_hand):
         assert [(await client.get(route)).status_code for route in ROUTES] == [200] * 5 + [404]
 
 
-async def test_the_body_of_who_has_no_token_is_not_read(by_hand):
+async def test_a_body_without_a_token_is_not_read(by_hand):
     async with by_hand(token="s3cret") as (client, _):
         head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
         reader, writer = await client.raw(head)
@@ -82,7 +82,7 @@ async def test_one_line_a_request_without_what_was_sent(by_hand, lines, caplog):
             ("/run_code", 500, ""),
         ]
         assert all(line["seconds"] > 0 for line in written)
-        assert "RuntimeError" in caplog.text  # where it happened is told, not what
+        assert "RuntimeError" in caplog.text  # the log has the place, but not the message
         for secret in ("CODE-7", "STDIN-7", "FILE7", "RklMRTc", "SESSION-7", "FIELD-7", "TOKEN-7"):
             assert secret not in caplog.text
             assert secret not in broken.text

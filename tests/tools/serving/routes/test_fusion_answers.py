@@ -1,4 +1,4 @@
-"""/run_code where the sandbox does what a test wants: failures, the queue, and how results are written."""
+"""/run_code with a fake sandbox: failures, the queue, and the format of results."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What clients hold: bounded in number, and given back when nobody uses it."""
+"""Leases: limited in number, and closed when idle."""
 
 import pytest
 from fastapi import HTTPException
@@ -43,7 +43,7 @@ async def test_the_end_closes_all_of_them_also_where_one_fails():
     assert sorted(closed) == ["a", "broken", "c"]
 
 
-async def test_there_are_no_more_than_may_be():
+async def test_the_maximum_is_kept():
     things, _ = held(maximum=1)
     first = await things.open(lambda: give("a"), 60)
     with pytest.raises(HTTPException) as raised:
@@ -54,7 +54,7 @@ async def test_there_are_no_more_than_may_be():
     await things.open(lambda: give("b"), 60)
 
 
-async def test_one_that_could_not_be_made_takes_no_place():
+async def test_a_failed_lease_takes_no_place():
     things, _ = held(maximum=1)
 
     async def fail():
