@@ -109,7 +109,7 @@ async def test_engine_and_learner_have_the_gpu_in_turns_and_agree_after_each(fol
         learner.sleep()
         await engine.wake()
         samples = await sampled(engine, version)
-        assert engine.budget.counts == {"died": 1}
+        assert engine.restart_counts == {"died": 1}
         await engine.sleep()
         learner.wake()
         assert_same_policy(samples, learner.logprobs(samples))

@@ -54,7 +54,7 @@ async def test_a_killed_engine_core_costs_no_tokens_and_no_versions(tmp_path):
         known = {name.split("-")[0]: list(state.detokenizer.output_token_ids) for name, state in states().items()}
         os.kill(engine_core().pid, signal.SIGKILL)
         turns = await asyncio.gather(*turns)
-        assert engine.budget.counts == {"died": 1}
+        assert engine.restart_counts == {"died": 1}
         for name, turn in zip("ab", turns, strict=True):
             ids = list(turn.ids)
             assert len(ids) == NUM_TOKENS
