@@ -1,1 +1,1 @@
-"""Two programs in a row, by a model of ninety million parameters, on one GPU."""
+"""Recipe of questions that need two programs, for a model of ninety million parameters on one GPU."""

@@ -1,7 +1,7 @@
-"""Questions that take two programs: the second one needs what the first one printed.
+"""Questions that need two programs: the second one uses the output of the first one.
 
-"Take the remainder of 431 by 17, then the product of that and 12." The numbers are drawn so that no other pair of
-operations gives the same answer: a wrong program is never right by chance.
+An example: "Take the remainder of 431 by 17, then the product of that and 12." All pairs of operations on the drawn
+numbers have different results, so a wrong program is never correct by chance.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agentloop.recipes.tiny.task import ASKED, OPERATIONS, Operation, is_held_ou
 
 FIRST = ASKED
 SECOND = tuple(operation for operation in OPERATIONS if operation.noun in ("sum", "difference", "product"))
-"""Of the first result, whatever it is, and a number."""
+"""Operations on the first result and a number."""
 
 
 def draw_numbers(rng: random.Random, *, held_out: bool) -> tuple[int, int, int]:
-    """a in 100..999, b and c in 11..39, with a different result for each pair of operations."""
+    """Draw a in 100..999, b and c in 11..39, with a different result for each pair of operations."""
     while True:
         a, b, c = rng.randrange(100, 1000), rng.randrange(11, 40), rng.randrange(11, 40)
         results = {second.compute(first.compute(a, b), c) for first in FIRST for second in SECOND}
@@ -27,16 +27,17 @@ def draw_numbers(rng: random.Random, *, held_out: bool) -> tuple[int, int, int]:
 
 
 def question(first: Operation, second: Operation, a: int, b: int, c: int) -> str:
+    """Return the question."""
     return f"Take the {first.noun} of {a} {first.joint} {b}, then the {second.noun} of that {second.joint} {c}."
 
 
 def train_rows(num_rows: int = 65536, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to train on: `prompt`, `answer` (the number as text), `operations`."""
+    """Yield training rows: `prompt`, `answer` (the number as text), `operations`."""
     return _rows("train", num_rows, seed)
 
 
 def held_out_rows(num_rows: int = 300, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to evaluate on: every pair of operations equally often, numbers that training never shows."""
+    """Yield evaluation rows: every pair of operations equally often, with numbers that training never has."""
     return _rows("held-out", num_rows, seed)
 
 

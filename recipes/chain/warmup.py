@@ -1,9 +1,9 @@
-"""Makes the model: ninety million parameters from nothing, and a supervised warm-up on the format.
+"""Create the model of ninety million parameters, and train it on the format.
 
     python -m agentloop.recipes.chain.warmup [FOLDER] [--device cuda] [--updates 400]
 
-The traces are by somebody who listens every other time, as those of `tiny`: in half of them each operation is drawn at
-random, whatever was asked, and some state a number without calling the tool.
+As in `tiny`, the operations of half of the traces are random instead of those of the question, and some traces guess a
+number without the tool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEARNING_RATE = 5e-4
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """One synthetic episode; the numbers are never held-out ones."""
+    """Draw a synthetic episode without held-out numbers."""
     first, second = rng.choice(FIRST), rng.choice(SECOND)
     a, b, c = draw_numbers(rng, held_out=False)
     prompt: Message = {"role": "user", "content": question(first, second, a, b, c)}
@@ -53,7 +53,7 @@ def conversation(rng: random.Random) -> list[Message]:
 
 
 def _step(when: str, operation: Operation, a: int, b: int, number: int) -> list[Message]:
-    """A call and its answer."""
+    """Return a call and its answer."""
     call = ToolCall(TOOL_NAME, {"code": operation.code.format(a=a, b=b)}, id=f"call_{number}")
     turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"{when} the {operation.noun}."}
     turn["tool_calls"] = [call.as_dict()]
@@ -92,6 +92,7 @@ def warm_up(
 
 
 def main() -> None:
+    """Run the warm-up with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=MODEL)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

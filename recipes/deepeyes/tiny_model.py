@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL-shaped model of under a million parameters, built from nothing and saved as an ordinary model folder."""
+"""Build a randomly initialised Qwen2.5-VL model of less than a million parameters and save it as a model folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VISION_TOKENS = {
 }
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 112 * 112
-"""The model sees no more of any picture: 16 tokens."""
+"""Maximum pixels of an image as seen: 16 tokens."""
 MAX_TOKENS = 1024
 
 
 def vision_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of `tiny` with the tokens around and in place of pictures, and a template that shows them."""
+    """Return the tokenizer of `tiny` with image tokens and a template that uses them."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": list(VISION_TOKENS.values())})
     template = files("agentloop.recipes.deepeyes") / "tiny_chat_template.jinja"
@@ -34,13 +34,15 @@ def vision_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def vision_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """The ids of these tokens as a config names them."""
+    """Return the ids of the image tokens under their names in a config."""
     return {name: tokenizer.convert_tokens_to_ids(token) for name, token in VISION_TOKENS.items()}
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
-    """Windowed and full attention in the tower, rotary sections, grouped queries, a tied head: all that the large
-    models have."""
+    """Return a config with all parts of the large models.
+
+    These are windowed and full attention in the tower, rotary sections, grouped queries and a tied head.
+    """
     from transformers import Qwen2_5_VLConfig
 
     hidden = 128
@@ -92,7 +94,7 @@ def build_model(folder: str | Path, seed: int = 0) -> Path:
 
 
 def write_processor(folder: Path, *, patch_size: int, pixels: tuple[int, int], processor: str) -> None:
-    """preprocessor_config.json, as the models of the family have it."""
+    """Write preprocessor_config.json in the form of the model family."""
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": processor,

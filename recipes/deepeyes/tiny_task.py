@@ -1,9 +1,9 @@
-"""The tiny run of deepeyes: a picture of four coloured fields, and a question about the weave of one of them.
+"""Tiny run of deepeyes: an image of four coloured fields, and a question about the weave of one of them.
 
     python -m agentloop.recipes.deepeyes.tiny_task [FOLDER]
 
-makes the checkpoint. The weaves have a period of two pixels and their mean is the colour of the field, so the picture
-that the model is shown first, half as large, has none of them: only a zoomed field does.
+makes the checkpoint. The weaves have a period of two pixels, and their mean is the colour of the field. The model first
+sees the image at half size, without the weaves: only a zoomed field shows them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.types.messages import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -28,25 +27,25 @@ if TYPE_CHECKING:
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 FIELD = 112
-"""Pixels along the side of a field: what the model sees of a picture, so that a zoomed field is shown as it is."""
+"""Pixels of a side of a field: the maximum that the model sees, so a zoomed field is not scaled."""
 SEEN_FIELD = 56
-"""The same in the whole picture as the model sees it."""
+"""Pixels of a side of a field in the whole image as seen."""
 COLOURS = {"red": (200, 70, 70), "green": (70, 180, 70), "blue": (70, 70, 200), "yellow": (190, 190, 70)}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
-"""In reading order."""
+"""Places of the fields in reading order."""
 WEAVES = ("rows", "columns", "checks", "plain")
 _AMPLITUDE = 45
 _FADE = 12
-"""Pixels."""
+"""Pixels at the edge over which the weave fades."""
 
 GUESS_SHARE = 0.3
-"""Of the warm-up's traces: those that answer without a look."""
+"""Share of the warm-up traces that answer without zooming."""
 RIGHT_SHARE = 0.4
-"""Of the others: those that look at the field that was asked for; the rest look at any."""
+"""Share of the others that zoom in on the field of the question; the rest zoom in on any field."""
 
 
 def weave_pattern(weave: str) -> np.ndarray:
-    """Between -1 and 1, of mean 0, fading at the edges, where it would show when made smaller: [FIELD, FIELD]."""
+    """Return a pattern between -1 and 1, of mean 0, [FIELD, FIELD]. It fades at the edges, which scaling would show."""
     row, column = np.indices((FIELD, FIELD))
     phase = {"rows": row, "columns": column, "checks": row + column}.get(weave)
     if phase is None:
@@ -55,8 +54,8 @@ def weave_pattern(weave: str) -> np.ndarray:
     return (1.0 - 2.0 * (phase % 2)) * np.clip(edge / _FADE, 0.0, 1.0)
 
 
-def draw_picture(rng: random.Random, colours: list[str], weaves: list[str]) -> Image.Image:
-    """Four fields in reading order. Colours and contrasts vary a little."""
+def draw_image(rng: random.Random, colours: list[str], weaves: list[str]) -> Image.Image:
+    """Draw four fields in reading order, with small variations of colour and contrast."""
     from PIL import Image
 
     pixels = np.empty((2 * FIELD, 2 * FIELD, 3))
@@ -69,36 +68,36 @@ def draw_picture(rng: random.Random, colours: list[str], weaves: list[str]) -> I
 
 
 def box_of(field: int) -> list[int]:
-    """The field as the model has to write it: in pixels of the picture that it sees."""
+    """Return the box of a field in pixels of the image as seen."""
     row, column = divmod(field, 2)
     left, top = column * SEEN_FIELD, row * SEEN_FIELD
     return [left, top, left + SEEN_FIELD, top + SEEN_FIELD]
 
 
 def draw_task(rng: random.Random) -> tuple[Image.Image, str, int, list[str]]:
-    """Picture, question, the field that it asks about, the weaves of all fields."""
+    """Draw an image. Returns (image, question, field of the question, weaves of all fields)."""
     colours = rng.sample(list(COLOURS), 4)
     weaves = [rng.choice(WEAVES) for _ in colours]
     asked = rng.randrange(4)
-    return draw_picture(rng, colours, weaves), f"What is the {PLACES[asked]} one?", asked, weaves
+    return draw_image(rng, colours, weaves), f"What is the {PLACES[asked]} one?", asked, weaves
 
 
 def train_rows(num_rows: int = 1024, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to train on."""
+    """Yield training rows."""
     return _rows("train", num_rows, seed)
 
 
 def held_out_rows(num_rows: int = 100, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to evaluate on: other pictures."""
+    """Yield evaluation rows, with other images."""
     return _rows("held-out", num_rows, seed)
 
 
 def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
     rng = random.Random(f"{split}-{seed}")
     for index in range(num_rows):
-        picture, question, asked, weaves = draw_task(rng)
+        image, question, asked, weaves = draw_task(rng)
         file = io.BytesIO()
-        picture.save(file, "PNG")
+        image.save(file, "PNG")
         yield {
             "id": f"{split}-{seed}-{index}",
             "prompt": [{"role": "user", "content": f"<image>{question}"}],
@@ -108,7 +107,7 @@ def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def zoom_tool() -> Any:
-    """The tool as tiny.yaml sets it up."""
+    """Return the tool with the options of tiny.yaml."""
     from agentloop.recipes.deepeyes.tiny_model import MAX_PIXELS, MIN_PIXELS
     from agentloop.tools.vision.zoom import ImageZoomIn
 
@@ -116,9 +115,9 @@ def zoom_tool() -> Any:
 
 
 def trace(rng: random.Random) -> list[Message]:
-    """An episode of somebody who looks at the right field every other time, and says what is there."""
-    picture, question, asked, weaves = draw_task(rng)
-    parts: list[Any] = [{"type": "image", "image": picture}, {"type": "text", "text": question}]
+    """Draw an episode that often zooms in on the wrong field, and names the weave of the field it sees."""
+    image, question, asked, weaves = draw_task(rng)
+    parts: list[Any] = [{"type": "image", "image": image}, {"type": "text", "text": question}]
     prompt: Message = {"role": "user", "content": parts}
     if rng.random() < GUESS_SHARE:
         return [prompt, _says(rng.choice(WEAVES))]
@@ -129,7 +128,7 @@ def trace(rng: random.Random) -> list[Message]:
     turn["tool_calls"] = [call.as_dict()]
     shown: list[Any] = [
         {"type": "text", "text": f"Zoomed in on the image to the region {box}."},
-        {"type": "image", "image": tool.crop(picture, box)},
+        {"type": "image", "image": tool.crop(image, box)},
     ]
     return [prompt, turn, {"role": "tool", "content": shown}, _says(weaves[field])]
 

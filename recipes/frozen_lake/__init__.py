@@ -1,0 +1,1 @@
+"""Recipe of gymnasium's FrozenLake with random maps."""

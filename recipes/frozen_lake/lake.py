@@ -1,7 +1,7 @@
-"""gymnasium's FrozenLake on a new map for every seed, with what the player sees put into words.
+"""gymnasium's FrozenLake with a new map for every seed and observations in words.
 
-The words tell what lies around the player and where the goal is; the map itself is shown, too, unless `show_map` is
-off. The ice is not slippery by default: then what happens is the player's doing.
+The words describe the cells around the player and the direction of the goal. The map is visible too unless
+`show_map` is off. By default the ice is not slippery, so moves are deterministic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 MOVES = ("left", "down", "right", "up")
-"""In the order of gymnasium's actions."""
+"""Moves in the order of gymnasium's actions."""
 _STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _CELLS = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 _MAX_CHARS = 4000
@@ -24,7 +24,7 @@ Cell = tuple[int, int]
 
 
 class RandomLake(gymnasium.Env[str, Any]):
-    """A solvable map of `size` x `size`, each cell ice with probability `ice`; the seed of `reset` says which."""
+    """Solvable map of `size` x `size` from the seed of `reset`. Each cell is ice with probability `ice`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - gymnasium's own form
     action_space = spaces.Discrete(len(MOVES))
@@ -55,7 +55,7 @@ class RandomLake(gymnasium.Env[str, Any]):
         return self._shown(place), {}
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """1.0 for the goal. A hole ends the episode, `max_steps` cut it."""
+        """Move, for a reward of 1.0 at the goal. A hole ends the episode, and `max_steps` truncates it."""
         assert self._lake is not None, "reset comes first"
         place, reward, terminated, _, _ = self._lake.step(int(action))
         self._num_steps += 1
@@ -71,7 +71,7 @@ class RandomLake(gymnasium.Env[str, Any]):
             self._lake.close()
 
     def best_moves(self) -> list[str]:
-        """The moves that begin a shortest way from where the player is."""
+        """Return the moves that begin a shortest path from the player's cell."""
         assert self._lake is not None, "reset comes first"
         return best_moves(self._map, divmod(int(self._lake.s), self._size))
 
@@ -82,26 +82,26 @@ class RandomLake(gymnasium.Env[str, Any]):
 
 
 def map_lines(rows: list[str], player: Cell) -> list[str]:
-    """The map with the player, P, on it."""
+    """Return the map with the player, P."""
     return [" ".join("P" if (i, j) == player else cell for j, cell in enumerate(row)) for i, row in enumerate(rows)]
 
 
 def in_words(rows: list[str], player: Cell) -> str:
-    """What lies around the player, and how far it is to the goal in the lower right corner."""
+    """Describe the cells around the player and the distance to the goal in the lower right corner."""
     around = ", ".join(f"{move} {_cell(rows, player, move)}" for move in MOVES)
     last = len(rows) - 1
     return f"{around}. goal {last - player[0]} down {last - player[1]} right"
 
 
 def best_moves(rows: list[str], player: Cell) -> list[str]:
-    """The moves that begin a shortest way to the goal; none where it cannot be reached."""
+    """Return the moves that begin a shortest path to the goal; none if it is not reachable."""
     distances = _distances(rows)
     ways = {move: distances[cell] for move in MOVES if (cell := _moved(rows, player, move)) in distances}
     return [move for move, distance in ways.items() if distance == min(ways.values())]
 
 
 def _distances(rows: list[str]) -> dict[Cell, int]:
-    """Moves from each cell that is no hole to the goal."""
+    """Return the number of moves to the goal from each cell that is not a hole."""
     goal = (len(rows) - 1, len(rows) - 1)
     distances = {goal: 0}
     left = deque([goal])
@@ -116,7 +116,7 @@ def _distances(rows: list[str]) -> dict[Cell, int]:
 
 
 def _moved(rows: list[str], cell: Cell, move: str) -> Cell | None:
-    """Where a move leads, holes included; None at the edge."""
+    """Return the cell to which a move leads, holes included, or None at the edge."""
     i, j = cell[0] + _STEPS[move][0], cell[1] + _STEPS[move][1]
     return (i, j) if 0 <= i < len(rows) and 0 <= j < len(rows) else None
 

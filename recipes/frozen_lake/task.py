@@ -1,4 +1,4 @@
-"""Games of FrozenLake as dataset rows: the seed of a row makes its map."""
+"""Dataset rows of FrozenLake games, whose maps come from their seeds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PROMPT = (
 )
 
 HELD_OUT_SEED = 1_000_000
-"""Seeds of games from here on are held out."""
+"""First seed of held-out games."""
 
 
 def train_rows(num_rows: int = 8192, seed: int = 0, prompt: str = PROMPT) -> Iterator[dict[str, Any]]:
-    """Games to train on."""
+    """Yield training rows."""
     rng = random.Random(seed)
     return (_row("train", rng.randrange(HELD_OUT_SEED), prompt) for _ in range(num_rows))
 
 
 def held_out_rows(num_rows: int = 100, prompt: str = PROMPT) -> Iterator[dict[str, Any]]:
-    """Games of other seeds. Small maps repeat: a map may be among those of training."""
+    """Yield evaluation rows with other seeds. Small maps may repeat those of training."""
     return (_row("held-out", HELD_OUT_SEED + index, prompt) for index in range(num_rows))
 
 

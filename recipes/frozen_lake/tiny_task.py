@@ -1,8 +1,8 @@
-"""The tiny run of frozen_lake: maps of 3 x 3 told in words, moves of one word.
+"""Tiny run of frozen_lake: maps of 3 x 3 described in words, and moves of one word.
 
     python -m agentloop.recipes.frozen_lake.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a warm-up on games in which most moves are any move.
+makes the checkpoint from that of `tiny`, by a warm-up on games in which most moves are random.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
 from agentloop.recipes.frozen_lake.task import HELD_OUT_SEED
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.types.messages import Message
 
@@ -22,11 +21,11 @@ PROMPT = "Go."
 SIZE = 3
 MAX_STEPS = 8
 WISE_SHARE = 0.4
-"""Of the moves in the warm-up: those that begin a shortest way; the others are any move."""
+"""Share of the warm-up's moves that begin a shortest path; the others are random."""
 
 
 def trace(rng: random.Random) -> list[Message]:
-    """A game in which a move is wise now and then."""
+    """Draw a game in which some moves are on a shortest path."""
     from agentloop.envs.gymnasium.text_actions import hint
     from agentloop.recipes.frozen_lake.lake import MOVES, RandomLake
 

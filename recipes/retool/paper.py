@@ -1,4 +1,4 @@
-"""The paper's own format: programs inside `<code>`, their output inside `<interpreter>`, all in one assistant turn."""
+"""Format of the paper: programs in `<code>` and their output in `<interpreter>`, all in one assistant turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT = InlineFormat(
     result="\n<interpreter>\n{}\n</interpreter>\n\n",
     fenced=True,
 )
-"""As in paper.yaml."""
+"""Format of calls, equal to that of paper.yaml."""
 
 PROMPT = """Work out the problem below step by step. Where computing helps, write a Python program like this:
 <code>
@@ -37,29 +37,31 @@ starts anew and has to import what it uses. End with
 
 Problem:
 {question}"""
-"""Our words for the paper's tags."""
+"""Our instructions for the paper's tags."""
 
 _OUTPUT = re.compile(r"(?<=</code>)(\s*<interpreter>.*?</interpreter>\s*)", re.DOTALL)
 
 
 def paper_rows(rows: Iterable[Mapping[str, Any]], suffix: str) -> Iterator[dict[str, Any]]:
-    """Rows of the function-call format in the paper's, without the `suffix` that asks for the answer there."""
+    """Convert rows to the paper's format, without the `suffix` that requests the answer."""
     for row in rows:
         question = str(row["prompt"][0]["content"]).removesuffix(suffix)
         yield {**row, "prompt": [{"role": "user", "content": PROMPT.format(question=question)}]}
 
 
 def to_trajectory(messages: Sequence[Message], renderer: TemplateRenderer) -> Trajectory:
-    """A question and a whole answer as the loop would have recorded them: outputs are observations and carry no loss.
+    """Convert a question and its answer to the trajectory that the loop would record.
 
-    Logprobs are 0, as in `agentloop.recipes.tiny.traces.to_trajectory`.
+    Outputs are observations without loss. Logprobs are 0, as in `agentloop.recipes.tiny.traces.to_trajectory`.
     """
     *asked, answered = messages
     trajectory = Trajectory(messages=list(messages))
     trajectory.append(SegmentKind.PROMPT, renderer.render_prompt(asked))
     pieces = [renderer.encode(piece) for piece in _OUTPUT.split(text_of(answered["content"]))]
     pieces[-1].append(renderer.stop_token_ids[0])
-    for said, shown in zip_longest(pieces[::2], pieces[1::2], fillvalue=()):
-        trajectory.append(SegmentKind.SAMPLED, said, logprobs=[0.0] * len(said), versions=[NO_VERSION] * len(said))
+    for sampled, shown in zip_longest(pieces[::2], pieces[1::2], fillvalue=()):
+        trajectory.append(
+            SegmentKind.SAMPLED, sampled, logprobs=[0.0] * len(sampled), versions=[NO_VERSION] * len(sampled)
+        )
         trajectory.append(SegmentKind.OBSERVATION, shown)
     return trajectory

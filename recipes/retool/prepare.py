@@ -1,9 +1,9 @@
-"""Fetch ReTool's public datasets from the Hugging Face hub and write them as JSON lines.
+"""Download ReTool's public datasets from the Hugging Face hub and write them as JSON lines.
 
     python -m agentloop.recipes.retool.prepare [FOLDER]
 
-FOLDER (default: data/ beside this file) gets dapo_math_17k.jsonl, aime_2025.jsonl and sft.jsonl, and each once more in
-the paper's format (paper_dapo_math_17k.jsonl, ...). Needs the package `datasets` and a network.
+FOLDER (default: data/ beside this file) gets dapo_math_17k.jsonl, aime_2025.jsonl and sft.jsonl, and the same in the
+paper's format (paper_dapo_math_17k.jsonl, ...). It needs the package `datasets` and a network.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentloop.errors import UserError
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import load_hub_dataset, write_rows
 from agentloop.recipes.retool.paper import PROMPT, paper_rows
 from agentloop.recipes.retool.traces import TraceError, as_messages, question_of
 
 ANSWER_FORMAT = "\nThe answer format must be: \\boxed{'The final answer goes here.'}"
-"""What verl's recipe writes behind every question."""
+"""Suffix of every question in verl's recipe."""
 
 Row = dict[str, Any]
 
 
 def dapo_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """BytedTsinghua-SIA/DAPO-Math-17k, each question once: its dump on the hub repeats them."""
+    """Convert BytedTsinghua-SIA/DAPO-Math-17k, whose dump on the hub repeats questions, to unique rows."""
     seen: set[str] = set()
     for row in rows:
         question = str(row["prompt"][0]["content"])
@@ -35,14 +34,16 @@ def dapo_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def aime_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """yentinglin/aime_2025."""
+    """Convert yentinglin/aime_2025."""
     for index, row in enumerate(rows):
         yield _row(f"aime-2025-{index}", str(row["problem"]), row["answer"])
 
 
 def sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """JoeYing/ReTool-SFT as conversations with function calls; what is not in the paper's format is left out and
-    counted on standard error."""
+    """Convert JoeYing/ReTool-SFT to conversations with function calls.
+
+    Traces that are not in the paper's format are skipped, and their number is printed to stderr.
+    """
     num_left_out = 0
     for row in rows:
         try:
@@ -50,11 +51,11 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
         except TraceError:
             num_left_out += 1
     if num_left_out:
-        print(f"{num_left_out} traces are not in the paper's format and left out", file=sys.stderr)
+        print(f"Skipped {num_left_out} traces that are not in the paper's format", file=sys.stderr)
 
 
 def paper_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """The same conversations as they are: a question, and one answer with programs and their output."""
+    """Convert the same dataset without function calls: a question, and an answer with programs and outputs."""
     for row in rows:
         try:
             as_messages(row)
@@ -73,17 +74,14 @@ def _row(identifier: str, question: str, answer: object) -> Row:
 
 
 def main() -> None:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    """Write the files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
     for name, source, convert in (
         ("dapo_math_17k", "BytedTsinghua-SIA/DAPO-Math-17k", dapo_rows),
         ("aime_2025", "yentinglin/aime_2025", aime_rows),
         ("sft", "JoeYing/ReTool-SFT", sft_rows),
     ):
-        rows = load_dataset(source, split="train")
+        rows = load_hub_dataset(source, split="train")
         path = folder / f"{name}.jsonl"
         print(f"{path}: {write_rows(path, convert(rows))} rows")
         in_paper = paper_sft_rows(rows) if convert is sft_rows else paper_rows(convert(rows), ANSWER_FORMAT)

@@ -1,9 +1,9 @@
-"""ReTool's first stage: supervised training on conversations with calls, on what the assistant writes only.
+"""ReTool's first stage: supervised training on conversations with calls, on the assistant's tokens only.
 
     python -m agentloop.recipes.retool.sft MODEL DATA.jsonl FOLDER [--paper] [--epochs 6] [--batch-size 32] [--lr 1e-5]
 
-DATA has a conversation a line, as `messages`, with --paper in the paper's format; FOLDER gets the model. One process,
-one device.
+Each line of DATA has a conversation as `messages`, with --paper in the paper's format. FOLDER gets the model. Training
+uses one process and one device.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def train(
     on_update: Callable[[int, int, float], None] | None = None,
     **learner: Any,
 ) -> Path:
-    """Train on all conversations of at most `max_tokens` tokens. `learner`: further settings of `LearnerConfig`.
+    """Train on all conversations of at most `max_tokens` tokens. `learner` has further settings of `LearnerConfig`.
 
-    Raises `UserError` where none is left.
+    Raises `UserError` if all conversations are longer.
     """
     from agentloop.config.learner import LearnerConfig
     from agentloop.rendering import renderer_for
@@ -82,7 +82,7 @@ def _schemas() -> Sequence[dict[str, Any]]:
 
 
 def _batches(traces: Sequence[Trajectory], epochs: int, batch_size: int, seed: int) -> Iterator[Sequence[Trajectory]]:
-    """Every trace once an epoch, in a new order."""
+    """Yield batches of every trace once per epoch, in a new order each time."""
     rng = random.Random(seed)
     for _ in range(epochs):
         order = rng.sample(traces, len(traces))
@@ -91,6 +91,7 @@ def _batches(traces: Sequence[Trajectory], epochs: int, batch_size: int, seed: i
 
 
 def main() -> None:
+    """Train with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("data")

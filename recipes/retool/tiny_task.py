@@ -1,9 +1,8 @@
-r"""The tiny run of ReTool: the questions of the recipe `tiny`, the answer in a `\boxed{}`, ReTool's +1 and -1.
+r"""Tiny run of ReTool: the questions of the recipe `tiny`, answers in a `\boxed{}`, and ReTool's +1 and -1.
 
     python -m agentloop.recipes.retool.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a cold start on traces of which most answer without the tool, as a model
-does that never needed one.
+makes the checkpoint from that of `tiny`, by a cold start on traces of which many answer without the tool.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.task import held_out_rows, train_rows
 from agentloop.recipes.tiny.traces import conversation
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
@@ -23,11 +21,11 @@ __all__ = ["held_out_rows", "train_rows"]
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 GUESS_SHARE = 0.4
-"""Of the traces: those that answer without the tool."""
+"""Share of the traces that answer without the tool."""
 
 
 def cold_start_trace(rng: random.Random) -> list[Message]:
-    """A conversation of `tiny` in ReTool's format."""
+    """Draw a conversation of `tiny` in ReTool's format."""
     return conversation(rng, answer=r"\boxed{{{}}}", guess_share=GUESS_SHARE)
 
 

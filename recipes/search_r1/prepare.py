@@ -1,9 +1,9 @@
-"""Fetch Search-R1's questions from the Hugging Face hub and write them as JSON lines.
+"""Download Search-R1's questions from the Hugging Face hub and write them as JSON lines.
 
     python -m agentloop.recipes.search_r1.prepare [FOLDER]
 
 FOLDER (default: data/ beside this file) gets train.jsonl (Natural Questions and HotpotQA) and test.jsonl (Natural
-Questions). Needs the package `datasets` and a network. README.md says where the corpus comes from.
+Questions). It needs the package `datasets` and a network. README.md explains how to get the corpus.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentloop.errors import UserError
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import load_hub_dataset, write_rows
 
 SOURCE = "RUC-NLPIR/FlashRAG_datasets"
 
@@ -23,11 +22,11 @@ PROMPT = (
     "knowledge, call the tool search, as often as you need. When you know the answer, give it inside <answer> and "
     "</answer>, without explanations, for example <answer> Beijing </answer>. Question: {question}"
 )
-"""Search-R1's prompt in our words, for function calls."""
+"""Our version of Search-R1's prompt, for function calls."""
 
 
 def question_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Rows of FlashRAG (`question`, `golden_answers`); each question ends with one question mark, as in Search-R1."""
+    """Convert rows of FlashRAG (`question`, `golden_answers`). Questions end with one question mark, as there."""
     for index, row in enumerate(rows):
         question = str(row["question"]).strip().rstrip("?") + "?"
         yield {
@@ -38,13 +37,10 @@ def question_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict
 
 
 def main() -> None:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    """Write the files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
     for file, names, split in (("train", ("nq", "hotpotqa"), "train"), ("test", ("nq",), "test")):
-        rows = (row for name in names for row in question_rows(load_dataset(SOURCE, name, split=split), name))
+        rows = (row for name in names for row in question_rows(load_hub_dataset(SOURCE, name, split=split), name))
         path = folder / f"{file}.jsonl"
         print(f"{path}: {write_rows(path, rows)} rows")
 

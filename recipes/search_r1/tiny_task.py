@@ -1,9 +1,9 @@
-"""The tiny run of Search-R1: facts about numbered planets that stand in a generated corpus and nowhere else.
+"""Tiny run of Search-R1: facts about numbered planets, which are only in a generated corpus.
 
     python -m agentloop.recipes.search_r1.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a warm-up on traces that search for the right thing half of the time, and
-sometimes make an answer up. To search, for what was asked, is left to reinforcement learning.
+makes the checkpoint from that of `tiny`, by a warm-up on traces that search for the right fact half of the time and
+sometimes invent an answer. Reinforcement learning must teach the model to search for the fact of the question.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.tools.search.index import build
 from agentloop.tools.search.passages import Passage, as_text
@@ -25,7 +24,7 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 FACTS = ("mass", "age", "size", "value", "speed", "power")
 PLANETS = range(100, 500)
 HELD_OUT_SHARE = 8
-"""One planet in so many is asked about in the evaluation only; the warm-up knows none of these planets' facts."""
+"""One of this many planets is in the evaluation only. The warm-up has no facts about these planets."""
 GUESS_SHARE = 0.3
 LISTENING_SHARE = 0.5
 _MAX_PASSAGE_CHARS = 1500
@@ -33,35 +32,38 @@ _MAX_PASSAGE_CHARS = 1500
 
 
 def fact(planet: int, name: str) -> int:
-    """What the corpus says; no two facts of a planet are the same."""
+    """Return the value in the corpus. All facts of a planet have different values."""
     return random.Random(planet).sample(range(100, 1000), len(FACTS))[FACTS.index(name)]
 
 
 def passage(planet: int, name: str, value: int) -> Passage:
+    """Return the passage with a fact."""
     return Passage(f"{planet}-{name}", f"planet {planet}", f"The {name} of planet {planet} is {value}.")
 
 
 def question(planet: int, name: str) -> str:
+    """Return the question about a fact."""
     return f"What is the {name} of planet {planet}?"
 
 
 def is_held_out(planet: int) -> bool:
+    """Return whether a planet is for evaluation only."""
     return planet % HELD_OUT_SHARE == 0
 
 
 def write_index(path: str | Path) -> None:
-    """The corpus of all planets, as an index of the tool `search`; it is replaced as a whole."""
+    """Write the corpus of all planets as an index of the tool `search`, atomically."""
     build((passage(planet, name, fact(planet, name)) for planet in PLANETS for name in FACTS), Path(path).expanduser())
 
 
 def train_rows(index: str, num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to train on; writes the corpus to `index`, where the tool looks for it."""
+    """Return training rows, and write the corpus to `index` for the tool."""
     write_index(index)
     return _rows("train", num_rows, seed)
 
 
 def held_out_rows(num_rows: int = 96, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows about planets that training never asks about."""
+    """Return evaluation rows, about planets that are not in training."""
     return _rows("held-out", num_rows, seed)
 
 
@@ -78,7 +80,7 @@ def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def trace(rng: random.Random) -> list[Message]:
-    """A conversation about made-up facts."""
+    """Draw a conversation about invented facts."""
     planet, asked, value = rng.randrange(100, 1000), rng.choice(FACTS), rng.randrange(100, 1000)
     prompt: Message = {"role": "user", "content": question(planet, asked)}
     answer: Message = {"role": "assistant", "content": f"<answer>{value}</answer>"}

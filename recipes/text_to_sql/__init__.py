@@ -1,0 +1,1 @@
+"""Recipe of SkyRL-SQL: questions answered with a database."""

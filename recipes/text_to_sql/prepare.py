@@ -1,9 +1,9 @@
-"""Fetch SkyRL-SQL's tasks from the Hugging Face hub and write them as JSON lines.
+"""Download SkyRL-SQL's tasks from the Hugging Face hub and write them as JSON lines.
 
     python -m agentloop.recipes.text_to_sql.prepare [FOLDER]
 
-FOLDER (default: data/ beside this file) gets train.jsonl and validation.jsonl. Needs the package `datasets` and a
-network. README.md says where the databases come from.
+FOLDER (default: data/ beside this file) gets train.jsonl and validation.jsonl. It needs the package `datasets` and a
+network. README.md explains how to get the databases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import load_hub_dataset, write_rows
 
 SOURCE = "NovaSky-AI/SkyRL-SQL-653-data-newfmt"
 
@@ -23,7 +23,7 @@ FOLDERS = {
     "spider": "spider/database",
     "bird": "bird/train/train_databases",
 }
-"""Where OmniSQL's archive has the databases of each collection."""
+"""Folders of each collection in OmniSQL's archive."""
 
 SYSTEM = (
     "You are a data science expert. You get a database schema and a question, and answer it with one SQLite query. "
@@ -32,19 +32,19 @@ SYSTEM = (
     "query that answers the question, and nothing else, inside <solution> and </solution>. It must return the columns "
     "that are asked for and no others."
 )
-"""The task and the format, in our words: in the dataset they ask for <sql> tags where we have function calls."""
+"""Our instructions for function calls: those of the dataset request <sql> tags."""
 
 _TURNS = 6
 
 
 def task_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Rows of SkyRL-SQL with our system message. Raises `UserError` for rows of another shape."""
+    """Convert rows of SkyRL-SQL to use our system message. Raises `UserError` for rows of another form."""
     for index, row in enumerate(rows):
         users = [message["content"] for message in row["prompt"] if message["role"] == "user"]
         if row["data"] not in FOLDERS or not users or "<sql>" in users[-1]:
             raise UserError(
-                f"Row {index} of {SOURCE} is not as this script knows it: the schema and the question in the user "
-                f"message, the format in the system message, data one of {', '.join(FOLDERS)}."
+                f"Row {index} of {SOURCE} has an unknown form. It needs the schema and the question in the user "
+                f"message, the format in the system message, and data set to one of {', '.join(FOLDERS)}."
             )
         yield {
             "id": f"{name}-{index}",
@@ -58,14 +58,11 @@ def task_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str
 
 
 def main() -> None:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UserError("The public datasets need the package datasets: pip install datasets.") from error
+    """Write the files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
     for split in ("train", "validation"):
         path = folder / f"{split}.jsonl"
-        print(f"{path}: {write_rows(path, task_rows(load_dataset(SOURCE, split=split), split))} rows")
+        print(f"{path}: {write_rows(path, task_rows(load_hub_dataset(SOURCE, split=split), split))} rows")
 
 
 if __name__ == "__main__":

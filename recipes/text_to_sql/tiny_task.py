@@ -1,10 +1,10 @@
-"""The tiny run of text_to_sql, in SkyRL-SQL's own format: which table holds a planet is in no schema.
+"""Tiny run of text_to_sql in SkyRL-SQL's format: the schema does not tell which table has a planet.
 
     python -m agentloop.recipes.text_to_sql.tiny_task [FOLDER]
 
-makes the checkpoint: the one of `tiny` after a warm-up on traces about made-up numbers. Half of them ask for what was
-asked, the others for anything; some hand a query in untried; and what an empty result means is not always taken to
-heart. To try, to ask the right thing and to believe the database is left to reinforcement learning.
+makes the checkpoint from that of `tiny`, by a warm-up on traces about invented numbers. Half of them query the fact of
+the question, the others any fact. Some submit a query without trying it, and some ignore an empty result. Reinforcement
+learning must teach the model to try, to query the right fact and to trust the database.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering.inline import InlineFormat
 from agentloop.tools.sql.results import QueryResult, as_text
@@ -25,37 +24,39 @@ from agentloop.types.messages import Message, ToolCall
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 FORMAT = InlineFormat(tag="sql", tool="sql_query", argument="sql", result="\n\n<observation>{}</observation>\n\n")
-"""SkyRL-SQL's."""
+"""SkyRL-SQL's format of calls."""
 
 TABLES = ("north", "south")
 FACTS = ("mass", "age", "size", "speed")
 PLANETS = range(10, 100)
-"""Of two digits: to copy a number twice is the hard part for so small a model, and not what this is about."""
+"""Numbers of two digits, because copying longer numbers twice is hard for so small a model."""
 SCHEMA = "\n".join(f"create table {table} (id, {', '.join(FACTS)});" for table in TABLES)
 NUM_DATABASES = {"train": 8, "held-out": 4}
-"""Each with numbers and places of its own, so that only its own answers are of use."""
+"""Number of databases. Each has its own numbers and tables, so answers of others do not help."""
 
 GUESS_SHARE = 0.3
-"""Of the traces of the warm-up: those that hand a query in untried."""
+"""Share of the warm-up traces that submit a query without trying it."""
 LISTENING_SHARE = 0.5
-"""Of the choices in them (what to ask for, which table to hand in): those that have a reason."""
+"""Share of the choices of fact and table that follow the question and the result."""
 
 
 def question(fact: str, planet: int) -> str:
+    """Return the question about a fact."""
     return f"What is the {fact} of planet {planet}?"
 
 
 def query(fact: str, table: str, planet: int) -> str:
+    """Return the query of a fact."""
     return f"select {fact} from {table} where id = {planet}"
 
 
 def train_rows(folder: str, num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to train on: `prompt`, `database` (a file below `folder`, which is written), `answer` (the query)."""
+    """Yield training rows: `prompt`, `database` (a file that is written to `folder`), `answer` (the query)."""
     return _rows("train", Path(folder), num_rows, seed)
 
 
 def held_out_rows(folder: str, num_rows: int = 96, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows about databases that training never opens."""
+    """Yield evaluation rows, about databases that are not in training."""
     return _rows("held-out", Path(folder), num_rows, seed)
 
 
@@ -74,12 +75,15 @@ def _rows(split: str, folder: Path, num_rows: int, seed: int) -> Iterator[dict[s
 
 
 def prompt(fact: str, planet: int) -> str:
+    """Return the schema and the question."""
     return f"{SCHEMA}\n{question(fact, planet)}"
 
 
 def write_database(path: Path, seed: str) -> dict[int, str]:
-    """Write a database, as a whole or not at all. Returns the table of each planet; a planet is in one, with numbers
-    that no other planet has."""
+    """Write a database atomically and return the table of each planet.
+
+    A planet is in one table, with numbers that no other planet has.
+    """
     rng = random.Random(seed)
     columns = [rng.sample(range(100, 1000), len(PLANETS)) for _ in FACTS]
     place_of = {planet: rng.choice(TABLES) for planet in PLANETS}
@@ -96,13 +100,13 @@ def write_database(path: Path, seed: str) -> dict[int, str]:
 
 
 def trace(rng: random.Random) -> list[Message]:
-    """A conversation about made-up numbers."""
+    """Draw a conversation about invented numbers."""
     planet, asked = rng.choice(PLANETS), rng.choice(FACTS)
     ask: Message = {"role": "user", "content": prompt(asked, planet)}
     fact = asked if rng.random() < LISTENING_SHARE else rng.choice(FACTS)
     tried, other = rng.sample(TABLES, 2)
     if rng.random() < GUESS_SHARE:
-        return [ask, _hands_in(f"The {fact}, I guess in {tried}.", query(fact, tried, planet))]
+        return [ask, _submits(f"The {fact}, I guess in {tried}.", query(fact, tried, planet))]
     call = ToolCall("sql_query", {"sql": query(fact, tried, planet)}, id="call_0")
     turn: Message = {"role": "assistant", "content": "", "reasoning_content": f"The {fact}, I try {tried}."}
     turn["tool_calls"] = [call.as_dict()]
@@ -111,10 +115,10 @@ def trace(rng: random.Random) -> list[Message]:
     right = tried if is_there else other
     chosen = right if rng.random() < LISTENING_SHARE else rng.choice(TABLES)
     answer: Message = {"role": "tool", "content": as_text(found)}
-    return [ask, turn, answer, _hands_in(f"It is in {chosen}.", query(fact, chosen, planet))]
+    return [ask, turn, answer, _submits(f"It is in {chosen}.", query(fact, chosen, planet))]
 
 
-def _hands_in(thinking: str, sql: str) -> Message:
+def _submits(thinking: str, sql: str) -> Message:
     content = f"<solution>{sql}</solution>"
     return {"role": "assistant", "content": content, "reasoning_content": thinking}
 

@@ -1,7 +1,7 @@
-"""The text that the tiny tokenizer learns its merges from: what the demo's traces are made of, and common words.
+"""Text from which the tiny tokenizer learns its merges: the parts of the demo's traces, and common words.
 
-Fixed on purpose. The tokenizer must come out the same wherever it is built, so nothing here depends on the installed
-packages or on the tools' current wording; text that is not covered only takes more tokens.
+It is fixed, so that every build gives the same tokenizer: it depends neither on installed packages nor on the current
+wording of tools. Other text only needs more tokens.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ Search the web. Open the page. Read the file. Write text. The weather of the cit
 
 
 def corpus() -> list[str]:
-    """Texts for the tokenizer's trainer. Twice, because a chunk must be seen twice to become one token."""
+    """Return the texts twice, because the trainer makes a token only of chunks that it sees twice."""
     return [CHAT, CODE, PROSE] * 2

@@ -1,12 +1,13 @@
-"""Supervised training of a tiny model on synthetic episodes: what the tiny runs of all recipes start from.
+"""Supervised training on synthetic episodes, which makes the checkpoints from which the tiny runs of all recipes start.
 
-It trains with the `sft` loss of the learner that reinforcement learning uses, on the tokens of the assistant only.
+It uses the `sft` loss of the same learner as reinforcement learning, on the tokens of the assistant only.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from agentloop.rendering.inline import InlineFormat
 
 Draw = Callable[[random.Random], list[Message]]
-"""One synthetic episode."""
+"""Function that draws one synthetic episode."""
 OnUpdate = Callable[[int, int, float], None]
-"""(updates done, updates in all, loss)"""
+"""Callback with (finished updates, all updates, loss)."""
 
 
 def fine_tune(
@@ -41,11 +42,11 @@ def fine_tune(
     inline: InlineFormat | None = None,
     on_update: OnUpdate | None = None,
 ) -> Path:
-    """Train the model in `start` on what `draw` gives and write it, in bfloat16, to `folder`.
+    """Train the model in `start` on episodes of `draw` and write it, in bfloat16, to `folder`.
 
-    `shown_traces` of each update show the tools in their prompt, as all episodes later do. The schemas are always the
-    same, and most of a trace's tokens; the other traces leave them out, which makes the training twice as fast.
-    `inline`: how calls are written, where not as the template has them. `device`: auto is CUDA, where there is one.
+    In each update, `shown_traces` have the tool schemas in their prompt, as all later episodes do. The other traces
+    omit them, which makes training twice as fast: the schemas are always the same and most of a trace's tokens.
+    `inline` is the format of calls if it is not that of the template. `device` auto uses CUDA if available.
     """
     import torch
 
@@ -94,14 +95,13 @@ def _halve(source: Path, folder: Path) -> Path:
 
     load_language_model(source, dtype=torch.bfloat16, attention="sdpa").save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    if (source / "preprocessor_config.json").is_file():  # of a model that sees
+    if (source / "preprocessor_config.json").is_file():  # a vision model
         shutil.copy(source / "preprocessor_config.json", folder)
     return folder
 
 
 def report_updates() -> OnUpdate:
-    """Prints now and then how far it is, how long it took and the loss."""
-
+    """Return a callback that prints the progress, the time and the loss every 20 updates."""
     started = time.perf_counter()
 
     def report(done: int, total: int, loss: float) -> None:
@@ -111,6 +111,17 @@ def report_updates() -> OnUpdate:
     return report
 
 
+def make_checkpoint(warm_up: Callable[..., Path], folder: Path) -> None:
+    """Run `warm_up(folder, on_update=...)` as a script, and print its progress and the size of the checkpoint.
+
+    The first argument of the command line replaces `folder`.
+    """
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1])
+    warm_up(folder, on_update=report_updates())
+    print(size_of(folder))
+
+
 def size_of(folder: Path) -> str:
-    """A line about a checkpoint that was written."""
+    """Return a line with the size of a written checkpoint."""
     return f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""A Qwen3-shaped model, by default of a million parameters, built from nothing and saved as any other model folder."""
+"""Build a randomly initialised Qwen3 model, by default of a million parameters, and save it as a model folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ TINY = {
     "head_dim": 32,
     "initializer_range": 0.05,
 }
-"""A million parameters. Head count and vocabulary divide well, so that two or four ranks can shard it."""
+"""Sizes of a million parameters. Two or four ranks can shard the heads and the vocabulary."""
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast, size: Mapping[str, Any] = TINY) -> Qwen3Config:
-    """Grouped-query attention, tied embeddings: every part that the large Qwen3 models have. `size` are fields of the
-    config."""
+    """Return a config with every part of the large Qwen3 models. `size` has further fields of the config."""
     from transformers import Qwen3Config
 
     return Qwen3Config(

@@ -1,8 +1,8 @@
-"""The task of the demo: a question about two numbers that only running the right Python can answer.
+"""Task of the demo: a question about two numbers that needs the right Python program.
 
 Every question names one of five operations. A model of a million parameters cannot compute them, but it can copy the
-numbers into a program and the output into its answer; which program belongs to which question is what it must find.
-The numbers are drawn so that no two operations give the same answer: a wrong program is never right by chance.
+numbers into a program and the output into its answer. It must learn which program belongs to which question. All
+operations on the drawn numbers have different results, so a wrong program is never correct by chance.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What can be asked of two numbers."""
+    """Operation on two numbers."""
 
     noun: str
     joint: str
-    """The words between the two numbers of a question."""
+    """Word between the two numbers of a question."""
     code: str
-    """A Python program that prints the result of `{a}` and `{b}`."""
+    """Python program that prints the result of `{a}` and `{b}`."""
     compute: Callable[[int, int], int]
 
 
@@ -44,24 +44,24 @@ OPERATIONS = (
 )
 
 ASKED = tuple(operation for operation in OPERATIONS if operation.noun != "product")
-"""What the task asks for; results of at most three digits. The warm-up shows products, too."""
+"""Operations of the task, with results of at most three digits. The warm-up has products too."""
 
 CARRIERS = ("What is the {}?", "Compute the {}.", "Find the {}.", "Tell me the {}.")
 
 _HELD_OUT_SHARE = 8
-"""One number pair in so many is kept for evaluation."""
+"""One of this many number pairs is held out for evaluation."""
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Whether the pair is for evaluation only, whatever is asked about it: never in the warm-up, never in training."""
+    """Return whether the pair is for evaluation only, and neither for the warm-up nor for training."""
     return (a * 31 + b * 17) % _HELD_OUT_SHARE == 0
 
 
 def draw_numbers(rng: random.Random, *, held_out: bool, wide: bool = False) -> tuple[int, int]:
-    """a in 100..499 and b in 11..19, with a different result for each operation.
+    """Draw a in 100..499 and b in 11..19, with a different result for each operation.
 
-    `wide`, for the warm-up: a in 100..9999 (short and long ones alike often) and b in 11..99. To copy them is harder
-    than what the task asks for.
+    With `wide`, for the warm-up, a is in 100..9999 (three and four digits equally often) and b in 11..99. These numbers
+    are harder to copy than those of the task.
     """
     while True:
         if wide:
@@ -75,16 +75,17 @@ def draw_numbers(rng: random.Random, *, held_out: bool, wide: bool = False) -> t
 
 
 def question(operation: Operation, carrier: str, a: int, b: int) -> str:
+    """Return the question in the sentence `carrier`."""
     return carrier.format(f"{operation.noun} of {a} {operation.joint} {b}")
 
 
 def train_rows(num_rows: int = 4096, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to train on: `prompt`, `answer` (the number as text), `operation`."""
+    """Yield training rows: `prompt`, `answer` (the number as text), `operation`."""
     return _rows("train", num_rows, seed)
 
 
 def held_out_rows(num_rows: int = 100, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows to evaluate on: every operation and carrier equally often, numbers that training never shows."""
+    """Yield evaluation rows: every operation and carrier equally often, with numbers that training never has."""
     return _rows("held-out", num_rows, seed)
 
 
@@ -106,7 +107,7 @@ def _rows(split: str, num_rows: int, seed: int) -> Iterator[dict[str, Any]]:
 
 @inline
 def reward(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-    """1.0 where the final answer, "The answer is N.", is right; else 0.0. An episode that did not end has no answer."""
+    """Return 1.0 if the episode completed with the correct "The answer is N.", else 0.0."""
     if trajectory.stop_reason is not StopReason.COMPLETED:
         return 0.0
     stated = re.search(r"answer is (-?\d+)\.?$", trajectory.final_text.strip())

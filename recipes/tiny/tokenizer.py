@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with the token conventions of Qwen3, built from nothing in well under a second.
+"""Build a byte-level BPE tokenizer with the token conventions of Qwen3, in less than a second.
 
 Any text encodes and decodes exactly (all 256 bytes are in the vocabulary), every digit is one token, and the markers of
 the chat template are single tokens: `<|im_end|>` ends a turn, think and tool tags are ordinary added tokens.
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 1280
-"""At most so many BPE entries; the markers come on top."""
+"""Maximum BPE entries, without the markers."""
 
 MAX_TOKENS = 1024
-"""Longest sequence that the tiny model is meant for."""
+"""Maximum sequence length of the tiny model."""
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAG_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -31,12 +31,12 @@ SPLIT = (
 
 
 def chat_template() -> str:
-    """The Jinja source of the chat template: prefix-stable, tools in the system message, thinking always kept."""
+    """Return the chat template: prefix-stable, with tools in the system message and all thinking kept."""
     return (files(__package__) / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, chat template included. Deterministic: same versions of `tokenizers`, same ids."""
+    """Build the tokenizer with its chat template. Its ids depend only on the version of `tokenizers`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

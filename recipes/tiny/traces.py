@@ -1,10 +1,9 @@
-"""Synthetic episodes for the warm-up: they show how to use the tool, by somebody who listens every other time.
+"""Synthetic episodes for the warm-up, which show how to use the tool but often ignore the question.
 
-In half of those that call the tool the operation is drawn at random, whatever was asked; the thinking names it, and the
-program is its program. The others state a number out of nowhere. So a model that learned from them can write the
-program of any operation it has named, copies the numbers into it and the tool's output into its answer, but is right
-two times in five at best. That an episode should be about what was asked, and that guessing does not pay, is left to
-reinforcement learning.
+Some episodes guess a number without the tool. In half of the others the operation is random: the thinking names it, and
+the program computes it. A model trained on them can write the program of any operation that it names, and copies the
+numbers and the output, but is correct at most two times in five. Reinforcement learning must teach it to answer the
+question and not to guess.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
 
 TOOL_NAME = "code_interpreter"
 GUESS_SHARE = 0.3
-"""Of the traces: those that answer without the tool."""
+"""Share of the traces that answer without the tool."""
 LISTENING_SHARE = 0.5
-"""Of the others: those that take the operation from the question. Without any, the warm-up would teach to ignore it."""
+"""Share of the others whose operation is that of the question. Without any, the model would learn to ignore it."""
 
 
 def conversation(
     rng: random.Random, *, answer: str = "The answer is {}.", guess_share: float = GUESS_SHARE
 ) -> list[Message]:
-    """One synthetic episode as messages; the numbers are never held-out ones. `answer`: how the answer is put."""
+    """Draw the messages of an episode without held-out numbers. `answer` is the format of the answer."""
     asked = rng.choice(OPERATIONS)
     used = asked if rng.random() < LISTENING_SHARE else rng.choice(OPERATIONS)
     a, b = draw_numbers(rng, held_out=False, wide=True)
@@ -51,12 +50,12 @@ def _says(answer: str, number: int) -> Message:
 
 
 def tool_text(result: int) -> str:
-    """What the code interpreter answers to a program that prints `result`."""
+    """Return the answer of the code interpreter to a program that prints `result`."""
     return str(result)
 
 
 def turn_text(message: Message) -> str:
-    """An assistant message as the model is to write it: the text between the template's header and the end of turn."""
+    """Return the text of an assistant message between the template's header and the end of turn."""
     parts = []
     if reasoning := message.get("reasoning_content"):
         parts.append(f"<think>\n{reasoning}\n</think>\n\n")
@@ -69,9 +68,9 @@ def turn_text(message: Message) -> str:
 
 
 def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: ToolSchemas = ()) -> Trajectory:
-    """The conversation as the loop would have recorded it, its assistant turns as sampled tokens.
+    """Convert a conversation to the trajectory that the loop would record, with assistant turns as sampled tokens.
 
-    Logprobs are 0: nobody sampled them, and supervised training does not look at them.
+    Logprobs are 0: supervised training does not use them.
     """
     trajectory = Trajectory(messages=messages)
     first_turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")

@@ -1,9 +1,8 @@
-"""Supervised warm-up: from random weights to a model that can use the tool and does not know for what.
+"""Supervised warm-up from random weights to a model that can use the tool, but not for the question.
 
     python -m agentloop.recipes.tiny.warmup [FOLDER]
 
-writes the checkpoint that `agentloop demo` starts from (by default over the one that comes with the recipe). Seeds are
-fixed; the time it takes is printed.
+writes the checkpoint from which `agentloop demo` starts, by default over the one in the recipe. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentloop.recipes.common.checkpoint import make_checkpoint
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune
+from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.model import build_model
 from agentloop.recipes.tiny.traces import conversation
 
@@ -27,7 +25,7 @@ LEARNING_RATE = 2.5e-3
 
 
 def tool_schemas() -> ToolSchemas:
-    """What the tools of the recipe look like to the model."""
+    """Return the schemas of the recipe's tools."""
     from agentloop.tools.code_interpreter import CodeInterpreter
     from agentloop.tools.toolset import Toolset
 
@@ -51,7 +49,7 @@ def warm_up(
             num_updates=num_updates,
             lr=LEARNING_RATE,
             seed=seed,
-            device="cpu",  # what `agentloop demo --from-scratch` was measured with
+            device="cpu",  # the device of `agentloop demo --from-scratch`
             on_update=on_update,
         )
 

@@ -12,7 +12,7 @@ from agentloop.recipes.deepeyes.tiny_task import (
     PLACES,
     WEAVES,
     box_of,
-    draw_picture,
+    draw_image,
     held_out_rows,
     trace,
     train_rows,
@@ -34,13 +34,13 @@ def seen_pixels(renderer, image):
 
 
 def test_weaves_show_in_a_zoomed_field_only(renderer):
-    pictures = {weave: draw_picture(random.Random(1), list(COLOURS), [weave] * 4) for weave in WEAVES}
-    whole = {weave: seen_pixels(renderer, picture) for weave, picture in pictures.items()}
+    images = {weave: draw_image(random.Random(1), list(COLOURS), [weave] * 4) for weave in WEAVES}
+    whole = {weave: seen_pixels(renderer, image) for weave, image in images.items()}
     plain = whole.pop("plain")
     assert plain.shape == (112, 112, 3)
     for weave, pixels in whole.items():
         assert np.abs(pixels - plain).max() <= 2, weave  # of 255
-    crops = {weave: seen_pixels(renderer, zoom_tool().crop(one, box_of(3))) for weave, one in pictures.items()}
+    crops = {weave: seen_pixels(renderer, zoom_tool().crop(one, box_of(3))) for weave, one in images.items()}
     for weave in whole:
         for other in WEAVES:
             assert weave == other or np.abs(crops[weave] - crops[other]).mean() > 10
@@ -50,8 +50,8 @@ def test_weaves_show_in_a_zoomed_field_only(renderer):
 def test_a_box_is_its_field(renderer, field):
     weaves = ["plain"] * 4
     weaves[field] = "rows"
-    picture = draw_picture(random.Random(2), list(COLOURS), weaves)
-    crop = zoom_tool().crop(picture, box_of(field))
+    image = draw_image(random.Random(2), list(COLOURS), weaves)
+    crop = zoom_tool().crop(image, box_of(field))
     assert crop.size[0] * crop.size[1] <= MAX_PIXELS
     rows = np.array(crop).astype(int)
     assert (rows[40, 20:90] != rows[41, 20:90]).all()
@@ -67,7 +67,7 @@ def test_rows_are_repeatable_and_held_out_ones_are_others():
     assert len(images_of(row["messages"])) == 1
 
 
-def test_traces_have_their_pictures_where_the_model_will_see_them(renderer):
+def test_traces_have_their_images_where_the_model_will_see_them(renderer):
     rng = random.Random(0)
     schemas = Toolset([zoom_tool()]).schemas
     trajectories = [to_trajectory(trace(rng), renderer, schemas) for _ in range(20)]

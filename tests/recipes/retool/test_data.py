@@ -3,7 +3,7 @@ import json
 import pytest
 
 from agentloop.envs.datasets.dataset import load_dataset
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.prepare import ANSWER_FORMAT, aime_rows, dapo_rows, sft_rows
 from agentloop.recipes.retool.traces import TraceError, as_messages
 

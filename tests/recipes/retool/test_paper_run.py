@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from agentloop.cli.recipe import load_run_config
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.paper import FORMAT, PROMPT
 from agentloop.recipes.retool.sft import train as cold_start
 from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question

@@ -1,4 +1,4 @@
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.sft import train
 from agentloop.recipes.retool.tiny_task import START, cold_start_trace
 

@@ -1,6 +1,6 @@
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.rewards import load_reward
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.search_r1.prepare import question_rows
 from agentloop.recipes.search_r1.tiny_task import FACTS, PLANETS, fact, held_out_rows, train_rows
 from agentloop.tools.search.index import LocalIndex

@@ -2,7 +2,7 @@ import pytest
 
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.errors import UserError
-from agentloop.recipes.common.jsonl import write_rows
+from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.text_to_sql.prepare import task_rows
 
 RAW = {
