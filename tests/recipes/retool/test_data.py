@@ -52,7 +52,7 @@ def test_a_trace_becomes_calls_and_results():
     [
         ("It is 2.", "no <answer>"),
         (ANSWERED.replace("<interpreter>\n2\n</interpreter>\n", ""), "code without output"),
-        ("<interpreter>2</interpreter><answer>2</answer>", "output that no code gave"),
+        ("<interpreter>2</interpreter><answer>2</answer>", "output without code"),
     ],
 )
 def test_what_is_no_trace_is_refused_and_left_out(answered, problem, capsys):
