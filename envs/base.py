@@ -1,4 +1,4 @@
-"""`Env`: the environment of one episode, in message space."""
+"""`Env`: answers the model with messages. Single-use: one instance is one episode."""
 
 from __future__ import annotations
 
@@ -22,21 +22,43 @@ class Observation:
     messages: Sequence[Message] = field(default_factory=tuple)
 
 
-class Env(ABC):
-    """Environment of one episode. An instance is used once.
+class BaseEnv(ABC):  # noqa: B024 - subclasses say how an episode is played
+    """Task, score and end of an episode: what all kinds of environments have.
 
-    The loop runs the tool calls of a turn on `toolset`. `step` gets the turns without calls. Methods that are not
-    `async` run in threads.
+    `Env` answers the model turn by turn; `agentloop.envs.agent.program.AgentProgram` plays whole episodes itself.
+    Methods that are not `async` run in threads.
     """
 
     task: Mapping[str, Any] = {}
-    """Dataset row, which tools see as `ctx.task`."""
-    toolset: Toolset | None = None
-    """Tools of this episode. Other episodes may share them."""
+    """The dataset row; tools see it as `ctx.task`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        run_in_threads(cls, ("reset", "step", "score", "close"))
+        run_in_threads(cls, ("score", "close"))
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """Return the reward of the outcome, which is added to the rewards of the turns.
+
+        The loop calls it once, after the end of the episode, for every `trajectory.stop_reason` but failures.
+        """
+        return 0.0
+
+    async def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what the episode holds; always runs."""
+
+
+class Env(BaseEnv):
+    """The environment of one episode.
+
+    The loop runs the calls of a turn itself, on `toolset`; `step` gets the turns without calls.
+    """
+
+    toolset: Toolset | None = None
+    """The tools of this episode, shared by all episodes that have the same."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        run_in_threads(cls, ("reset", "step"))
 
     @abstractmethod
     async def reset(self) -> Observation:
@@ -44,14 +66,4 @@ class Env(ABC):
 
     @abstractmethod
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
-        """Answer an assistant message without calls. Returns (observation, reward, terminated, truncated)."""
-
-    async def score(self, trajectory: Trajectory) -> float:
-        """Return the outcome reward, which is added to the rewards of the turns.
-
-        It is called once at the end, however the episode ended (`trajectory.stop_reason`).
-        """
-        return 0.0
-
-    async def close(self) -> None:  # noqa: B027 - most environments release nothing
-        """Release the resources of the episode. Always runs."""
+        """Answer an assistant message without calls: (observation, reward of the turn, terminated, truncated)."""

@@ -34,8 +34,8 @@ def train(
     for name, value in placement.items():
         typer.echo(f"{name:16} {value}")
     from agentloop.cli.progress import RunProgress
-    from agentloop.trainer.run.run import train as train_run
     from agentloop.trainer.run.timeline import watching
+    from agentloop.trainer.run.train import train as train_run
 
     with RunProgress() as progress, watching(progress, timeline=config.profiler.timeline) as observer:
         asyncio.run(train_run(config, folder, observer))

@@ -7,65 +7,91 @@ from typing import TYPE_CHECKING
 
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.gateway.server import Gateway
-from agentloop.gateway.session import Sampling, Session
-from agentloop.types.limits import StopReason
+from agentloop.gateway.session import Session
+from agentloop.types.limits import Limits, StopReason
+from agentloop.types.requests import Sampling
 
 if TYPE_CHECKING:
-    from agentloop.envs.agent.program import AgentProgram, AgentResult, Endpoint
-    from agentloop.rollout.loop import AgentLoop
+    from agentloop.engines.base import Engine
+    from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+    from agentloop.envs.agent.program import AgentProgram
+    from agentloop.rendering.base import Renderer
     from agentloop.types.trajectory import Trajectory
 
 
-class ProgramEpisode:
-    """Runs the program under the limits. `trajectory` becomes the token stream of its last turn, with the other
-    streams as branches."""
+class ProgramPlayer:
+    """Plays agent programs against one engine, with one gateway for each address that they name."""
 
-    def __init__(self, loop: AgentLoop, env: AgentProgram, trajectory: Trajectory, seed: int) -> None:
+    def __init__(self, engine: Engine, renderer: Renderer) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._gateways: dict[tuple[str, str | None], Gateway] = {}
+
+    def episode(
+        self, program: AgentProgram, trajectory: Trajectory, *, limits: Limits, sampling: Sampling, seed: int
+    ) -> ProgramEpisode:
+        """Return the episode of a program, which has not begun."""
+        address = (program.host, program.advertised)
+        if address not in self._gateways:
+            host, advertised = address
+            self._gateways[address] = Gateway(self._engine, self._renderer, host=host, advertised=advertised)
+        return ProgramEpisode(self._gateways[address], program, trajectory, limits, sampling, seed)
+
+
+class ProgramEpisode:
+    """Runs a program under the limits.
+
+    `trajectory` becomes the token stream of its last turn, with the other streams as branches.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        program: AgentProgram,
+        trajectory: Trajectory,
+        limits: Limits,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
         self.trajectory = trajectory
-        self.clock = asyncio.get_running_loop().time
-        self._loop = loop
-        self._env = env
+        self._gateway = gateway
+        self._program = program
+        self._limits = limits
+        self._sampling = sampling
         self._seed = seed
 
     async def play(self) -> StopReason:
-        """Run the program to its end. Raises `UserError` where no episode could ever work."""
-        loop, env = self._loop, self._env
-        place = (env.host, env.advertised)
-        if place not in loop.gateways:
-            loop.gateways[place] = Gateway(loop.engine, loop.renderer, host=env.host, advertised=env.advertised)
-        sampling = Sampling(
-            temperature=loop.temperature,
-            top_p=loop.top_p,
-            top_k=loop.top_k,
-            stop_strings=loop.stop_strings,
-            chosen_by=env.sampling,
-        )
-        async with loop.gateways[place].session(
-            limits=loop.limits, sampling=sampling, trajectory_id=self.trajectory.trajectory_id, seed=self._seed
+        """Run the program to its end. Raises `UserError` if no episode could ever work."""
+        async with self._gateway.session(
+            limits=self._limits,
+            sampling=self._sampling,
+            chosen_by=self._program.sampling,
+            trajectory_id=self.trajectory.trajectory_id,
+            seed=self._seed,
         ) as (session, endpoint):
             result, reason = await self._run(session, endpoint)
         self._keep(session, result, reason)
         return reason
 
     async def close(self) -> None:
-        """Nothing is left: the session ended with the program."""
+        """Do nothing: the session ended with the program."""
 
     async def _run(self, session: Session, endpoint: Endpoint) -> tuple[AgentResult | None, StopReason]:
         result = None
         error: Exception | None = None
-        timeout = asyncio.timeout(self._loop.limits.max_seconds)
+        timeout = asyncio.timeout(self._limits.max_seconds)
         try:
             async with timeout:
-                result = await self._env.play(endpoint)
+                result = await self._program.play(endpoint)
         except UserError:
             raise
-        except Exception as problem:  # the program is somebody else's: what it raises ends its own episode
+        except Exception as problem:  # the program is somebody else's: an exception ends its own episode
             if timeout.expired() and isinstance(problem, TimeoutError):
                 return None, StopReason.MAX_SECONDS
             error = problem
         refused = session.refused
         if refused is not None and (refused.is_failure or error is not None):
-            # An answer that was found without the model is none of the model's.
+            # Do not credit answers produced after a refused call.
             self.trajectory.error = session.error
             return result, refused
         if error is not None:
@@ -75,11 +101,12 @@ class ProgramEpisode:
         return result, StopReason.COMPLETED
 
     def _keep(self, session: Session, result: AgentResult | None, reason: StopReason) -> None:
-        """Put what the session left into `trajectory`."""
+        """Move the streams of the session into `trajectory`."""
         begun = self.trajectory
         streams = session.trajectories()
         for stream in streams:
-            stream.group_id, stream.task, stream.stop_reason = begun.group_id, begun.task, reason
+            stream.group_id, stream.place, stream.task = begun.group_id, begun.place, begun.task
+            stream.stop_reason = reason
             stream.metrics["turns"] = stream.num_turns
         if streams:
             self.trajectory = streams[0]

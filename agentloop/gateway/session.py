@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
@@ -23,6 +22,7 @@ from agentloop.gateway.stops import without_stop
 from agentloop.process.offloading import off_loop
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
+from agentloop.types.requests import Sampling
 from agentloop.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -32,23 +32,13 @@ if TYPE_CHECKING:
 Chooser = Literal["run", "client"]
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Sampling:
-    """How turns are sampled, and who says so."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    stop_strings: tuple[str, ...] = ()
-    """Beside those of the request."""
-    chosen_by: Chooser = "run"
-    """`run`: temperature, top_p and top_k hold, whatever a request asks for, and each call has a seed of its own: a
-    learner scores tokens at one temperature, and episodes of a group that all say `seed=0` would be equal. `client`:
-    they are defaults."""
-
-
 class Session:
-    """The calls of one episode, and the token streams that they leave. Belongs to one event loop."""
+    """The calls of one episode, and the token streams that they leave. Belongs to one event loop.
+
+    With `chosen_by="run"`, the temperature, top_p and top_k of `sampling` hold whatever a request wants, and each call
+    has a seed of its own: a learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
+    would be equal. With "client" they are defaults.
+    """
 
     def __init__(
         self,
@@ -57,6 +47,7 @@ class Session:
         *,
         limits: Limits,
         sampling: Sampling,
+        chosen_by: Chooser = "run",
         trajectory_id: str = "",
         seed: int = 0,
     ) -> None:
@@ -64,6 +55,7 @@ class Session:
         self._renderer = renderer
         self._limits = limits
         self._sampling = sampling
+        self._chosen_by = chosen_by
         self._seed = seed
         self._conversations = Conversations(trajectory_id)
         self._episode = current_episode()
@@ -228,7 +220,7 @@ class Session:
         request, sampling = place.request, self._sampling
         room = min(self._max_tokens - len(place.prompt), self._limits.max_turn_tokens)
         temperature, top_p, top_k, seed = sampling.temperature, sampling.top_p, sampling.top_k, None
-        if sampling.chosen_by == "client":
+        if self._chosen_by == "client":
             temperature = temperature if request.temperature is None else request.temperature
             top_p = top_p if request.top_p is None else request.top_p
             top_k = top_k if request.top_k is None else request.top_k
@@ -239,7 +231,7 @@ class Session:
             top_p=top_p,
             top_k=top_k,
             stop_token_ids=self._renderer.stop_token_ids,
-            stop_strings=(*sampling.stop_strings, *request.stop),
+            stop_strings=(*self._renderer.stop_strings, *sampling.stop_strings, *request.stop),
             seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
         )
 

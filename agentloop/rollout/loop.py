@@ -3,13 +3,12 @@
     reset -> render -> [ sample -> parse -> run the calls, or step the environment -> render what is new ]* -> score
 
 `agentloop.types.limits` states the order in which limits are checked. The stream always ends with the last sampled
-turn: what would have been shown after it is in `Trajectory.messages` only.
+turn: messages after it are in `Trajectory.messages` only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,23 +21,20 @@ from agentloop.process.offloading import off_loop
 from agentloop.rollout.tool_calls import CallAnswers, answer_calls
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import Message, ParsedTurn, images_of, text_of
+from agentloop.types.requests import Sampling
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
-    from agentloop.envs.base import Env
-    from agentloop.gateway.episode import ProgramEpisode
-    from agentloop.gateway.server import Gateway
+    from agentloop.envs.base import BaseEnv, Env
+    from agentloop.gateway.episode import ProgramEpisode, ProgramPlayer
     from agentloop.rendering.base import Renderer
     from agentloop.tools.sessions import ToolSessions
     from agentloop.types.image import SeenImage
 
 
 class AgentLoop:
-    """Runs episodes against one engine. Stateless between episodes: any number may run at once.
-
-    `temperature`, `top_p` and `top_k` are those of every turn; `stop_strings` end one beside those of the renderer.
-    """
+    """Plays episodes against one engine. Stateless between episodes: any number may run at once."""
 
     def __init__(
         self,
@@ -46,40 +42,39 @@ class AgentLoop:
         renderer: Renderer,
         *,
         limits: Limits | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        stop_strings: Sequence[str] = (),
+        sampling: Sampling | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.limits = limits or Limits()
-        self.temperature = temperature
-        self.top_p = top_p
-        self.top_k = top_k
-        self.stop_strings = (*renderer.stop_strings, *stop_strings)
-        self.gateways: dict[tuple[str, str | None], Gateway] = {}
-        """For agent programs, by where they are served."""
+        self.sampling = sampling or Sampling()
+        self._programs: ProgramPlayer | None = None
 
     async def run(
         self,
-        env: Env,
+        env: Env | AgentProgram,
         *,
         trajectory_id: str = "",
         group_id: str = "",
         seed: int = 0,
-        temperature: float | None = None,
-        top_p: float | None = None,
+        sampling: Sampling | None = None,
     ) -> Trajectory:
-        """Play `env` to its end and judge it.
+        """Play `env` to its end and score it: `play` with a new trajectory."""
+        trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id)
+        return await self.play(env, trajectory, seed=seed, sampling=sampling)
 
-        `trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as far as
-        the engine is. `temperature` and `top_p` replace the loop's. Failures of the engine, the environment, its tools
-        and the reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised; cancelling the
-        coroutine releases everything.
+    async def play(
+        self, env: Env | AgentProgram, trajectory: Trajectory, *, seed: int = 0, sampling: Sampling | None = None
+    ) -> Trajectory:
+        """Play `env` to its end into an empty trajectory, and score it.
+
+        `trajectory.trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as
+        far as the engine is. `sampling` replaces the loop's. Failures of the engine, the environment, its tools and the
+        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised. Cancelling the coroutine
+        releases everything.
         """
-        trajectory = Trajectory(trajectory_id=trajectory_id, group_id=group_id, task=dict(env.task))
-        episode = self._with(temperature, top_p)._episode(env, trajectory, seed)
+        trajectory.task = dict(env.task)
+        episode = self._episode(env, trajectory, sampling or self.sampling, seed)
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
@@ -96,31 +91,27 @@ class AgentLoop:
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 
-    def _with(self, temperature: float | None, top_p: float | None) -> AgentLoop:
-        """The same loop with other sampling; None changes nothing."""
-        if temperature is None and top_p is None:
-            return self
-        other = copy.copy(self)
-        other.temperature = self.temperature if temperature is None else temperature
-        other.top_p = self.top_p if top_p is None else top_p
-        return other
-
-    def _episode(self, env: Env, trajectory: Trajectory, seed: int) -> _Episode | ProgramEpisode:
+    def _episode(
+        self, env: Env | AgentProgram, trajectory: Trajectory, sampling: Sampling, seed: int
+    ) -> TurnEpisode | ProgramEpisode:
+        """Choose who plays: the loop turn by turn, or the agent program behind the gateway."""
         if not isinstance(env, AgentProgram):
-            return _Episode(self, env, trajectory, seed)
-        from agentloop.gateway.episode import ProgramEpisode
+            return TurnEpisode(self, env, trajectory, sampling, seed)
+        if self._programs is None:
+            from agentloop.gateway.episode import ProgramPlayer
 
-        return ProgramEpisode(self, env, trajectory, seed)
+            self._programs = ProgramPlayer(self.engine, self.renderer)
+        return self._programs.episode(env, trajectory, limits=self.limits, sampling=sampling, seed=seed)
 
 
-class _Episode:
-    """One run of the loop: what changes from turn to turn."""
+class TurnEpisode:
+    """An episode of an `Env`, turn by turn: the state that changes while it is played."""
 
-    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, seed: int) -> None:
+    def __init__(self, loop: AgentLoop, env: Env, trajectory: Trajectory, sampling: Sampling, seed: int) -> None:
         self.engine = loop.engine
         self.renderer = loop.renderer
         self.limits = loop.limits
-        self.loop = loop
+        self.sampling = sampling
         self.env = env
         self.trajectory = trajectory
         self.seed = seed
@@ -128,7 +119,7 @@ class _Episode:
         self.schemas: Sequence[dict[str, Any]] = ()
         self.sessions: ToolSessions | None = None
         self.images: list[Any] = []
-        """As they came, for the tools: a crop is cut out of the source."""
+        """Images as the environment gave them, for tools: a crop is cut out of the source."""
         self.deadline = time.monotonic() + loop.limits.max_seconds
         self.invalid_turns = 0
         self.max_tokens = min(loop.limits.max_tokens, loop.engine.max_model_len)
@@ -170,7 +161,7 @@ class _Episode:
         return StopReason.MAX_TURNS
 
     async def _open(self) -> bool:
-        """Ask the environment for the first prompt; False where it leaves no room to sample."""
+        """Render the environment's first prompt; return False if it leaves no room to sample."""
         trajectory = self.trajectory
         with _EnvBoundary("reset"):
             observation = await self.env.reset()
@@ -191,11 +182,11 @@ class _Episode:
         room = self.max_tokens - len(self.trajectory)
         params = SamplingParams(
             max_tokens=min(room, self.limits.max_turn_tokens),
-            temperature=self.loop.temperature,
-            top_p=self.loop.top_p,
-            top_k=self.loop.top_k,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
             stop_token_ids=self.renderer.stop_token_ids,
-            stop_strings=self.loop.stop_strings,
+            stop_strings=(*self.renderer.stop_strings, *self.sampling.stop_strings),
             seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
         )
         generation = await self.engine.generate(
@@ -223,7 +214,7 @@ class _Episode:
         return parsed
 
     async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
-        """What answers a whole turn, and whether that ends the episode."""
+        """Return the messages that answer a whole turn, and why the episode ends if it does."""
         if not parsed.calls:
             return await self._step(parsed)
         started = self.clock()
@@ -264,7 +255,7 @@ class _Episode:
         self.trajectory.metrics[metric] = self.trajectory.metrics.get(metric, 0.0) + value
 
     async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
-        """Put what answers the turn into the stream; False, and nothing put, where it leaves no room to sample."""
+        """Append the answers to the stream; return False, and append nothing, if they leave no room to sample."""
         with _EnvBoundary("render"):
             continuation = await off_loop(
                 _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
@@ -284,14 +275,14 @@ class _Episode:
         return await asyncio.to_thread(lambda: [vision.see(image) for image in images])
 
     def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
-        """Append what was rendered: the segment has the pictures as the model sees them, the tools as they came."""
+        """Append rendered ids: the segment gets the images as the model sees them, tools get the originals."""
         start, vision = len(self.trajectory), self.renderer.vision
         placed = vision.place(ids, seen, start) if vision is not None and seen else []
         self.trajectory.append(kind, ids, images=placed)
         self.images.extend(images_of(messages))
 
     async def close(self) -> None:
-        """Release engine cache and tool sessions, whatever happened before."""
+        """Release the engine's cache and the tool sessions."""
         trajectory = self.trajectory
         trajectory.metrics |= {
             "turns": trajectory.num_turns,
@@ -305,9 +296,12 @@ class _Episode:
                 trajectory.count(FailureKind.TOOL)
 
 
-async def _score(env: Env, trajectory: Trajectory) -> None:
-    """Judge the episode; a reward that raises leaves `reward` None: no reward is not a reward of 0. Branches that the
-    reward function gave none of their own have that of the episode."""
+async def _score(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Score the episode.
+
+    If the reward function raises, `reward` stays None: no reward is not a reward of 0. Branches without a reward of
+    their own get that of the episode.
+    """
     try:
         outcome = float(await env.score(trajectory))
     except Exception as error:
@@ -319,8 +313,8 @@ async def _score(env: Env, trajectory: Trajectory) -> None:
             branch.reward = trajectory.reward if branch.reward is None else branch.reward
 
 
-async def _close(env: Env, trajectory: Trajectory) -> None:
-    """Release the environment; one that fails to is counted."""
+async def _close(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Release the environment, and count a failure to do so."""
     try:
         await env.close()
     except Exception as error:
@@ -329,7 +323,7 @@ async def _close(env: Env, trajectory: Trajectory) -> None:
 
 
 class _EnvBoundary:
-    """Turns what user code raises into an `EnvError`, which ends its own episode only."""
+    """Turn exceptions of user code into an `EnvError`, which ends its own episode only."""
 
     __slots__ = ("stage",)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop import engines
 from agentloop.config.run import RunConfig
+from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
@@ -21,14 +22,14 @@ from agentloop.errors import UserError
 from agentloop.rendering import renderer_for
 from agentloop.rollout.loop import AgentLoop
 from agentloop.rollout.prompt_lengths import of_length
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
+from agentloop.types.requests import RolloutRequest, Sampling
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.rendering.base import Renderer
-    from agentloop.types.requests import RolloutRequest
 
 Row = dict[str, Any]
 
@@ -46,7 +47,7 @@ class RolloutSetup:
     reward: RewardFunction | None
     """None where the environment alone says what an episode is worth."""
     renderer: Renderer
-    make_env: Callable[[Row], Env]
+    make_env: Callable[[Row], Env | AgentProgram]
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
@@ -98,28 +99,22 @@ class RolloutSetup:
                 "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
             )
 
+    @property
+    def sampling(self) -> Sampling:
+        """The run's sampling."""
+        return Sampling(**self.config.sampling.model_dump())
+
     def worker(self, engine: Engine) -> RolloutWorker:
-        """Plays episodes as the config says."""
-        sampling = self.config.sampling
-        loop = AgentLoop(
-            engine,
-            self.renderer,
-            limits=self.config.limits,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_strings=sampling.stop_strings,
-        )
-        return RolloutWorker(loop, max_concurrency=self.config.engine.max_concurrency)
+        """Return a worker that plays requests of this run against an engine."""
+        loop = AgentLoop(engine, self.renderer, limits=self.config.limits, sampling=self.sampling)
+        return RolloutWorker(loop, self._env_of, max_concurrency=self.config.engine.max_concurrency)
 
-    def spec(self, order: RolloutRequest) -> GroupSpec:
-        """What a rollout worker plays for an order."""
-        row = (self.train if order.split == "train" else self.eval)[order.row]
-        make_env = partial(self.make_env, row)
-        return GroupSpec(order.group_id, make_env, order.n, order.seed, order.temperature, order.top_p, order.places)
+    def _env_of(self, request: RolloutRequest) -> Env | AgentProgram:
+        rows = self.train if request.split == "train" else self.eval
+        return self.make_env(rows[request.row])
 
 
-def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFunction | None:
+def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) -> RewardFunction | None:
     if config.env.reward is not None:
         return load_reward(config.env.reward, config.env.reward_options)
     if factory is ToolEnv:
@@ -127,7 +122,9 @@ def _load_reward(config: RunConfig, factory: Callable[..., Env]) -> RewardFuncti
     return None
 
 
-def _make_env(factory: Callable[..., Env], config: RunConfig, row: Row, **parts: Any) -> Env:
+def _make_env(
+    factory: Callable[..., Env | AgentProgram], config: RunConfig, row: Row, **parts: Any
+) -> Env | AgentProgram:
     return factory(row, **parts, **config.env.options)
 
 

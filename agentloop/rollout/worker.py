@@ -4,122 +4,98 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentloop.engines.episodes import Episode, playing
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.rollout.loop import AgentLoop
 from agentloop.types.limits import StopReason
-from agentloop.types.requests import Group
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from agentloop.envs.agent.program import AgentProgram
     from agentloop.envs.base import Env
 
 _COLLECTION_THRESHOLD = 10_000
-"""Objects made and not yet gone, before the collector looks at the youngest ones (Python: 700)."""
-
-
-@dataclass(slots=True, frozen=True)
-class GroupSpec:
-    """A task to be played `n` times."""
-
-    group_id: str
-    """Unique among the groups in flight."""
-    make_env: Callable[[], Env]
-    """A fresh environment for each of the n episodes."""
-    n: int
-    seed: int = 0
-    """Episode k of the group runs with seed * n + k."""
-    temperature: float | None = None
-    """None: that of the agent loop."""
-    top_p: float | None = None
-    """As `temperature`."""
-    places: Sequence[int] | None = None
-    """Which of the n episodes are played; None: all."""
-
-    @property
-    def played(self) -> Sequence[int]:
-        """Places of the episodes that are played."""
-        return range(self.n) if self.places is None else self.places
+"""New objects before the garbage collector looks at the youngest generation (Python: 700)."""
 
 
 class RolloutWorker:
-    """Runs groups of episodes; at most `max_concurrency` episodes are in flight."""
+    """Plays groups of episodes; at most `max_concurrency` episodes are in flight.
 
-    def __init__(self, loop: AgentLoop, *, max_concurrency: int = 256) -> None:
+    `make_env` makes a fresh environment for each episode of a request.
+    """
+
+    def __init__(
+        self, loop: AgentLoop, make_env: Callable[[RolloutRequest], Env | AgentProgram], *, max_concurrency: int = 256
+    ) -> None:
         if max_concurrency < 1:
             raise UserError(f"max_concurrency must be at least 1, got {max_concurrency}.")
         self.loop = loop
+        self._make_env = make_env
         self._max_concurrency = max_concurrency
-        self._room = asyncio.Semaphore(max_concurrency)
+        self._slots = asyncio.Semaphore(max_concurrency)
         self._open: set[asyncio.Task[Trajectory] | None] = set()
-        """Episodes that run or wait for room."""
+        """Episodes that run or wait for a slot."""
 
     @property
     def room(self) -> int:
-        """Episodes that would begin at once."""
+        """Number of episodes that would begin at once."""
         return max(self._max_concurrency - len(self._open), 0)
 
-    async def run_groups(
-        self, specs: Sequence[GroupSpec], on_trajectory: Callable[[Trajectory], None] | None = None
-    ) -> list[Group]:
-        """Play all groups; the result has their order. `on_trajectory` sees each trajectory as it ends."""
+    async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
+        """Play the episodes of a request at once; `on_trajectory` sees each trajectory when it ends.
+
+        Raises an `ExceptionGroup` with a `UserError` if no episode could ever work.
+        """
         with _collecting_less():
             async with asyncio.TaskGroup() as tasks:
-                episodes = [
-                    [tasks.create_task(self._episode(spec, k, on_trajectory)) for k in spec.played] for spec in specs
-                ]
-                for task in (task for group in episodes for task in group):
+                episodes = [tasks.create_task(self._episode(request, k, on_trajectory)) for k in request.played]
+                for task in episodes:
                     self._open.add(task)
                     task.add_done_callback(self._open.discard)
-        return [
-            Group(spec.group_id, [task.result() for task in group]) for spec, group in zip(specs, episodes, strict=True)
-        ]
+        return Group(request, [task.result() for task in episodes])
 
-    async def _episode(self, spec: GroupSpec, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
-        async with self._room:
-            with playing(Episode(spec.group_id, k)):
-                trajectory = await self._play(spec, k)
+    async def _episode(
+        self, request: RolloutRequest, k: int, on_trajectory: Callable[[Trajectory], None] | None
+    ) -> Trajectory:
+        async with self._slots:
+            with playing(Episode(request.group_id, k)):
+                trajectory = await self._play(request, k)
         trajectory.place = k
         self._open.discard(asyncio.current_task())  # now, so that `on_trajectory` sees the room
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
 
-    async def _play(self, spec: GroupSpec, k: int) -> Trajectory:
-        trajectory_id = f"{spec.group_id}-{k}"
+    async def _play(self, request: RolloutRequest, k: int) -> Trajectory:
+        trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
         try:
-            env = spec.make_env()
+            env = self._make_env(request)
         except UserError:
             raise
         except Exception as error:
-            failed = Trajectory(trajectory_id=trajectory_id, group_id=spec.group_id, stop_reason=StopReason.ENV_ERROR)
-            failed.count(FailureKind.ENV)
-            failed.error = f"the environment cannot be made: {raised(error)}"
-            return failed
-        return await self.loop.run(
-            env,
-            trajectory_id=trajectory_id,
-            group_id=spec.group_id,
-            seed=spec.seed * spec.n + k,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-        )
+            trajectory.stop_reason = StopReason.ENV_ERROR
+            trajectory.count(FailureKind.ENV)
+            trajectory.error = f"the environment cannot be made: {raised(error)}"
+            return trajectory
+        return await self.loop.play(env, trajectory, seed=request.seed_of(k), sampling=request.sampling)
 
 
 _before: list[tuple[int, int, int]] = []
-"""The collector's thresholds before each of those who spare it now; the first ones are the process's own."""
+"""Thresholds of the collector before each caller that is inside `_collecting_less`; the first are the process's."""
 
 
 @contextmanager
 def _collecting_less() -> Iterator[None]:
-    """Spare the garbage collector what it would do in vain: an engine's libraries are a million objects, and growing
-    episodes are all alive, so each collection walks much and frees nothing. What was there before is left out, and it
-    runs less often; when the last one leaves, in whatever order, everything is as it was."""
+    """Let the garbage collector run less often, and skip the objects that exist already.
+
+    The libraries of an engine are a million objects, and growing episodes are all alive: each collection walks much
+    and frees nothing. When the last caller leaves, in any order, everything is as before.
+    """
     thresholds = gc.get_threshold()
     if not _before:
         gc.set_threshold(max(_COLLECTION_THRESHOLD, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])

@@ -1,37 +1,79 @@
-"""What is asked of a rollout worker, and what it answers: one request, one group of trajectories."""
+"""What a rollout worker gets and what it answers: one request, one group of trajectories."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from agentloop.types.trajectory import Trajectory
 
+Split = Literal["train", "eval"]
 
-@dataclass(slots=True)
-class Group:
-    """The trajectories of one task, in the order of their seeds."""
 
-    group_id: str
-    trajectories: list[Trajectory] = field(default_factory=list)
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Sampling:
+    """How the turns of an episode are sampled."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn, besides those of the renderer."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RolloutRequest:
-    """A group to be played. Plain data: every worker has the datasets and makes the environments itself."""
+    """A task to play `n` times.
+
+    A request is plain data: every worker has the datasets and makes the environments itself.
+    """
 
     group_id: str
-    """Unique among the groups in flight."""
+    """Name of the group, unique among those in flight."""
     row: int
     """Index of the task in its dataset."""
     n: int
     seed: int
-    """Episode k of the group runs with seed * n + k."""
-    split: Literal["train", "eval"] = "train"
-    temperature: float | None = None
-    """None: the run's."""
-    top_p: float | None = None
-    """As `temperature`."""
+    """Seed of the group: episode k runs with seed * n + k."""
+    split: Split = "train"
+    sampling: Sampling | None = None
+    """None samples as the run does."""
     places: tuple[int, ...] | None = None
-    """Which of the n episodes are played; None: all. Of an order that is given again after a failure, those that did
-    not end."""
+    """Places of the episodes to play; None plays all n. After a failure these are the episodes that did not end."""
+
+    @property
+    def played(self) -> Sequence[int]:
+        """Places of the episodes that this request plays."""
+        return range(self.n) if self.places is None else self.places
+
+    def trajectory_id(self, place: int) -> str:
+        """Return the name of an episode, unique among those in flight."""
+        return f"{self.group_id}-{place}"
+
+    def seed_of(self, place: int) -> int:
+        """Return the seed of an episode: no two episodes of a group share one."""
+        return self.seed * self.n + place
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RolloutRequest:
+        """Read what `as_json` returned, after a way through JSON."""
+        sampling, places = data["sampling"], data["places"]
+        if sampling is not None:
+            sampling = Sampling(**sampling | {"stop_strings": tuple(sampling["stop_strings"])})
+        found = {"sampling": sampling, "places": None if places is None else tuple(places)}
+        return cls(**{**data, **found})
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one request, in the order of their episodes."""
+
+    request: RolloutRequest
+    trajectories: list[Trajectory] = field(default_factory=list)

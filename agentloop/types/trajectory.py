@@ -77,9 +77,9 @@ class Trajectory:
 
     trajectory_id: str = ""
     group_id: str = ""
-    """The task that its group shares."""
+    """Name of the group: the episodes of one task."""
     place: int = 0
-    """Index of the episode in its group, whatever its id is."""
+    """Index of the episode in its group."""
     messages: list[Message] = field(default_factory=list)
     """The same episode as messages, for rewards and for people; never rendered again."""
     stop_reason: StopReason | None = None

@@ -154,6 +154,7 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
         _image_entry(image, 0, images)
     return {
         "format": FORMAT_VERSION,
+        "place": trajectory.place,
         **{name: to_plain(getattr(trajectory, name), images) for name in _PLAIN_FIELDS},
         "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
         "messages": to_plain(trajectory.messages, images),
@@ -187,6 +188,7 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
         stop_reason=None if stop_reason is None else StopReason(stop_reason),
         messages=from_plain(head["messages"], images),
         answer=head.get("answer"),
+        place=head.get("place", 0),
         branches=[from_dict(branch) for branch in head.get("branches", ())],
     )
 

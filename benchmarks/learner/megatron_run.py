@@ -65,7 +65,7 @@ def log_file(folder: Path) -> Path:
 def run(settings: list[str], folder: Path) -> None:
     """In this process."""
     from agentloop.cli.recipe import load_run_config
-    from agentloop.trainer.run.run import train
+    from agentloop.trainer.run.train import train
 
     asyncio.run(train(load_run_config("tiny", settings), folder))
 

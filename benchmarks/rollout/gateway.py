@@ -20,7 +20,8 @@ from agentloop import AgentLoop, Env, Limits, Observation
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.gateway import Gateway, Sampling
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
+from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
 from benchmarks.rollout.loop_overhead import load_tokenizer
 
@@ -94,10 +95,10 @@ async def through_the_gateway(gateway: Gateway, agents: int, turns: int) -> dict
 
 async def through_the_loop(loop: AgentLoop, agents: int, turns: int) -> dict[str, float]:
     cpu = time.process_time()
-    worker = RolloutWorker(loop, max_concurrency=agents)
-    groups = await worker.run_groups([GroupSpec(str(k), lambda: Talk(turns), 1) for k in range(agents)])
+    worker = RolloutWorker(loop, lambda _: Talk(turns), max_concurrency=agents)
+    group = await worker.play(RolloutRequest(group_id="g", row=0, n=agents, seed=0))
     cpu = time.process_time() - cpu
-    assert all(group.trajectories[0].num_turns == turns for group in groups)
+    assert all(trajectory.num_turns == turns for trajectory in group.trajectories)
     return {"cpu_ms_per_turn": cpu / (agents * turns) * 1e3}
 
 

@@ -25,8 +25,9 @@ from typing import Any
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools.toolset import Toolset
+from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
 
 CACHE = Path(__file__).parents[2] / "build" / "benchmark_tokenizer"
@@ -136,8 +137,8 @@ async def run_loop(tokenizer: Any, episodes: int, turns: int, text: str) -> tupl
     loop = AgentLoop(engine, renderer, limits=limits)
     toolset = Toolset([lookup])
     started = time.perf_counter()
-    worker = RolloutWorker(loop, max_concurrency=episodes)
-    (group,) = await worker.run_groups([GroupSpec("g", lambda: LookupEnv(toolset), episodes)])
+    worker = RolloutWorker(loop, lambda _: LookupEnv(toolset), max_concurrency=episodes)
+    group = await worker.play(RolloutRequest(group_id="g", row=0, n=episodes, seed=0))
     seconds = time.perf_counter() - started
     for trajectory in group.trajectories:
         assert trajectory.stop_reason is StopReason.MAX_TURNS, trajectory.error

@@ -28,10 +28,11 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.toolset import Toolset
+from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
 
 TICK = 0.001
@@ -77,17 +78,17 @@ async def measure(case: str, args: argparse.Namespace, folder: Path) -> dict[str
     used, arguments = CASES[case](args, folder)
     toolset = Toolset([used])
     engine, renderer = scripted(arguments, used.name)
-    worker = RolloutWorker(AgentLoop(engine, renderer, limits=Limits()), max_concurrency=args.episodes)
-    specs = [GroupSpec(f"g{index}", lambda: ToolEnv(ROW, toolset=toolset), 1) for index in range(args.episodes)]
+    loop = AgentLoop(engine, renderer, limits=Limits())
+    worker = RolloutWorker(loop, lambda _: ToolEnv(ROW, toolset=toolset), max_concurrency=args.episodes)
     await toolset.start()
     lags: list[float] = []
     probe = asyncio.create_task(lag_of_loop(lags))
     started = time.perf_counter()
-    groups = await worker.run_groups(specs)
+    group = await worker.play(RolloutRequest(group_id="g", row=0, n=args.episodes, seed=0))
     wall = time.perf_counter() - started
     probe.cancel()
     await toolset.shutdown()
-    answers = [m["content"] for group in groups for m in group.trajectories[0].messages if m["role"] == "tool"]
+    answers = [m["content"] for t in group.trajectories for m in t.messages if m["role"] == "tool"]
     return {
         "episodes": args.episodes,
         "slots": args.slots,

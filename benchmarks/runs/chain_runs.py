@@ -27,7 +27,7 @@ import torch
 from agentloop.cli.recipe import load_run_config
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.types.trajectory import Trajectory
 

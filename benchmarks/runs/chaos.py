@@ -42,7 +42,7 @@ PARTS = {"local": ("run", "daemon"), "ray": ("run", "daemon", "worker", "head")}
 SLOW_IMPORTS = [
     "agentloop.cli.train",
     "agentloop.cli.progress",
-    "agentloop.trainer.run.run",
+    "agentloop.trainer.run.train",
     "agentloop.trainer.learner.fsdp.learner",
     "agentloop.recipes.tiny.tokenizer",
     "transformers.models.qwen3.modeling_qwen3",

@@ -25,7 +25,7 @@ import torch
 from benchmarks.learner.qwen3 import empty_model, model_config, random_model
 
 from agentloop.config.run import RunConfig
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory

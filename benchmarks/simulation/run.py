@@ -105,9 +105,9 @@ async def _simulate(config: RunConfig, workload: Workload, machine: Machine, mod
         run_folder = RunFolder(Path(folder) / "run")
         run_folder.make()
         await workers.start()
-        run = Run(episodes, workers, learner, run_folder, outcome)
+        run = Run(episodes, workers, learner, run_folder, observer=outcome)
         try:
-            await run.to_the_end([])
+            await run.to_the_end()
         finally:
             await run.close()
             await workers.close()

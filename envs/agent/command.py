@@ -1,8 +1,8 @@
-"""An agent that is a command: started once an episode, in any language.
+"""An agent that is a command, in any language: one process an episode.
 
-It finds its model as official clients do, by the variables OPENAI_BASE_URL and OPENAI_API_KEY (and OPENAI_MODEL), and
-its task as JSON on stdin. What it prints is its answer. To say more it writes a JSON object with `answer`, `reward` or
-both into the file that AGENTLOOP_RESULT names.
+The command finds its model as official clients do, through the variables OPENAI_BASE_URL, OPENAI_API_KEY and
+OPENAI_MODEL. It reads its task as JSON from stdin. Its output is its answer. Instead it may write a JSON object with
+`answer`, `reward` or both to the file that AGENTLOOP_RESULT names.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentloop.envs.agent.endpoint import AgentResult, Endpoint
 from agentloop.errors import EnvError, UserError
 
-if TYPE_CHECKING:
-    from agentloop.envs.agent.program import AgentResult, Endpoint
-
 _OUTPUT_BYTES = 1 << 20
-"""Of each stream: its end is kept."""
+"""Bytes kept of the end of each stream."""
 _SHOWN = 2000
-"""Characters of stderr in an error."""
+"""Characters of stderr that an error shows."""
 
 
 async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
-    """Run it to its end; where this is cancelled, it is killed with all that it started.
+    """Run a command to its end. Cancelling kills it with all processes of its group.
 
-    Raises `EnvError` where it fails, and `UserError` where it cannot be started.
+    Raises `EnvError` if the command fails, and `UserError` if it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
         result = Path(folder, "result.json")
@@ -45,7 +43,7 @@ async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint:
         try:
             output, errors = await _talk(process, json.dumps(dict(task), default=str).encode())
         finally:
-            # What it left behind in its process group has nobody to answer.
+            # Processes that it left in its group have nobody to report to.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -71,18 +69,18 @@ async def _start(command: Sequence[str], environment: Mapping[str, str]) -> asyn
 
 
 async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
-    """Give it the task, and read what it prints until it has ended."""
+    """Write the task, and read the output until the process ends."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     reading = [asyncio.ensure_future(_tail(stream)) for stream in (process.stdout, process.stderr)]
     try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read its task
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a command may ignore its task
             process.stdin.write(task)
             await process.stdin.drain()
             process.stdin.close()
         await process.wait()
-        # What it started may hold the pipes open.
+        # Its children may hold the pipes open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         output, errors = await asyncio.gather(*reading)
@@ -100,14 +98,12 @@ async def _tail(stream: asyncio.StreamReader) -> bytes:
 
 
 def _result(path: Path, output: bytes) -> AgentResult:
-    from agentloop.envs.agent.program import AgentResult
-
     answer = output.decode(errors="replace").strip() or None
     if not path.exists():
         return AgentResult(answer=answer)
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        reward = said.get("reward")
-        return AgentResult(said.get("answer", answer), None if reward is None else float(reward))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        reward = found.get("reward")
+        return AgentResult(found.get("answer", answer), None if reward is None else float(reward))
     except (ValueError, TypeError, AttributeError) as error:
         raise EnvError(f"the command wrote no JSON object into AGENTLOOP_RESULT: {error}") from error

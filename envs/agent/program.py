@@ -1,4 +1,4 @@
-"""`AgentProgram`: an episode that is played by somebody's agent, which calls the model over OpenAI's API.
+"""`AgentProgram`: an episode that somebody's agent plays, which calls the model over OpenAI's API.
 
     env:
       factory: agent
@@ -10,70 +10,45 @@
         ...
         return "the answer"
 
-`agentloop.gateway` runs it and keeps its calls as trajectories.
+`agentloop.gateway` runs it and records its calls as trajectories.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.agent.command import run_command
-from agentloop.envs.base import Env, Observation
+from agentloop.envs.agent.endpoint import Agent, AgentResult, Endpoint, as_result
+from agentloop.envs.base import BaseEnv
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
-from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction
     from agentloop.tools.toolset import Toolset
     from agentloop.types.trajectory import Trajectory
 
+__all__ = ["Agent", "AgentProgram", "AgentResult", "Endpoint", "SampledBy"]
+
 SampledBy = Literal["run", "client"]
 
 _THREADS = ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentloop-agent")
-"""For agents that are plain functions: each holds a thread for its whole episode."""
+"""Threads for agents that are plain functions: each holds one for its whole episode."""
 
 
-@dataclass(slots=True, frozen=True)
-class Endpoint:
-    """Where an agent finds its model, for this episode alone."""
-
-    base_url: str
-    """Ends in /v1."""
-    api_key: str
-    model: str
-    """A name for it. Any other is answered, too."""
-
-
-@dataclass(slots=True, frozen=True)
-class AgentResult:
-    """What an agent came to."""
-
-    answer: str | None = None
-    """None: what the model said last."""
-    reward: float | None = None
-    """Of the whole episode, added to that of `env.reward`."""
-
-
-Agent = Callable[[Mapping[str, Any], Endpoint], "Awaitable[Any] | Any"]
-"""(task, endpoint) -> an answer (str), a reward (float), an `AgentResult`, or None."""
-
-
-class AgentProgram(Env):
+class AgentProgram(BaseEnv):
     """One episode of an agent.
 
-    `agent` is a function, or the spec of one ('file.py:name'); a plain one runs in a thread. `command` is started in
-    its place, see `agentloop.envs.agent.command`. `sampling`: whether temperature, top_p, top_k and seed are those of
-    the `run` or of the `client`'s requests. The gateway listens on `host`, and agents reach it under `advertised`.
+    `agent` is a function, or the spec of one ('file.py:name'); a plain one runs in a thread. `command` starts a process
+    instead (`agentloop.envs.agent.command`). `sampling` says whose temperature, top_p, top_k and seed hold: the run's
+    ("run") or those of the agent's requests ("client"). The gateway listens on `host`; agents reach it at `advertised`.
 
-    Whatever the agent raises ends its episode as a failure of the environment, except behind a call that was refused
-    for a limit: that is what ended the episode then.
+    An exception of the agent ends its episode as a failure of the environment. After a call that was refused for a
+    limit, that limit is the reason instead.
     """
 
     def __init__(
@@ -104,7 +79,7 @@ class AgentProgram(Env):
         self._result = AgentResult()
 
     async def play(self, endpoint: Endpoint) -> AgentResult:
-        """Run the agent to its end. Raises whatever it raises."""
+        """Run the agent to its end. Raises whatever the agent raises."""
         if self._command is not None:
             found: Any = await run_command(self._command, self.task, endpoint)
         elif inspect.iscoroutinefunction(self._agent):
@@ -114,38 +89,17 @@ class AgentProgram(Env):
             found = await asyncio.get_running_loop().run_in_executor(_THREADS, self._agent, self.task, endpoint)
             if inspect.isawaitable(found):
                 found = await found
-        self._result = _as_result(found)
+        self._result = as_result(found)
         return self._result
 
     async def score(self, trajectory: Trajectory) -> float:
-        """The agent's reward and that of `env.reward`. Raises `LookupError` where there is neither: such an episode
-        has no reward, which is not a reward of 0."""
+        """Return the agent's reward plus that of `env.reward`.
+
+        Raises `LookupError` if there is neither: such an episode has no reward, which is not a reward of 0.
+        """
         own = self._result.reward
         if self._reward is not None:
             return (own or 0.0) + await self._reward(trajectory, self.task)
         if own is None:
             raise LookupError("the agent returned no reward, and the config names none (env.reward)")
         return own
-
-    async def reset(self) -> Observation:
-        raise UserError("An agent program is played by `AgentLoop.run`, not step by step.")
-
-    async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
-        raise UserError("An agent program is played by `AgentLoop.run`, not step by step.")
-
-
-def _as_result(found: object) -> AgentResult:
-    if found is None or isinstance(found, AgentResult):
-        result = found or AgentResult()
-    elif isinstance(found, str):
-        result = AgentResult(answer=found)
-    elif isinstance(found, bool | int | float):
-        result = AgentResult(reward=float(found))
-    else:
-        raise TypeError(
-            f"the agent returned {type(found).__name__}; it may return an answer (str), a reward (float), an "
-            "AgentResult, or None"
-        )
-    if result.reward is not None and not math.isfinite(result.reward):
-        raise ValueError(f"the agent's reward is {result.reward}, which is not finite")
-    return result

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.cli.recipe import load_run_config
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))

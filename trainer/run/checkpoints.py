@@ -7,7 +7,6 @@ the run's seed and its number.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,6 @@ from agentloop.process.atomic_folders import appearing
 from agentloop.trainer.learner.protocol import Captured, Learner
 from agentloop.trainer.run.folder import step_name, step_of
 from agentloop.trainer.schedule.queue import QueueState
-from agentloop.types.requests import Group
 from agentloop.types.trajectory_io import read_jsonl, write_jsonl
 
 _STATE = "state.json"
@@ -34,7 +32,7 @@ class RunState:
     """Where a run is after `step`, apart from the learner."""
 
     step: int
-    policy_version: int
+    """Steps made, which is the learner's policy version."""
     sampler: SamplerState
     config: dict[str, Any]
     """Resolved, to compare with at a resume."""
@@ -78,8 +76,8 @@ class CheckpointWriter:
     def _write(self, captured: Captured, state: RunState) -> None:
         with appearing(self._folder / step_name(state.step)) as target:
             captured.write(target / _LEARNER)
-            if groups := state.queue.groups:
-                write_jsonl(target / _QUEUE, [each for group in groups for each in group.trajectories])
+            if trajectories := state.queue.trajectories:
+                write_jsonl(target / _QUEUE, trajectories)
             plain = {each.name: getattr(state, each.name) for each in fields(state)} | {"queue": state.queue.as_json()}
             (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
         for old in _complete(self._folder)[: -self._keep_last]:
@@ -97,14 +95,13 @@ def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
 
 
 def _read_queue(plain: dict[str, Any], file: Path) -> QueueState:
-    trajectories = iter(list(read_jsonl(file)) if file.is_file() else [])
-    finished = [entry for entry in plain["entries"] if entry["episodes"] is not None]
-    groups = [
-        Group(entry["order"]["group_id"], list(itertools.islice(trajectories, entry["episodes"]))) for entry in finished
-    ]
-    if any(len(group.trajectories) != entry["episodes"] for group, entry in zip(groups, finished, strict=True)):
-        raise UserError(f"{file} has not all trajectories that its {_STATE} names. Remove this checkpoint's folder.")
-    return QueueState.from_json(plain, groups)
+    trajectories = list(read_jsonl(file)) if file.is_file() else []
+    try:
+        return QueueState.from_json(plain, trajectories)
+    except ValueError as error:
+        raise UserError(
+            f"{file} has not all trajectories that its {_STATE} names: {error}. Remove this checkpoint's folder."
+        ) from error
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""Evaluation: episodes on held-out tasks, nothing learned from them."""
+"""Evaluation: episodes on held-out tasks, from which nothing is learned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.metrics import reward_metrics, tool_call_rate
@@ -14,23 +15,22 @@ from agentloop.types.trajectory import Trajectory
 
 
 async def evaluate(
-    episodes: RolloutSetup, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
+    setup: RolloutSetup, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> tuple[dict[str, float], list[Group]]:
-    """Play the held-out tasks, always with the same seeds: metrics under `eval/`, and the groups.
+    """Play the held-out tasks, always with the same seeds; return the metrics under `eval/` and the groups.
 
-    An episode that failed counts in `eval/failed`, not in the mean reward.
+    A failed episode counts in `eval/failed`, not in the mean reward.
     """
-    config = episodes.config
-    orders = make_requests(
+    config, run = setup.config, setup.sampling
+    requests = make_requests(
         "eval",
-        range(len(episodes.eval)),
+        range(len(setup.eval)),
         n=config.eval.samples,
         seed=config.run.seed,
         split="eval",
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
+        sampling=replace(run, temperature=config.eval.temperature, top_p=config.eval.top_p or run.top_p),
     )
-    groups = await play_all(workers, orders, on_trajectory)
+    groups = await play_all(workers, requests, on_trajectory)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     metrics = {f"eval/{name}": value for name, value in reward_metrics(trajectories).items()}
     metrics["eval/tool_call_rate"] = tool_call_rate(trajectories)

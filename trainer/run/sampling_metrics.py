@@ -1,4 +1,4 @@
-"""Where the groups of a step went, under dynamic sampling."""
+"""Metrics of dynamic sampling: the fate of the groups that a step played."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ if TYPE_CHECKING:
 
 
 def sampling_metrics(selection: Selection) -> dict[str, float]:
-    """Every group that left counts once: trained, equal (all rewards), or surplus."""
-    groups = [each.group for each in selection.departed if each.group is not None]
-    trained = selection.trained
-    equal = sum(map(is_uninformative, groups))
+    """Count every played group once: trained, equal (all its rewards are), or surplus."""
+    num_played, num_trained = len(selection.played), len(selection.trained)
+    num_equal = sum(map(is_uninformative, selection.played))
     return {
         "sampling/rounds": float(selection.rounds),
-        "sampling/groups_played": float(len(groups)),
-        "sampling/groups_trained": float(len(trained)),
-        "sampling/groups_equal": float(equal),
-        "sampling/groups_surplus": float(len(groups) - equal - len(trained)),
+        "sampling/groups_played": float(num_played),
+        "sampling/groups_trained": float(num_trained),
+        "sampling/groups_equal": float(num_equal),
+        "sampling/groups_surplus": float(num_played - num_equal - num_trained),
     }

@@ -1,4 +1,4 @@
-"""Complete a group before all of its episodes are: the slowest one of many would hold up all others."""
+"""Complete a group before all of its episodes end, so that the slowest one does not hold up the others."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 SURPLUS = "surplus"
-"""The group was complete without the episode."""
+"""Reason to drop an episode: the group was complete without it."""
 DEADLINE = "deadline"
-"""The episode still ran when the group's time was over."""
+"""Reason to drop an episode: it still ran at the group's deadline."""
 
 
 async def play_group(
     workers: Workers,
-    order: RolloutRequest,
+    request: RolloutRequest,
     *,
-    wanted: int,
+    needed: int,
     cut: CutConfig,
     on_trajectory: Callable[[Trajectory], None],
 ) -> tuple[Group, Counter[str]]:
-    """Play an order until `wanted` of its episodes ended well, or `cut` says that fewer are enough.
+    """Play a request until `needed` of its episodes ended well, or until `cut` accepts fewer.
 
-    Returns the group, in the order of its seeds, and the episodes that are not in it: reason -> count. Failed episodes
-    stay in, since they have to be seen. Cancelling aborts the episodes.
+    Returns the group, in the order of its episodes, and how many episodes are not in it: reason -> count. Failed
+    episodes stay in the group: the run has to see them. Cancelling aborts the episodes.
     """
     if not cut.is_on:
-        return await workers.play(order, on_trajectory), Counter()
+        return await workers.play(request, on_trajectory), Counter()
     ended = _Ended(on_trajectory)
-    playing = asyncio.ensure_future(workers.play(order, ended.add))
-    playing.add_done_callback(ended.over)
+    playing = asyncio.ensure_future(workers.play(request, ended.add))
+    playing.add_done_callback(ended.close)
     reason = SURPLUS
     try:
         try:
             async with asyncio.timeout(cut.deadline):
-                await ended.well(wanted)
+                await ended.wait_for_good(needed)
         except TimeoutError:
             reason = DEADLINE
-            await ended.well(cut.min_episodes or wanted)
+            await ended.wait_for_good(cut.min_episodes or needed)
         if playing.done():
-            playing.result()  # raises what went wrong
+            playing.result()  # raises the error of the group
     finally:
         playing.cancel()
         await asyncio.wait([playing])
-    return _complete(order, ended.trajectories, wanted, reason)
+    return _complete(request, ended.trajectories, needed, reason)
 
 
-def _complete(order: RolloutRequest, ended: list[Trajectory], wanted: int, reason: str) -> tuple[Group, Counter[str]]:
+def _complete(request: RolloutRequest, ended: list[Trajectory], needed: int, reason: str) -> tuple[Group, Counter[str]]:
     good = [trajectory for trajectory in ended if not is_failed(trajectory)]
-    kept = good[:wanted] + [trajectory for trajectory in ended if is_failed(trajectory)]
-    dropped = Counter({SURPLUS: len(good[wanted:])})
-    dropped[reason] += order.n - len(ended)
-    return Group(order.group_id, sorted(kept, key=lambda trajectory: trajectory.place)), +dropped
+    kept = good[:needed] + [trajectory for trajectory in ended if is_failed(trajectory)]
+    dropped = Counter({SURPLUS: len(good[needed:])})
+    dropped[reason] += request.n - len(ended)
+    return Group(request, sorted(kept, key=lambda trajectory: trajectory.place)), +dropped
 
 
 class _Ended:
@@ -70,7 +70,7 @@ class _Ended:
     def __init__(self, on_trajectory: Callable[[Trajectory], None]) -> None:
         self.trajectories: list[Trajectory] = []
         self._on_trajectory = on_trajectory
-        self._is_over = False
+        self._is_closed = False
         self._changed = asyncio.Event()
 
     def add(self, trajectory: Trajectory) -> None:
@@ -78,12 +78,13 @@ class _Ended:
         self._on_trajectory(trajectory)
         self._changed.set()
 
-    def over(self, _: object) -> None:
-        self._is_over = True
+    def close(self, _: object) -> None:
+        """Note that no further trajectory comes."""
+        self._is_closed = True
         self._changed.set()
 
-    async def well(self, num: int) -> None:
-        """Until so many ended well, or all ended."""
-        while not self._is_over and sum(not is_failed(each) for each in self.trajectories) < num:
+    async def wait_for_good(self, num: int) -> None:
+        """Wait until `num` episodes ended well, or all ended."""
+        while not self._is_closed and sum(not is_failed(each) for each in self.trajectories) < num:
             self._changed.clear()
             await self._changed.wait()

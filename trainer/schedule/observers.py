@@ -1,8 +1,10 @@
-"""Who watches a run: the command line's progress display, a demo, a test."""
+"""Watch a run: the command line's progress display, a demo, a test."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Stage(StrEnum):
-    """What a run is busy with. `time/<stage>` has the seconds of each in a step."""
+    """A stage of a run. `time/<stage>` has the seconds of each in a step."""
 
     LOAD = "load"
-    """Models and tools start; step 0, or the one that a resumed run goes on from."""
+    """Models and tools start; step 0, or the last step before a resume."""
     ROLLOUT = "rollout"
     TRAIN = "train"
     PUBLISH = "publish"
-    """The new weights go to the engine."""
+    """The new weights go to the engines."""
     SLEEP = "sleep"
     """Engines leave shared GPUs to the learner."""
     WAKE = "wake"
@@ -33,13 +35,40 @@ class Observer:
     """Base class: override what you want to see. All calls come from the event loop's thread; do not block in them."""
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
-        """The run begins; `done` steps of it were made before."""
+        """Handle the begin of a run of which `done` steps were made before."""
 
     def on_stage(self, step: int, stage: Stage) -> None:
-        """A stage begins."""
+        """Handle the begin of a stage."""
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
-        """An episode ended, of a rollout or an evaluation."""
+        """Handle the end of an episode, of a rollout or an evaluation."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done; `metrics` is its line of metrics.jsonl. Step 0 is the evaluation before training."""
+        """Handle the end of a step, with its line of metrics.jsonl. Step 0 is the evaluation before training."""
+
+
+class StageTimer:
+    """Tells an observer which stage begins, and adds up the seconds of each stage."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.step = 0
+        """Number of the step that the run works on."""
+        self._observer = observer
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Time a stage of the current step."""
+        self._observer.on_stage(self.step, stage)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            yield
+        finally:
+            key = f"time/{stage}"
+            self._seconds[key] = self._seconds.get(key, 0.0) + clock() - started
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage since the last call; a checkpoint counts in the step after it."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,8 +1,8 @@
 """`TrajectoryQueue`: every admitted group until it leaves, trained or dropped, and the count of both.
 
-admit -> runs -> finish -> waits -> take (trained)
-            |                 |
-            +--- drop --------+   with a reason
+admit -> plays -> finish -> waits -> select (trained)
+           |                  |
+           +------ drop ------+   with a reason
 """
 
 from __future__ import annotations
@@ -10,144 +10,161 @@ from __future__ import annotations
 import dataclasses
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.trainer.staleness.policy import QueuedGroup, StalenessPolicy, deadline_order
-from agentloop.types.requests import RolloutRequest
+from agentloop.types.requests import Group, RolloutRequest
 
 if TYPE_CHECKING:
-    from agentloop.types.requests import Group
+    from agentloop.types.trajectory import Trajectory
 
 EQUAL = "equal_rewards"
-"""All rewards of the group are equal, and dynamic sampling is on."""
+"""Reason to drop a group: all its rewards are equal, and dynamic sampling is on."""
 LATE = "late"
-"""Older than max_staleness allows."""
+"""Reason to drop a group: it is older than max_staleness allows."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueueState:
-    """A queue at one moment; what it holds is never changed."""
+    """The contents of a queue at one moment, for a checkpoint. They never change."""
 
-    entries: tuple[tuple[RolloutRequest, int, int, Group | None], ...] = ()
-    """Order, version, number, and the group where it is finished."""
+    entries: tuple[QueuedGroup, ...] = ()
     next_number: int = 0
     num_new: int = 0
-    """Groups that were admitted since the step began."""
+    """Groups admitted since the step began."""
     counts: dict[str, int] = field(default_factory=dict)
 
     def without_failures(self) -> QueueState:
-        """The same, with the groups that have a failed episode still to be played."""
+        """Return the same state in which groups with a failed episode are still to be played."""
         entries = tuple(
-            (order, version, number, None if group and any(map(is_failed, group.trajectories)) else group)
-            for order, version, number, group in self.entries
+            dataclasses.replace(entry, group=None) if any(map(is_failed, entry.trajectories)) else entry
+            for entry in self.entries
         )
         return dataclasses.replace(self, entries=entries)
 
     @property
-    def groups(self) -> list[Group]:
-        """The finished ones."""
-        return [group for *_, group in self.entries if group is not None]
+    def trajectories(self) -> list[Trajectory]:
+        """Trajectories of the finished groups, in the order of the entries."""
+        return [trajectory for entry in self.entries for trajectory in entry.trajectories]
 
     def as_json(self) -> dict[str, Any]:
-        """All but the groups' trajectories."""
+        """Return everything but the trajectories."""
         entries = [
             {
-                "order": dataclasses.asdict(order),
-                "version": version,
-                "number": number,
-                "episodes": None if group is None else len(group.trajectories),
+                "request": entry.request.as_json(),
+                "version": entry.version,
+                "number": entry.number,
+                "episodes": None if entry.group is None else len(entry.group.trajectories),
             }
-            for order, version, number, group in self.entries
+            for entry in self.entries
         ]
         return {"entries": entries, "next_number": self.next_number, "num_new": self.num_new, "counts": self.counts}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], groups: Sequence[Group]) -> QueueState:
-        """The inverse of `as_json`, with the finished groups in their order."""
-        finished = iter(groups)
-        entries = tuple(
-            (
-                RolloutRequest(**entry["order"]),
-                entry["version"],
-                entry["number"],
-                None if entry["episodes"] is None else next(finished),
-            )
-            for entry in data["entries"]
-        )
+    def from_json(cls, data: dict[str, Any], trajectories: Sequence[Trajectory]) -> QueueState:
+        """Read what `as_json` returned, with its trajectories. Raises `ValueError` if their number differs."""
+        left = iter(trajectories)
+        entries = tuple(_entry(entry, left) for entry in data["entries"])
+        if next(left, None) is not None:
+            raise ValueError("there are more trajectories than episodes")
         return cls(entries, data["next_number"], data["num_new"], data["counts"])
 
 
+def _entry(data: dict[str, Any], left: Iterator[Trajectory]) -> QueuedGroup:
+    request, episodes = RolloutRequest.from_json(data["request"]), data["episodes"]
+    group = None
+    if episodes is not None:
+        group = Group(request, [trajectory for _, trajectory in zip(range(episodes), left, strict=False)])
+        if len(group.trajectories) != episodes:
+            raise ValueError("there are fewer trajectories than episodes")
+    return QueuedGroup(request, data["version"], data["number"], group=group)
+
+
+def finished_groups(queued: Sequence[QueuedGroup]) -> list[Group]:
+    """Return the groups that are finished, in the order of their admission."""
+    return [each.group for each in sorted(queued, key=lambda each: each.number) if each.group is not None]
+
+
 class TrajectoryQueue:
-    """Admits and serves as the policy says. Counts episodes: `admitted`, `trained`, `dropped/<reason>`."""
+    """Admits and serves groups as the policy says. Counts episodes: `admitted`, `trained`, `dropped/<reason>`."""
 
     def __init__(self, policy: StalenessPolicy) -> None:
         self.policy = policy
+        self.version = 0
+        """Policy version that the next step trains, which is the number of steps whose groups were selected."""
         self.admitted: list[QueuedGroup] = []
-        """What has not left, in the order of deadlines."""
+        """Groups that have not left, in the order of their deadlines."""
         self.departed: list[QueuedGroup] = []
-        """What left since the step began, in the order in which it did."""
+        """Groups that left since the last selection, in the order in which they did."""
         self.num_new = 0
-        """Groups that were admitted since the step began."""
+        """Groups admitted since the last selection."""
         self.counts: Counter[str] = Counter()
         self._next_number = 0
 
     @property
     def num_running(self) -> int:
-        """Groups."""
+        """Number of groups whose episodes run."""
         return sum(each.group is None for each in self.admitted)
 
-    def admit(self, order: RolloutRequest, version: int) -> QueuedGroup:
-        """A group begins at this version of the engine."""
-        admitted = QueuedGroup(order, version, self._next_number)
+    def admit(self, request: RolloutRequest, engine_version: int) -> QueuedGroup:
+        """Add a group that begins at this version of the engine."""
+        queued = QueuedGroup(request, engine_version, self._next_number)
         self._next_number += 1
         self.num_new += 1
-        self.counts["admitted"] += order.n
-        insort(self.admitted, admitted, key=deadline_order)
-        return admitted
+        self.counts["admitted"] += request.n
+        insort(self.admitted, queued, key=deadline_order)
+        return queued
 
-    def finish(self, admitted: QueuedGroup, group: Group, dropped: Counter[str]) -> None:
-        """Its episodes ended; `dropped` counts those that are not in the group, by reason."""
-        assert admitted.group is None
-        assert len(group.trajectories) + dropped.total() == admitted.order.n, "no episode is lost"
-        admitted.group = group
+    def finish(self, queued: QueuedGroup, group: Group, dropped: Counter[str]) -> None:
+        """Store the group of episodes that ended; `dropped` counts episodes that are not in it, by reason."""
+        assert queued.group is None
+        assert len(group.trajectories) + dropped.total() == queued.request.n, "no episode is lost"
+        queued.group = group
         for reason, count in dropped.items():
             self.counts[f"dropped/{reason}"] += count
 
-    def drop(self, admitted: QueuedGroup, reason: str) -> None:
-        """It leaves, and is not trained."""
-        self._remove(admitted, f"dropped/{reason}")
+    def drop(self, queued: QueuedGroup, reason: str) -> None:
+        """Remove a group that is not trained."""
+        self._remove(queued, f"dropped/{reason}")
 
-    def select(self, learner: int, *, more_to_come: bool, engine_idles: bool = False) -> list[QueuedGroup] | None:
-        """The groups of the next step, which leave; None while they are not there. See `StalenessPolicy.select`."""
-        policy = self.policy
-        selected = policy.select(self.admitted, learner=learner, more_to_come=more_to_come, engine_idles=engine_idles)
-        for admitted in selected or ():
-            assert policy.when_late == "mask" or admitted.version + policy.max_staleness >= learner, "in time"
-            self._remove(admitted, "trained")
+    def select(self, *, more_to_come: bool, engine_idles: bool = False) -> list[QueuedGroup] | None:
+        """Remove and return the groups of the next step; None while they are not finished (`StalenessPolicy.select`).
+
+        The version goes up: selected groups count as trained.
+        """
+        policy, version = self.policy, self.version
+        selected = policy.select(self.admitted, learner=version, more_to_come=more_to_come, engine_idles=engine_idles)
+        if selected is None:
+            return None
+        for queued in selected:
+            assert policy.when_late == "mask" or queued.version + policy.max_staleness >= version, "in time"
+            self._remove(queued, "trained")
+        self.version += 1
         return selected
 
-    def late(self, learner: int) -> list[QueuedGroup]:
-        """What may not be trained at this version any more."""
-        return self.policy.late(self.admitted, learner=learner)
+    def late(self) -> list[QueuedGroup]:
+        """Return the groups that may not be trained any more."""
+        return self.policy.late(self.admitted, learner=self.version)
 
-    def begin_step(self) -> list[QueuedGroup]:
-        """The next step begins; returns what left since the one before did."""
+    def take_departed(self) -> list[QueuedGroup]:
+        """Begin the next step; return the groups that left since the one before began."""
         departed, self.departed, self.num_new = self.departed, [], 0
         return departed
 
     def state(self) -> QueueState:
-        """For a checkpoint."""
-        entries = tuple((each.order, each.version, each.number, each.group) for each in self.admitted)
+        """Return the contents for a checkpoint; groups that finish later do not change them."""
+        entries = tuple(dataclasses.replace(each) for each in self.admitted)
         return QueueState(entries, self._next_number, self.num_new, dict(self.counts))
 
     def load(self, state: QueueState, *, version: int) -> list[QueuedGroup]:
-        """Be what a state was; groups that ran then begin anew at this version of the engine, and are returned."""
+        """Take over a state at this version of learner and engine; return the groups that begin again."""
+        self.version = version
         self.admitted = [
-            QueuedGroup(order, version if group is None else found, number, group=group)
-            for order, found, number, group in state.entries
+            dataclasses.replace(entry, version=version if entry.group is None else entry.version)
+            for entry in state.entries
         ]
         self.admitted.sort(key=deadline_order)
         self._next_number, self.num_new = state.next_number, state.num_new
@@ -155,12 +172,12 @@ class TrajectoryQueue:
         return [each for each in self.admitted if each.group is None]
 
     def check(self) -> None:
-        """Every admitted episode is there, trained, or dropped with a reason."""
-        there = sum(each.order.n if each.group is None else len(each.group.trajectories) for each in self.admitted)
+        """Assert that every admitted episode is there, was trained, or was dropped with a reason."""
+        there = sum(each.num_episodes for each in self.admitted)
         left = sum(count for name, count in self.counts.items() if name != "admitted")
         assert there + left == self.counts["admitted"], f"{there} are there; {self.counts}"
 
-    def _remove(self, admitted: QueuedGroup, fate: str) -> None:
-        self.admitted.remove(admitted)
-        self.departed.append(admitted)
-        self.counts[fate] += admitted.order.n if admitted.group is None else len(admitted.group.trajectories)
+    def _remove(self, queued: QueuedGroup, fate: str) -> None:
+        self.admitted.remove(queued)
+        self.departed.append(queued)
+        self.counts[fate] += queued.num_episodes

@@ -67,9 +67,9 @@ class LengthBias:
         there = _Sums()
         running = _Sums()
         for each in queue.admitted:
-            for trajectory in each.group.trajectories if each.group else ():
+            for trajectory in each.trajectories:
                 there.add(trajectory.metrics.get("seconds", 0.0), trajectory.num_sampled)
-            for _ in range(each.order.n if each.group is None else 0):
+            for _ in range(each.request.n if each.group is None else 0):
                 running.add(now - each.started, 0)
         ended = self._trained + self._dropped + there
         admitted = ended + self._aborted + running

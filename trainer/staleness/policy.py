@@ -33,6 +33,7 @@ from agentloop.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from agentloop.types.requests import Group, RolloutRequest
+    from agentloop.types.trajectory import Trajectory
 
 
 class Swap(StrEnum):
@@ -57,23 +58,33 @@ _PRESETS: dict[str, tuple[int, Swap]] = {
 
 @dataclass(slots=True, eq=False)
 class QueuedGroup:
-    """A group from its admission until it leaves."""
+    """A group in the queue, from its admission until it leaves."""
 
-    order: RolloutRequest
+    request: RolloutRequest
     version: int
-    """The engine's, when it was admitted: none of its tokens is older."""
+    """The engine's version at the admission: no token of the group is older."""
     number: int
-    """Of its admission, from 0."""
+    """Position in the order of all admissions, from 0."""
     started: float = 0.0
-    """On the event loop's clock."""
+    """Seconds on the event loop's clock."""
     group: Group | None = None
     """None while its episodes run."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """The finished group's trajectories; empty while its episodes run."""
+        return self.group.trajectories if self.group else []
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that are in the group, or may come to be."""
+        return self.request.n if self.group is None else len(self.group.trajectories)
 
     @property
     def newest(self) -> int:
         """Version of the newest token of a finished group, branches included."""
         assert self.group is not None
-        streams = (stream for each in self.group.trajectories for stream in (each, *each.branches))
+        streams = (stream for each in self.trajectories for stream in (each, *each.branches))
         return max((int(stream.versions.max(initial=-1)) for stream in streams), default=-1)
 
 

@@ -40,10 +40,9 @@ class LocalWorkers(Workers):
 
     async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
         try:
-            (group,) = await self._worker.run_groups([self.episodes.spec(request)], on_trajectory)
+            return await self._worker.play(request, on_trajectory)
         except ExceptionGroup as errors:
             raise user_error(errors) from errors
-        return group
 
     async def pause(self) -> None:
         await self.engine.pause()

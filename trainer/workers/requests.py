@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_of
 from agentloop.trainer.workers.protocol import Workers
-from agentloop.types.requests import RolloutRequest
+from agentloop.types.requests import RolloutRequest, Sampling, Split
 
 if TYPE_CHECKING:
     from agentloop.types.requests import Group
@@ -17,26 +17,11 @@ if TYPE_CHECKING:
 
 
 def make_request(
-    name: str,
-    place: int,
-    row: int,
-    *,
-    n: int,
-    seed: int,
-    split: Literal["train", "eval"] = "train",
-    temperature: float | None = None,
-    top_p: float | None = None,
+    name: str, place: int, row: int, *, n: int, seed: int, split: Split = "train", sampling: Sampling | None = None
 ) -> RolloutRequest:
-    """Make the request for group number `place` under a `name` that is unique in flight; its seed follows from both."""
-    return RolloutRequest(
-        group_id=f"{name}-{place}",
-        row=row,
-        n=n,
-        seed=seed_of(seed, place) & 0x7FFFFFFF,
-        split=split,
-        temperature=temperature,
-        top_p=top_p,
-    )
+    """Return the request number `place` of those that share `name`; its seed follows from `seed` and `place`."""
+    group_seed = seed_of(seed, place) & 0x7FFFFFFF
+    return RolloutRequest(group_id=f"{name}-{place}", row=row, n=n, seed=group_seed, split=split, sampling=sampling)
 
 
 def make_requests(
@@ -45,14 +30,12 @@ def make_requests(
     *,
     n: int,
     seed: int,
-    split: Literal["train", "eval"] = "train",
-    temperature: float | None = None,
-    top_p: float | None = None,
+    split: Split = "train",
+    sampling: Sampling | None = None,
 ) -> list[RolloutRequest]:
-    """Make one request for each row, numbered from 0."""
+    """Return one request for each row, numbered from 0."""
     return [
-        make_request(name, place, row, n=n, seed=seed, split=split, temperature=temperature, top_p=top_p)
-        for place, row in enumerate(rows)
+        make_request(name, place, row, n=n, seed=seed, split=split, sampling=sampling) for place, row in enumerate(rows)
     ]
 
 

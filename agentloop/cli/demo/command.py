@@ -59,7 +59,7 @@ def demo(
 def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> SeedRun:
     from agentloop.cli.demo.progress import DemoProgress
     from agentloop.cli.recipe import load_run_config
-    from agentloop.trainer.run.run import train
+    from agentloop.trainer.run.train import train
 
     config = load_run_config(RECIPE, [f"run.seed={seed}", f"data.train_options.seed={seed}", *overrides])
     console.rule(f"seed {seed}")

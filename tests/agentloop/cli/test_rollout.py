@@ -4,7 +4,7 @@ import pytest
 
 from agentloop.cli import main
 from agentloop.cli.rollout_report import pass_at_k, summary
-from agentloop.types.requests import Group
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 from agentloop.types.trajectory_io import read_jsonl
 
@@ -91,8 +91,8 @@ def test_pass_at_k_is_the_chance_that_k_of_n_have_a_success():
 
 def test_summary_leaves_unjudged_episodes_out():
     groups = [
-        Group("a", [Trajectory(reward=1.0), Trajectory(reward=0.0)]),
-        Group("b", [Trajectory(reward=0.0), Trajectory(reward=None)]),
+        Group(RolloutRequest(group_id="a", row=0, n=2, seed=0), [Trajectory(reward=1.0), Trajectory(reward=0.0)]),
+        Group(RolloutRequest(group_id="b", row=0, n=2, seed=0), [Trajectory(reward=0.0), Trajectory(reward=None)]),
     ]
     figures = summary(groups, threshold=1.0)
     assert figures["mean reward"] == pytest.approx(1 / 3)

@@ -73,7 +73,7 @@ def test_ctrl_c_exits_with_130(sums, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentloop.trainer.run.run.train", interrupted)
+    monkeypatch.setattr("agentloop.trainer.run.train.train", interrupted)
     assert agentloop("train", sums, f"run.folder={sums}/run") == 130
 
 

@@ -52,11 +52,15 @@ def serving(renderer):
     """`async with serving(engine) as (client, session)`."""
 
     @asynccontextmanager
-    async def serve(engine, *, limits=None, sampling=None, seed=0):
+    async def serve(engine, *, limits=None, sampling=None, chosen_by="run", seed=0):
         gateway = Gateway(engine, renderer)
         async with (
             gateway.session(
-                limits=limits or Limits(), sampling=sampling or Sampling(), trajectory_id="t", seed=seed
+                limits=limits or Limits(),
+                sampling=sampling or Sampling(),
+                chosen_by=chosen_by,
+                trajectory_id="t",
+                seed=seed,
             ) as (session, endpoint),
             AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
         ):

@@ -282,8 +282,8 @@ async def test_sampling_is_the_runs_unless_the_client_may_choose(recorder, servi
     seeds = []
     for chosen_by in ("run", "client"):
         engine = recorder("x" + END)
-        sampling = Sampling(temperature=0.9, top_p=0.8, top_k=3, chosen_by=chosen_by)
-        async with serving(engine, sampling=sampling, seed=5) as (client, _):
+        sampling = Sampling(temperature=0.9, top_p=0.8, top_k=3)
+        async with serving(engine, sampling=sampling, chosen_by=chosen_by, seed=5) as (client, _):
             await ask(client, "?", **asked)
             await ask(client, "?")
         seeds.append([params.seed for params in engine.params])

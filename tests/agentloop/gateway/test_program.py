@@ -16,7 +16,8 @@ from agentloop.envs.agent.program import AgentProgram, AgentResult
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import EngineError, UserError
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
+from agentloop.types.requests import RolloutRequest
 
 ROW = {"messages": [{"role": "user", "content": "2 + 3?"}], "answer": "5"}
 HELLO = "hello<|im_end|>"
@@ -286,12 +287,14 @@ def test_agents_and_other_environments_side_by_side(renderer, ids_of):
         return float(await say(model) == "hello")
 
     async def run():
-        worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of(HELLO)]), renderer), max_concurrency=16)
-        specs = [
-            GroupSpec("agents", lambda: AgentProgram(ROW, agent=agent), 8),
-            GroupSpec("tools", lambda: ToolEnv(ROW, reward=load_reward("exact")), 8),
-        ]
-        agents, tools = await worker.run_groups(specs)
+        def make_env(request):
+            if request.group_id == "agents":
+                return AgentProgram(ROW, agent=agent)
+            return ToolEnv(ROW, reward=load_reward("exact"))
+
+        worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of(HELLO)]), renderer), make_env, max_concurrency=16)
+        requests = [RolloutRequest(group_id=name, row=0, n=8, seed=0) for name in ("agents", "tools")]
+        agents, tools = await asyncio.gather(*map(worker.play, requests))
         assert [t.reward for t in agents.trajectories] == [1.0] * 8
         assert [t.trajectory_id for t in agents.trajectories] == [f"agents-{k}" for k in range(8)]
         assert [t.reward for t in tools.trajectories] == [0.0] * 8

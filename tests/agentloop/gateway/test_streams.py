@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from agentloop import engines
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.engines.token_listeners import listener
-from agentloop.gateway import Sampling
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas
 from agentloop.gateway.requests import ChatRequest
@@ -108,7 +107,7 @@ async def test_the_hf_engine_streams_what_it_would_have_said(serving):
     engine = engines.create("hf", model=str(CHECKPOINT), device="cpu")
     await engine.start()
     options = {"max_tokens": 40, "seed": 3, "temperature": 3.0}  # as good as any text
-    async with serving(engine, sampling=Sampling(chosen_by="client")) as (client, session):
+    async with serving(engine, chosen_by="client") as (client, session):
         events = [event async for event in await stream_of(client, stream_options={"include_usage": True}, **options)]
         answer = await client.chat.completions.create(model="m", messages=QUESTION, **options)
     await engine.close()
@@ -136,7 +135,7 @@ async def test_several_answers_are_branches_of_one_conversation(recorder, servin
 
 async def test_a_seed_of_the_client_gives_different_answers_of_one_request(recorder, serving):
     engine = recorder("one" + END)
-    async with serving(engine, sampling=Sampling(chosen_by="client")) as (client, _):
+    async with serving(engine, chosen_by="client") as (client, _):
         await client.chat.completions.create(model="m", messages=QUESTION, n=2, seed=7)
     assert [params.seed for params in engine.params] == [7, 8]
 

@@ -99,7 +99,7 @@ async def look(width: int, height: int) -> ToolResult:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ('{"width": 9000, "height": 20}', "no side may be 200 times the other"),
+        ('{"width": 9000, "height": 20}', "the limit is 200 times the shorter side"),
         ('{"width": 112, "height": 112}', "112 x 112 pixels, left out: it takes 16 tokens, 12 are left"),
     ],
 )

@@ -1,11 +1,13 @@
 """`RolloutWorker`: groups in order, bounded concurrency, failures that stay their own."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from agentloop import AgentLoop, Env, Observation, StopReason
 from agentloop.engines.testing.scripted import ScriptedEngine
-from agentloop.rollout.worker import GroupSpec, RolloutWorker
+from agentloop.rollout.worker import RolloutWorker
+from agentloop.types.requests import RolloutRequest, Sampling
 
 MODEL = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 """Has the tokenizer of these tests."""
@@ -31,52 +33,62 @@ class Quiz(Env):
         Quiz.in_flight -= 1
 
 
-def spec(name, n=3, make=Quiz):
-    return GroupSpec(name, lambda: make(name), n)
+def request(name, n=3, sampling=None):
+    return RolloutRequest(group_id=name, row=0, n=n, seed=0, sampling=sampling)
+
+
+def quiz_of(request):
+    return Quiz(request.group_id)
+
+
+async def play_all(worker, requests, on_trajectory=None):
+    return await asyncio.gather(*(worker.play(each, on_trajectory) for each in requests))
 
 
 def test_groups_keep_their_order_and_room_is_bounded(renderer, ids_of):
-    worker = RolloutWorker(
-        AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer), max_concurrency=4
-    )
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    worker = RolloutWorker(loop, quiz_of, max_concurrency=4)
     seen = []
     Quiz.most_in_flight = 0
-    groups = asyncio.run(worker.run_groups([spec("a"), spec("b"), spec("c")], seen.append))
-    assert [group.group_id for group in groups] == ["a", "b", "c"]
+    groups = asyncio.run(play_all(worker, [request("a"), request("b"), request("c")], seen.append))
+    assert [group.request.group_id for group in groups] == ["a", "b", "c"]
     assert [t.trajectory_id for t in groups[1].trajectories] == ["b-0", "b-1", "b-2"]
+    assert [t.place for t in groups[1].trajectories] == [0, 1, 2]
     assert {t.task["name"] for t in groups[2].trajectories} == {"c"}
     assert len(seen) == 9
     assert Quiz.most_in_flight == 4
     assert Quiz.in_flight == 0
 
 
-def test_an_environment_that_cannot_be_made_fails_alone(renderer, ids_of):
-    def broken(name):
-        raise OSError("no such board")
+def test_only_the_requested_episodes_are_played_under_their_names(renderer, ids_of):
+    worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")]), renderer), quiz_of)
+    group = asyncio.run(worker.play(replace(request("a", n=4), places=(1, 3))))
+    assert [(t.trajectory_id, t.place) for t in group.trajectories] == [("a-1", 1), ("a-3", 3)]
 
-    worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")]), renderer))
-    bad, good = asyncio.run(worker.run_groups([spec("bad", 1, broken), spec("good", 1)]))
+
+def test_an_environment_that_cannot_be_made_fails_alone(renderer, ids_of):
+    def make_env(request):
+        if request.group_id == "bad":
+            raise OSError("no such board")
+        return quiz_of(request)
+
+    worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")]), renderer), make_env)
+    bad, good = asyncio.run(play_all(worker, [request("bad", 1), request("good", 1)]))
     assert bad.trajectories[0].stop_reason is StopReason.ENV_ERROR
     assert bad.trajectories[0].failures == {"env": 1}
     assert "no such board" in bad.trajectories[0].error
     assert good.trajectories[0].stop_reason is StopReason.COMPLETED
 
 
-def test_a_group_may_be_sampled_otherwise(renderer, ids_of):
-    asked = []
+def test_a_request_may_be_sampled_differently(renderer, ids_of):
+    seen = []
 
     def script(trajectory_id, turn, prompt, params):
-        asked.append((params.temperature, params.top_p, params.stop_strings))
+        seen.append((params.temperature, params.top_p, params.stop_strings))
         return ids_of("hi<|im_end|>")
 
-    engine = ScriptedEngine(script, model=str(MODEL))
-    loop = AgentLoop(engine, renderer, temperature=0.8, top_p=0.9, stop_strings=["</answer>"])
-    specs = [
-        spec("a", 1),
-        GroupSpec("b", lambda: Quiz("b"), 1, temperature=0.0),
-        GroupSpec("c", lambda: Quiz("c"), 1, top_p=0.5),
-        spec("d", 1),
-    ]
-    for each in specs:
-        asyncio.run(RolloutWorker(loop).run_groups([each]))
-    assert asked == [(0.8, 0.9, ("</answer>",)), (0.0, 0.9, ("</answer>",)), (0.8, 0.5, ("</answer>",)), asked[0]]
+    sampling = Sampling(temperature=0.8, top_p=0.9, stop_strings=("</answer>",))
+    loop = AgentLoop(ScriptedEngine(script, model=str(MODEL)), renderer, sampling=sampling)
+    for own in (None, replace(sampling, temperature=0.0), Sampling(top_p=0.5), None):
+        asyncio.run(RolloutWorker(loop, quiz_of).play(request("a", 1, sampling=own)))
+    assert seen == [(0.8, 0.9, ("</answer>",)), (0.0, 0.9, ("</answer>",)), (1.0, 0.5, ()), seen[0]]

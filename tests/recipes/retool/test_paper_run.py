@@ -12,7 +12,7 @@ from agentloop.recipes.retool.sft import train as cold_start
 from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering import renderer_for
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
 

@@ -27,7 +27,7 @@ from agentloop.trainer.cluster.shared_arrays import pack
 from agentloop.trainer.learner import ranked_learner as ranked
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.learners import create, create_critic
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from tests.support.tiny import random_batch as _random_batch
 
 

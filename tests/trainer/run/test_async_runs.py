@@ -9,7 +9,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.types.trajectory_io import read_jsonl, same
 

@@ -47,7 +47,7 @@ def save(folder, learner, state, *, keep_last):
 
 
 def state(step):
-    return RunState(step, step + 1, {"num_tasks": 4, "num_taken": step * 2}, {"a": {"b": 1}})
+    return RunState(step, {"num_tasks": 4, "num_taken": step * 2}, {"a": {"b": 1}})
 
 
 def test_the_newest_is_found_with_its_state(tmp_path):
@@ -130,7 +130,7 @@ class Learner:
 
 writer = CheckpointWriter(Path(sys.argv[1]), keep_last=1)
 for step, seconds in ((1, 0), (2, 60)):
-    writer.save(Learner(seconds), RunState(step, step + 1, {"num_tasks": 4, "num_taken": step * 2}, {"a": {"b": 1}}))
+    writer.save(Learner(seconds), RunState(step, {"num_tasks": 4, "num_taken": step * 2}, {"a": {"b": 1}}))
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])

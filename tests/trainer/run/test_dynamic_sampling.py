@@ -4,8 +4,9 @@ import json
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
-from agentloop.trainer.run.run import train
 from agentloop.trainer.run.sampling_metrics import sampling_metrics
+from agentloop.trainer.run.train import train
+from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.schedule.producer import Producer
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
@@ -21,8 +22,8 @@ class _Workers:
     def __init__(self, rewards):
         self._rewards = iter(rewards)
 
-    async def play(self, order, on_trajectory):
-        return Group(order.group_id, [Trajectory(reward=reward) for reward in next(self._rewards)])
+    async def play(self, request, on_trajectory):
+        return Group(request, [Trajectory(reward=reward) for reward in next(self._rewards)])
 
     def room(self):
         return 1000
@@ -32,7 +33,7 @@ async def _play(sums, sampling, *rewards, mode="on_policy"):
     """A step of three groups: those that are trained, and all numbers."""
     settings = [f"algorithm={{groups_per_step: 3, group_size: 2, dynamic_sampling: {sampling}}}"]
     config = load_config(RunConfig, sums / "config.yaml", [*settings, f"staleness.mode={mode}"])
-    producer = Producer(config, _Workers(rewards), TaskSampler(10), lambda trajectory: None)
+    producer = Producer(config, _Workers(rewards), TaskSampler(10), Observer())
     try:
         producer.admit()
         while (selection := producer.select()) is None:
@@ -41,19 +42,19 @@ async def _play(sums, sampling, *rewards, mode="on_policy"):
     finally:
         await producer.close()
     producer.queue.check()
-    return [each.group for each in selection.trained], sampling_metrics(selection)
+    return selection.trained, sampling_metrics(selection)
 
 
 async def test_without_it_one_round_is_played_and_all_is_trained(sums):
     trained, metrics = await _play(sums, "null", _UNEQUAL, _EQUAL, _EQUAL)
-    assert [group.group_id for group in trained] == ["1-0", "1-1", "1-2"]
+    assert [group.request.group_id for group in trained] == ["1-0", "1-1", "1-2"]
     assert metrics["sampling/rounds"] == 1
 
 
 async def test_rounds_are_played_until_enough_groups_have_unequal_rewards(sums):
     rounds = [_UNEQUAL, _EQUAL, (None, 1.0)], [_EQUAL, _UNEQUAL], [(0.5, 0.0)]
     trained, metrics = await _play(sums, "{}", *(rewards for each in rounds for rewards in each))
-    assert [group.group_id for group in trained] == ["1-0", "1-4", "1-5"]
+    assert [group.request.group_id for group in trained] == ["1-0", "1-4", "1-5"]
     assert metrics["sampling/rounds"] == 3
     assert metrics["sampling/groups_played"] == 6
 
@@ -71,13 +72,13 @@ async def test_every_group_is_counted_once(sums):
 
 async def test_the_rounds_are_bounded(sums):
     trained, metrics = await _play(sums, "{max_rounds: 2}", *[_EQUAL] * 5, _UNEQUAL)
-    assert [group.group_id for group in trained] == ["1-5"]
+    assert [group.request.group_id for group in trained] == ["1-5"]
     assert metrics["sampling/rounds"] == 2
 
 
 async def test_where_weights_change_in_flight_a_group_without_use_is_replaced_at_once(sums):
     trained, _ = await _play(sums, "{}", _EQUAL, *[_UNEQUAL] * 10, mode="partial")
-    assert [group.group_id for group in trained] == ["1-1", "1-2", "1-3"]
+    assert [group.request.group_id for group in trained] == ["1-1", "1-2", "1-3"]
     trained, metrics = await _play(sums, "{max_rounds: 2}", *[_EQUAL] * 100, mode="partial")
     assert trained == []
     assert 6 <= metrics["sampling/groups_equal"] <= 11

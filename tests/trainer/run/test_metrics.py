@@ -5,7 +5,7 @@ import pytest
 from agentloop.trainer.run.metrics import learner_metrics, rollout_metrics
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.types.limits import StopReason
-from agentloop.types.requests import Group
+from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 
@@ -20,8 +20,12 @@ def episode(reward, *, stop_reason=StopReason.COMPLETED, sampled=3, failures=(),
     return trajectory
 
 
+def _group(name, trajectories):
+    return Group(RolloutRequest(group_id=name, row=0, n=len(trajectories), seed=0), trajectories)
+
+
 def test_rewards_are_of_judged_episodes_only():
-    metrics = rollout_metrics([Group("a", [episode(1.0), episode(0.0), episode(None, failures=["judge"])])])
+    metrics = rollout_metrics([_group("a", [episode(1.0), episode(0.0), episode(None, failures=["judge"])])])
     assert metrics["reward/mean"] == 0.5
     assert metrics["reward/std"] == 0.5
     assert metrics["failures/judge"] == 1
@@ -30,12 +34,12 @@ def test_rewards_are_of_judged_episodes_only():
 
 
 def test_a_step_in_which_nothing_was_judged_has_no_mean_reward():
-    metrics = rollout_metrics([Group("a", [episode(None)])])
+    metrics = rollout_metrics([_group("a", [episode(None)])])
     assert "reward/mean" not in metrics
 
 
 def test_shape_of_the_episodes_and_why_they_ended():
-    group = Group(
+    group = _group(
         "a",
         [
             episode(1.0, calls=2, sampled=3),
@@ -53,13 +57,13 @@ def test_shape_of_the_episodes_and_why_they_ended():
 
 
 def test_groups_with_equal_rewards_are_counted():
-    groups = [Group("a", [episode(1.0), episode(1.0)]), Group("b", [episode(1.0), episode(0.0)])]
+    groups = [_group("a", [episode(1.0), episode(1.0)]), _group("b", [episode(1.0), episode(0.0)])]
     assert rollout_metrics(groups)["reward/equal_groups"] == 0.5
 
 
 def test_what_depends_on_the_clock_is_under_time():
     trajectory = episode(1.0, **{"seconds": 2.0, "tool/seconds_waiting": 1.0, "tool/rows": 4.0, "reward/format": 0.5})
-    metrics = rollout_metrics([Group("a", [trajectory])])
+    metrics = rollout_metrics([_group("a", [trajectory])])
     assert metrics["time/episode_mean"] == 2.0
     assert metrics["time/tool/seconds_waiting"] == 1.0
     assert metrics["tool/rows"] == 4.0

@@ -6,7 +6,7 @@ import pytest
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer, Stage
 
 

@@ -8,7 +8,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 
 
 async def _run(sums, folder, algorithm, *overrides):

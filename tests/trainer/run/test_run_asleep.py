@@ -19,7 +19,7 @@ from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.trainer.workers import factory
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "learner.lr=1e-2"]
@@ -32,7 +32,7 @@ from pathlib import Path
 from agentloop.config.loading import load_config
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.config.run import RunConfig
 
 sums, folder, *overrides = sys.argv[1:]

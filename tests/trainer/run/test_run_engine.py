@@ -2,7 +2,7 @@
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "eval.every=0", "run.loggers=[]"]
 

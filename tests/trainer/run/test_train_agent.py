@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.cli.recipe import load_run_config
 from agentloop.rollout.setup import RolloutSetup, make_engine
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.types.requests import RolloutRequest
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
@@ -54,8 +54,7 @@ async def test_a_langgraph_agent_leaves_exact_trajectories(tmp_path, python_with
     engine = make_engine(config, Path(config.model))
     await engine.start()
     try:
-        order = RolloutRequest(group_id="g", row=0, n=2, seed=3)
-        (group,) = await episodes.worker(engine).run_groups([episodes.spec(order)])
+        group = await episodes.worker(engine).play(RolloutRequest(group_id="g", row=0, n=2, seed=3))
     finally:
         await engine.close()
     trajectories = group.trajectories

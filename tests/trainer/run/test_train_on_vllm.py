@@ -9,7 +9,7 @@ import pytest
 from agentloop.cli.recipe import load_run_config
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
-from agentloop.trainer.run.run import train
+from agentloop.trainer.run.train import train
 from agentloop.types.trajectory_io import read_jsonl
 
 pytestmark = pytest.mark.vllm

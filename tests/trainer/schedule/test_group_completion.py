@@ -17,10 +17,10 @@ class Workers:
         self.seconds = seconds
         self.aborted = 0
 
-    async def play(self, order, on_trajectory):
+    async def play(self, request, on_trajectory):
         async with asyncio.TaskGroup() as tasks:
-            episodes = [tasks.create_task(self._episode(place, on_trajectory)) for place in range(order.n)]
-        return Group(order.group_id, [episode.result() for episode in episodes])
+            episodes = [tasks.create_task(self._episode(place, on_trajectory)) for place in range(request.n)]
+        return Group(request, [episode.result() for episode in episodes])
 
     async def _episode(self, place, on_trajectory):
         try:
@@ -28,7 +28,8 @@ class Workers:
         except asyncio.CancelledError:
             self.aborted += 1
             raise
-        trajectory = Trajectory(place=place, reward=None if self.seconds[place] < 0 else 1.0)
+        reward = None if self.seconds[place] < 0 else 1.0
+        trajectory = Trajectory(trajectory_id=f"g-{place}", place=place, reward=reward)
         on_trajectory(trajectory)
         return trajectory
 
@@ -37,10 +38,10 @@ def play(workers, **cut):
     """Places in the group, what is not in it, seconds."""
 
     async def main():
-        order = RolloutRequest(group_id="g", row=0, n=len(workers.seconds), seed=0)
+        request = RolloutRequest(group_id="g", row=0, n=len(workers.seconds), seed=0)
         seen = []
-        group, dropped = await play_group(workers, order, wanted=3, cut=CutConfig(**cut), on_trajectory=seen.append)
-        assert len(group.trajectories) + dropped.total() == order.n
+        group, dropped = await play_group(workers, request, needed=3, cut=CutConfig(**cut), on_trajectory=seen.append)
+        assert len(group.trajectories) + dropped.total() == request.n
         places = [each.place for each in group.trajectories]
         return places, dict(dropped), asyncio.get_running_loop().time()
 
@@ -74,7 +75,7 @@ def test_where_all_failed_the_group_has_all_of_them():
 
 def test_what_nobody_can_play_is_raised():
     class Broken(Workers):
-        async def play(self, order, on_trajectory):
+        async def play(self, request, on_trajectory):
             raise UserError("no such tool")
 
     with pytest.raises(UserError, match="no such tool"):
@@ -85,10 +86,10 @@ def test_cancelling_aborts_the_episodes():
     workers = Workers(50, 60, 70)
 
     async def main():
-        order = RolloutRequest(group_id="g", row=0, n=3, seed=0)
+        request = RolloutRequest(group_id="g", row=0, n=3, seed=0)
         cut = CutConfig(deadline=10, min_episodes=1)
         playing = asyncio.create_task(
-            play_group(workers, order, wanted=3, cut=cut, on_trajectory=lambda trajectory: None)
+            play_group(workers, request, needed=3, cut=cut, on_trajectory=lambda trajectory: None)
         )
         await asyncio.sleep(5)
         playing.cancel()

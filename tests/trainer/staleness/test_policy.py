@@ -14,7 +14,7 @@ from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 
-def _order(number):
+def _request(number):
     return RolloutRequest(group_id=str(number), row=0, n=2, seed=0)
 
 
@@ -22,13 +22,13 @@ def _group(version=0):
     """Its last tokens are of this version."""
     trajectories = [Trajectory(reward=1.0), Trajectory(reward=0.0)]
     trajectories[0].append(SegmentKind.SAMPLED, [1], logprobs=[0.0], versions=[version])
-    return Group("", trajectories)
+    return Group(_request(0), trajectories)
 
 
 def test_the_newest_token_of_a_group_may_be_in_a_branch():
     group = _group(version=1)
     group.trajectories[1].branches.append(_group(version=3).trajectories[0])
-    assert QueuedGroup(_order(0), version=1, number=0, group=group).newest == 3
+    assert QueuedGroup(_request(0), version=1, number=0, group=group).newest == 3
 
 
 class World:
@@ -38,7 +38,7 @@ class World:
         self.policy = policy
         self.queue = TrajectoryQueue(policy)
         self.choices = choices
-        self.learner = self.engine = 0
+        self.engine = 0
         self.number = 0
         self.trained = []
         self.ages = []
@@ -47,25 +47,24 @@ class World:
     def step(self):
         """Until the next step was made."""
         while True:
-            if self.engine < self.learner and self.policy.may_swap(self.queue.admitted):
-                self.engine = self.learner
-            free = self.policy.capacity(len(self.queue.admitted), learner=self.learner, engine=self.engine)
+            if self.engine < self.queue.version and self.policy.may_swap(self.queue.admitted):
+                self.engine = self.queue.version
+            free = self.policy.capacity(len(self.queue.admitted), learner=self.queue.version, engine=self.engine)
             for _ in range(free):
-                self.queue.admit(_order(self.number), self.engine)
+                self.queue.admit(_request(self.number), self.engine)
                 self.number += 1
             idles = self.choices() % 2 == 0
-            selected = self.queue.select(self.learner, more_to_come=True, engine_idles=idles)
+            selected = self.queue.select(more_to_come=True, engine_idles=idles)
             if selected is not None:
                 break
             running = [each for each in self.queue.admitted if each.group is None]
             assert running, "waits for something that never ends"
             self._finish(running[self.choices() % len(running)])
-        for late in self.queue.late(self.learner + 1):
+        for late in self.queue.late():
             self.queue.drop(late, LATE)
         self.trained += [each.number for each in selected]
         masks = self.policy.when_late == "mask"
-        self.ages += [self.learner - (each.newest if masks else each.version) for each in selected]
-        self.learner += 1
+        self.ages += [self.queue.version - 1 - (each.newest if masks else each.version) for each in selected]
         for each in [each for each in self.queue.admitted if each.group is None]:
             if self.choices() % 3 == 0:  # ends while the learner trains
                 self._finish(each)
@@ -128,43 +127,44 @@ def test_the_presets():
 
 def test_a_straggler_is_waited_for_only_when_it_would_get_too_old():
     queue = TrajectoryQueue(StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1))
-    slow, quick = queue.admit(_order(0), 0), queue.admit(_order(1), 0)
+    slow, quick = queue.admit(_request(0), 0), queue.admit(_request(1), 0)
     quick.group = _group()
-    assert queue.select(0, more_to_come=True) == [quick]
-    third = queue.admit(_order(2), 1)
+    assert queue.select(more_to_come=True) == [quick]
+    third = queue.admit(_request(2), 1)
     third.group = _group()
-    assert queue.select(1, more_to_come=True) is None
+    assert queue.select(more_to_come=True) is None
     slow.group = _group()
-    assert queue.select(1, more_to_come=True) == [slow]
+    assert queue.select(more_to_come=True) == [slow]
 
 
 def _with_a_straggler(when_late):
     """Two steps were made without the group that was admitted first, as long as nothing else could be played."""
     policy = StalenessPolicy.preset("partial", groups_per_step=1, max_staleness=1, when_late=when_late)
     queue = TrajectoryQueue(policy)
-    slow = queue.admit(_order(0), 0)
+    slow = queue.admit(_request(0), 0)
     for version in (0, 1):
-        queue.admit(_order(1), version).group = _group(version)
-        assert queue.late(version) == []
-    assert queue.select(0, more_to_come=True) is not None
-    assert queue.select(1, more_to_come=True) is None, "waiting costs nothing yet"
-    assert queue.select(1, more_to_come=True, engine_idles=True) is not None
+        queue.admit(_request(1), version).group = _group(version)
+    assert queue.late() == []
+    assert queue.select(more_to_come=True) is not None
+    assert queue.select(more_to_come=True) is None, "waiting costs nothing yet"
+    assert queue.select(more_to_come=True, engine_idles=True) is not None
     return queue, slow
 
 
 def test_a_straggler_is_dropped_where_that_is_asked_for_and_the_engine_idles():
     queue, slow = _with_a_straggler("drop")
-    assert queue.late(2) == [slow]
+    assert queue.late() == [slow]
 
 
 def test_a_late_group_is_trained_as_long_as_it_has_a_token_that_is_young_enough():
     queue, slow = _with_a_straggler("mask")
-    assert queue.late(2) == []
+    policy = queue.policy
+    assert queue.late() == []
     queue.finish(slow, _group(1), Counter())
-    assert queue.late(2) == []
-    assert queue.late(3) == [slow]
-    queue.admit(_order(2), 2).group = _group(2)
-    assert queue.select(2, more_to_come=True) == [slow]
+    assert queue.late() == []
+    assert policy.late(queue.admitted, learner=3) == [slow]
+    queue.admit(_request(2), 2).group = _group(2)
+    assert queue.select(more_to_come=True) == [slow]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ class OpenRequest:
     @property
     def missing(self) -> tuple[int, ...]:
         """Places of the episodes that have not ended."""
-        places = range(self.request.n) if self.request.places is None else self.request.places
-        return tuple(place for place in places if place not in self._ended)
+        return tuple(place for place in self.request.played if place not in self._ended)
 
     @property
     def longest(self) -> int:
@@ -64,7 +63,7 @@ class OpenRequest:
             self._on_trajectory(trajectory)
         if not self.missing:
             trajectories = [self._ended[place] for place in sorted(self._ended)]
-            self.answer.set_result(Group(self.request.group_id, trajectories))
+            self.answer.set_result(Group(self.request, trajectories))
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error."""
@@ -75,7 +74,9 @@ class OpenRequest:
         """Answer with failed trajectories for the missing episodes: they are counted, and the run goes on."""
         group_id = self.request.group_id
         for place in self.missing:
-            failed = Trajectory(f"{group_id}-{place}", group_id, place=place, stop_reason=StopReason.ENGINE_ERROR)
+            failed = Trajectory(
+                self.request.trajectory_id(place), group_id, place=place, stop_reason=StopReason.ENGINE_ERROR
+            )
             failed.count(FailureKind.ENGINE)
             failed.error = f"{self.num_lost} workers ended while they played it; the last one: {cause}"
             self.add(failed)

@@ -12,8 +12,8 @@ from agentloop.config.loading import load_config
 from agentloop.config.profiler import RecordingConfig
 from agentloop.config.run import RunConfig
 from agentloop.trainer.learner.metrics.recording import Recorder, named
-from agentloop.trainer.run.run import train
 from agentloop.trainer.run.timeline import watching
+from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 
 

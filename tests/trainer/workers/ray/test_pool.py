@@ -22,6 +22,7 @@ from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
+from agentloop.types.requests import Sampling
 from agentloop.weights.tensors import TensorWeights
 
 pytestmark = pytest.mark.usefixtures("ray")
@@ -185,7 +186,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     model = AutoModelForCausalLM.from_pretrained(sums_model)
     model.lm_head.weight.data = model.lm_head.weight.data.flip(0).clone()
     weights = [(name, tensor) for name, tensor in model.named_parameters()]
-    orders = make_requests("x", range(4), n=4, seed=0, temperature=0.0)
+    orders = make_requests("x", range(4), n=4, seed=0, sampling=Sampling(temperature=0.0))
 
     workers = await started(config)
     old = said(await play_all(workers, orders))

@@ -1,0 +1,51 @@
+"""What an agent gets, the `Endpoint` of its model, and what it returns, an `AgentResult`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True)
+class Endpoint:
+    """The address of an agent's model, valid for one episode."""
+
+    base_url: str
+    """Ends in /v1."""
+    api_key: str
+    model: str
+    """A name for the model. The gateway answers to any other name, too."""
+
+
+@dataclass(slots=True, frozen=True)
+class AgentResult:
+    """The outcome of an agent."""
+
+    answer: str | None = None
+    """None takes the last text of the model."""
+    reward: float | None = None
+    """Reward of the whole episode, added to that of `env.reward`."""
+
+
+Agent = Callable[[Mapping[str, Any], Endpoint], Awaitable[Any] | Any]
+"""(task, endpoint) -> an answer (str), a reward (float), an `AgentResult`, or None."""
+
+
+def as_result(found: object) -> AgentResult:
+    """Return what an agent returned as an `AgentResult`. Raises `TypeError` and `ValueError` for anything else."""
+    if found is None or isinstance(found, AgentResult):
+        result = found or AgentResult()
+    elif isinstance(found, str):
+        result = AgentResult(answer=found)
+    elif isinstance(found, bool | int | float):
+        result = AgentResult(reward=float(found))
+    else:
+        raise TypeError(
+            f"the agent returned {type(found).__name__}; it may return an answer (str), a reward (float), an "
+            "AgentResult, or None"
+        )
+    if result.reward is not None and not math.isfinite(result.reward):
+        raise ValueError(f"the agent's reward is {result.reward}, which is not finite")
+    return result

@@ -1,0 +1,53 @@
+"""`train`: set up a run from its config, and make all its steps."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from agentloop.config.run import RunConfig
+from agentloop.rollout.setup import RolloutSetup
+from agentloop.trainer.cluster.learner_host import Home
+from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.run.folder import RunFolder
+from agentloop.trainer.run.learners import make_learner
+from agentloop.trainer.run.loggers import open_loggers
+from agentloop.trainer.run.model_folder import local_model
+from agentloop.trainer.run.resume import open_run
+from agentloop.trainer.run.run import Run
+from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.workers.factory import make_workers
+
+
+async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
+    """Start the run in `folder`, or resume it from its last checkpoint, and make all its steps.
+
+    Afterwards the trained model is in the folder's `model/`. Raises `UserError` for problems that the user can fix; a
+    later call resumes from the last checkpoint.
+    """
+    check_trainable(config)
+    model = local_model(config)
+    setup = RolloutSetup.load(config, model)
+    config = setup.config
+    run_folder, checkpoint = open_run(config, folder)
+    observer = observer or Observer()
+    step = checkpoint[1].step if checkpoint else 0
+    observer.on_start(config, folder, step)
+    observer.on_stage(step, Stage.LOAD)
+    with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
+        workers = make_workers(config, model, setup, folder)
+        try:
+            await workers.start()
+            if config.placement.sleeps:
+                await workers.sleep()  # the learner loads in its turn
+            with closing(make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
+                run = Run(setup, workers, learner, run_folder, observer=observer, loggers=loggers)
+                if checkpoint:
+                    await run.restore(*checkpoint)
+                try:
+                    await run.to_the_end()
+                finally:
+                    await run.close()
+        finally:
+            await workers.close()
+    return run_folder
