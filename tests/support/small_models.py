@@ -55,7 +55,7 @@ _SIZES: dict[str, int] = {
         ("mamba_chunk_size", "chunk_size", "query_pre_attn_scalar", "rel_extent", "router_hidden_size"), 16
     ),
 }
-"""By the names that configurations have for them."""
+"""Sizes by their names in configurations."""
 
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
@@ -86,7 +86,7 @@ _ALONE: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""Where these sizes do not go together."""
+"""Other sizes for families in which these do not go together."""
 
 NOT_BUILT = {
     "blt": "its parts have sizes that follow from each other in its code",
@@ -100,7 +100,7 @@ NOT_BUILT = {
 
 
 def save_small_model(model_type: str, folder: Path) -> Path:
-    """A folder with random weights that are far enough from zero for every part of the model to matter."""
+    """Save random weights that are far enough from zero for every part of the model to matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(small_config(model_type))
     generator = torch.Generator().manual_seed(1)
@@ -118,7 +118,7 @@ def save_small_model(model_type: str, folder: Path) -> Path:
 
 
 def small_config(model_type: str) -> Any:
-    """The configuration of a family with everything that is large made small."""
+    """Return the configuration of a family with small sizes."""
     return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}))
 
 

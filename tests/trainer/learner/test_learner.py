@@ -47,7 +47,7 @@ def _weights(learner: FsdpLearner) -> dict[str, torch.Tensor]:
 
 
 def _plain(model_folder: Path, **options: object) -> LearnerConfig:
-    """The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients."""
+    """Make the update g / (|g| + 1), smooth in the gradient: equal weights then mean equal gradients."""
     values: dict[str, object] = {"lr": 1.0, "eps": 1.0, "grad_clip": None, **options}
     return LearnerConfig(model=str(model_folder), device="cpu", **values)  # type: ignore[arg-type]
 
@@ -150,7 +150,7 @@ def test_mini_batches_train_every_sample_once(model_folder: Path):
 
 
 def _with_logprobs(learner: FsdpLearner, batch: TrainBatch, shift: float) -> TrainBatch:
-    """The batch, as if an engine had sampled it whose logprobs are the learner's plus a shift."""
+    """Return the batch with rollout logprobs that are the learner's plus a shift."""
     samples = []
     for sample, values in zip(batch.samples, learner.logprobs(batch.samples), strict=True):
         logprobs = np.zeros(len(sample), np.float32)
@@ -193,7 +193,7 @@ def test_kl_to_the_model_that_it_started_from(model_folder: Path):
         np.concatenate(learner.reference_logprobs(silent.samples)), np.concatenate(learner.logprobs(silent.samples))
     )
     first = learner.step(silent)
-    # Where the model is its reference, the KL and its gradient are 0.
+    # While the model equals its reference, the KL and its gradient are 0.
     assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert first["grad_norm"] == pytest.approx(0.0, abs=1e-5)
     before = learner.reference_logprobs(silent.samples)
@@ -303,7 +303,7 @@ def test_the_schedule_reaches_the_optimizer(model_folder: Path):
     assert [learner.step(_batch())["lr"] for _ in range(2)] == [0.25, 0.5]
 
 
-def test_what_cannot_be_used_is_said(model_folder: Path, tmp_path: Path):
+def test_errors_name_unusable_settings_and_models(model_folder: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"no config\.json"):
         create(LearnerConfig(model=str(tmp_path)))
     with pytest.raises(UserError, match="no loss 'pop'"):
@@ -319,7 +319,7 @@ def test_what_cannot_be_used_is_said(model_folder: Path, tmp_path: Path):
 
 
 def _groups(rng: np.random.Generator) -> TrainBatch:
-    """Two groups of three with a prompt each, and one trajectory by itself."""
+    """Return two groups of three trajectories with a common prompt each, and one more trajectory."""
     samples = []
     for group in ("a", "b"):
         prompt = _sample(rng, 20, 0.0)
@@ -358,14 +358,14 @@ def test_sharing_the_prompt_of_a_group_changes_nothing_but_the_tokens_computed(
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "message"),
     [
         ({"use_sliding_window": True, "max_window_layers": 1}, {"share_prefixes": True}, "cannot share a prompt"),
         ({}, {"refine_costs": True, "gather_once": False}, r"Set learner\.gather_once=true"),
     ],
 )
-def test_what_cannot_be_done_is_not_left_out_in_silence(tiny_qwen3, model: dict, options: dict, said: str):
-    with pytest.raises(UserError, match=said):
+def test_settings_that_do_not_go_together_are_refused(tiny_qwen3, model: dict, options: dict, message: str):
+    with pytest.raises(UserError, match=message):
         create(_plain(tiny_qwen3(**model), **options))
 
 

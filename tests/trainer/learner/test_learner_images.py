@@ -1,4 +1,4 @@
-"""Learning from pictures: the engine's log-probabilities, whatever the plan, with the tower trained or frozen."""
+"""Learning from images: the engine's log-probabilities in each plan, with the tower trained or frozen."""
 
 from pathlib import Path
 

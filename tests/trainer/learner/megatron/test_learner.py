@@ -96,7 +96,7 @@ def test_ranks_that_the_run_starts_itself(models: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"tensor_parallel": 2}, "= 2 does not divide 1 ranks"),
         ({"pipeline_parallel": 3}, "pipeline_parallel=3 does not divide the model's 4 layers"),
@@ -105,18 +105,18 @@ def test_ranks_that_the_run_starts_itself(models: Path):
         ({"virtual_pipeline": 2}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_loaded(
-    models: Path, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+def test_impossible_layouts_are_refused_before_anything_is_loaded(
+    models: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*args: Any) -> None:
         raise AssertionError("weights were read")
 
     monkeypatch.setattr("agentloop.trainer.learner.checkpoint_files.CheckpointFiles.__init__", fail)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         create(_config(models, **options))
 
 
-def test_models_that_it_does_not_compute(models: Path, tmp_path: Path):
+def test_unsupported_models_are_refused(models: Path, tmp_path: Path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
     with pytest.raises(UserError, match="trains qwen2, qwen3, qwen3_moe, not llama"):
         create(_config(tmp_path, "llama"))

@@ -1,4 +1,4 @@
-"""Whatever the layout, loss, gradients, log-probabilities and metrics are those of the FSDP backend on one rank."""
+"""In each layout, loss, gradients, log-probabilities and metrics are those of the FSDP backend on one rank."""
 
 from collections.abc import Callable
 from functools import cache
