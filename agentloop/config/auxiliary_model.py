@@ -23,9 +23,8 @@ class AuxiliaryModelConfig(Config):
         own = {"model": self.model or learner.model, "lr": self.lr, "mini_batches": self.mini_batches}
         plain = {"corrections": (), "old_logprobs": "auto", "kl_coef": 0.0, "reference": None, "entropy_bonus": 0.0}
         schedule = {"lr_schedule": "constant", "total_updates": None}
-        return learner.model_copy(
-            update=own | plain | schedule | {"loss": loss, "loss_options": options, "aggregation": None}
-        )
+        objective = {"loss": loss, "loss_options": options, "aggregation": None, "recording": None}
+        return learner.replace(**own, **plain, **schedule, **objective)
 
 
 class CriticConfig(AuxiliaryModelConfig):
@@ -49,4 +48,4 @@ class ProcessRewardConfig(AuxiliaryModelConfig):
 
     def as_learner(self, learner: LearnerConfig) -> LearnerConfig:
         settings = self._as_learner(learner, "implicit_reward", {"beta": self.beta})
-        return settings.model_copy(update={"reference": settings.model})
+        return settings.replace(reference=settings.model)

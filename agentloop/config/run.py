@@ -89,11 +89,9 @@ class RunConfig(Config):
             return self
         steps = max(int(num_tasks * self.run.epochs / self.algorithm.groups_per_step), 1)
         updates = None if self.learner.lr_schedule == "constant" else steps * self.learner.mini_batches
-        return self.model_copy(
-            update={
-                "run": self.run.model_copy(update={"steps": steps, "epochs": None}),
-                "learner": self.learner.model_copy(update={"total_updates": self.learner.total_updates or updates}),
-            }
+        return self.replace(
+            run=self.run.replace(steps=steps, epochs=None),
+            learner=self.learner.replace(total_updates=self.learner.total_updates or updates),
         )
 
     @property

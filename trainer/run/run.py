@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
@@ -41,7 +42,7 @@ from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.trainer.schedule.producer import Producer, Selection
 from agentloop.trainer.schedule.staleness_metrics import queue_metrics, token_staleness
 from agentloop.trainer.staleness.policy import QueuedGroup
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.workers.factory import has_gpus, make_workers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
@@ -59,19 +60,21 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     check_trainable(config)
     model = local_model(config)
     episodes = RolloutSetup.load(config, model)
-    config = episodes.config
+    resolved = resolve(config, Facts(model=model, folder=folder, num_tasks=len(episodes.train), has_gpus=has_gpus()))
+    config = resolved.given
+    episodes = replace(episodes, config=config)
     run_folder, checkpoint = open_run(config, folder)
     observer = observer or Observer()
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
     with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
-        workers = make_workers(config, model, episodes, folder)
+        workers = make_workers(resolved, episodes, folder)
         try:
             await workers.start()
             if config.placement.sleeps:
                 await workers.sleep()  # the learner is loaded in its turn
-            with closing(make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
+            with closing(make_learner(resolved, Home(folder, workers.learner_seats))) as learner:
                 run = Run(episodes, workers, learner, run_folder, observer)
                 if checkpoint:
                     await run.restore(*checkpoint)
