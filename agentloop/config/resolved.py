@@ -78,7 +78,7 @@ def engine_size(config: RunConfig) -> int:
 
 
 def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
-    """The models as local folders, and the part of the profiler that each rank records."""
+    """Return the learner with local folders of its models and with its part of the profiler."""
     model = str(facts.model)
     reference = model if config.learner.reference == config.model else config.learner.reference
     recording = config.profiler.of_learner(facts.folder) if facts.folder is not None else None
@@ -86,7 +86,7 @@ def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
 
 
 def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
-    """The engine with all arguments of its constructor; those that the user set win."""
+    """Return the engine with all arguments of its constructor; those that the user set win."""
     kind = ENGINES.get(config.engine.name)
     options: dict[str, Any] = {"model": str(facts.model), "max_model_len": config.limits.max_tokens}
     if kind.bounds_pixels and config.rendering.max_pixels is not None:
