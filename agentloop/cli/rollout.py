@@ -37,6 +37,7 @@ def rollout(
 
     from agentloop.cli.recipe import load_run_config, new_folder
     from agentloop.cli.rollout_report import print_report, summary
+    from agentloop.config.resolved import Facts, resolve
     from agentloop.rollout.setup import RolloutSetup, make_engine
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
@@ -52,7 +53,7 @@ def rollout(
         raise UserError("This recipe has no held-out tasks: set data.eval=..., or leave --tasks eval out.")
     split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
     rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
-    engine = make_engine(config, model)
+    engine = make_engine(resolve(config, Facts(model=model, learns=False)))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     with _progress(console) as progress:

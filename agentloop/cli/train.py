@@ -74,7 +74,7 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
 
     check_trainable(config)
     episodes = RolloutSetup.load(config, local_model(config, weights=False))
-    config = episodes.config
+    config = config.of_length(len(episodes.train))
     algorithm, run = config.algorithm, config.run
     epochs = run.steps * algorithm.groups_per_step / len(episodes.train)
     console = Console(soft_wrap=True)

@@ -15,7 +15,8 @@ def workers(
     count: Annotated[int, typer.Argument(help="How many there are to be from now on.", min=1)],
 ) -> None:
     """Have a run go on with another number of Ray workers. Those that are too many end with their episodes."""
-    from agentloop.trainer.run.folder import RunFolder, write_atomically
+    from agentloop.process.atomic import write_text
+    from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.workers.worker_count import FILE
 
     config = RunFolder(run).read_config()
@@ -26,5 +27,5 @@ def workers(
             f"The run in {run} has one worker, in its own process. End it, and go on with it as: agentloop train "
             f"{run}/config.yaml workers.kind=ray workers.count={count}"
         )
-    write_atomically(run / FILE, f"{count}\n")
+    write_text(run / FILE, f"{count}\n")
     print(f"{run} goes on with {count} workers; its next metrics say so (workers/alive, workers/draining).")

@@ -1,4 +1,4 @@
-"""`AlgorithmConfig`: which episodes are played for a step, and what each is worth."""
+"""`AlgorithmConfig`: the episodes of a step and their advantages."""
 
 from __future__ import annotations
 
@@ -10,48 +10,56 @@ from agentloop.registry.options import Config, ConfigPath
 
 
 class OverlongConfig(Config):
-    """Soft punishment of episodes that sample much (DAPO, arXiv 2503.14476): the reward falls by up to `penalty`, in
-    proportion to how far into the last `buffer` tokens below `max_sampled_tokens` an episode reaches. Only what the
-    model sampled counts; long observations are not its fault."""
+    """Soft penalty for long episodes (DAPO, arXiv 2503.14476).
+
+    Within the last `buffer` tokens below `max_sampled_tokens` the reward falls linearly by up to `penalty`. Only
+    sampled tokens count, since the model does not cause long observations.
+    """
 
     max_sampled_tokens: int = Field(ge=1)
-    """From here on the whole penalty applies."""
+    """Number of sampled tokens from which the whole penalty applies."""
     buffer: int = Field(ge=1)
-    """Tokens below that in which the penalty grows from 0."""
+    """Number of tokens below that in which the penalty grows from 0."""
     penalty: float = Field(default=1.0, gt=0)
 
     def reward(self, num_sampled: int) -> float:
-        """What is added to the reward, 0 or less."""
+        """Return the amount that is added to the reward, 0 or less."""
         excess = num_sampled - (self.max_sampled_tokens - self.buffer)
         return -self.penalty * min(max(excess / self.buffer, 0.0), 1.0)
 
 
 class DynamicSamplingConfig(Config):
-    """Train on groups with unequal rewards only, and play more tasks until there are enough (DAPO, arXiv 2503.14476).
-    Groups without a difference have no gradient: they make the batch smaller than it looks."""
+    """Train only on groups with unequal rewards, and play tasks until there are enough (DAPO, arXiv 2503.14476).
+
+    Groups with equal rewards have no gradient and make the batch smaller than it looks.
+    """
 
     oversampling: float = Field(default=1.0, ge=1)
-    """Tasks that are played at once, for each group that is still needed; above 1 saves rounds and may waste groups."""
+    """Number of tasks that are played at once for each group that is still needed. Values above 1 save rounds and may
+    waste groups."""
     max_rounds: int = Field(default=10, ge=1)
-    """Rounds of playing before a step trains on what it has."""
+    """Number of rounds after which a step trains on the groups it has."""
 
 
 class AlgorithmConfig(Config):
+    """The episodes of a step, and how their rewards become advantages."""
+
     advantage: ConfigPath = "grpo"
     """`grpo`, `dr_grpo`, `rloo`, `opo`, `gpg`, `remax`, `reinforce_pp`, `reinforce_pp_baseline`, `gae`, `prime`,
-    `turn_grpo`, `gigpo`, or one that a file registers, 'file.py:name'."""
+    `turn_grpo`, `gigpo`, or 'file.py:name' for one that the file registers."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
-    """Of that advantage; gigpo: gamma, step_weight, normalise."""
+    """Options of the advantage; for gigpo: gamma, step_weight, normalise."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes of one task."""
+    """Number of episodes per task."""
     groups_per_step: int = Field(default=16, ge=1)
-    """Tasks of one step."""
+    """Number of tasks per step."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """None: every group is trained on."""
+    """None trains on every group."""
     overlong: OverlongConfig | None = None
-    """None: episodes may be as long as the limits allow."""
+    """None allows episodes as long as the limits."""
     drop_truncated: bool = False
-    """Leave episodes that a limit ended out of the loss; in the statistics of their group they count (DAPO's overlong
-    filtering)."""
+    """Leave episodes that a limit ended out of the loss; they still count in the statistics of their group (overlong
+    filtering of DAPO)."""
     kl_in_reward: float = Field(default=0.0, ge=0)
-    """Times log policy - log reference of each sampled token, taken from the reward; needs learner.reference."""
+    """Factor of log policy - log reference of each sampled token, which is subtracted from the reward; needs
+    learner.reference."""

@@ -8,22 +8,25 @@ from agentloop.registry.options import Config, ConfigOptions, ConfigPath
 
 
 class DataConfig(Config):
-    """Datasets: a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
-    list of them."""
+    """Datasets of a run.
+
+    A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
+    list of these.
+    """
 
     train: ConfigPath | tuple[ConfigPath, ...]
     train_options: ConfigOptions = Field(default_factory=dict)
-    """Arguments of the function that `train` names."""
+    """Arguments of the function in `train`."""
     train_limit: int | None = Field(default=None, ge=1)
-    """Use the first rows only."""
+    """Number of rows to use, from the first; None: all."""
     shuffle: bool = True
-    """A new order in every epoch."""
+    """Use another order in every epoch."""
     eval: ConfigPath | tuple[ConfigPath, ...] | None = None
     """Held-out tasks."""
     eval_options: ConfigOptions = Field(default_factory=dict)
-    """Arguments of the function that `eval` names."""
+    """Arguments of the function in `eval`."""
     eval_limit: int | None = Field(default=None, ge=1)
-    """Use the first held-out rows only."""
+    """Number of held-out rows to use, from the first; None: all."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Leave out rows whose messages, with the tools, are more tokens than that. None: `limits.max_tokens` is the only
-    bound, and an episode whose prompt is longer ends at once."""
+    """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
+    a longer prompt ends at once."""

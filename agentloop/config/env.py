@@ -1,4 +1,4 @@
-"""`EnvConfig`: the environment, its tools and its reward."""
+"""`EnvConfig`: the environment with its tools and reward."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigP
 
 
 class ToolConfig(Config):
+    """A tool of the environment."""
+
     name: ConfigPath
-    """Of the registry (`agentloop tools list`), or 'file.py:Class' / 'package.module:Class'."""
+    """Registered name (`agentloop tools list`), or 'file.py:Class' / 'package.module:Class'."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor."""
 
 
 class EnvConfig(Config):
-    """The other side of the conversation, and what its outcome is worth."""
+    """The environment that answers the model, its tools, and the reward of an episode."""
 
     factory: ConfigPath = "tool"
-    """A registered environment (`tool`, `gymnasium`, `openenv`), or one of your own: 'file.py:name',
-    'package.module:name'. Called as factory(row, toolset=..., reward=..., **options) for every episode."""
+    """Registered environment (`tool`, `gymnasium`, `openenv`, `agent`), or your own: 'file.py:name',
+    'package.module:name'. Each episode calls factory(row, toolset=..., reward=..., **options)."""
     options: ConfigOptions = Field(default_factory=dict)
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
-    """What the model may call; a plain string is the name of a tool."""
+    """Tools that the model may call; a plain string is a name."""
     reward: RewardSpec | None = None
-    """A built-in reward (docs/rewards.md), one of your own, 'file.py:name' / 'package.module:name', or a list of
-    them with weights. Environments that score their own moves need none."""
+    """Built-in reward (docs/rewards.md), your own, 'file.py:name' / 'package.module:name', or a list of rewards with
+    weights. Environments that score their own moves need none."""
     reward_options: ConfigOptions = Field(default_factory=dict)
     """Keyword arguments of a single reward."""

@@ -1,4 +1,4 @@
-"""What pydantic says against a config, as one paragraph that says where and what to do."""
+"""Validation errors of pydantic as one paragraph that names the key and the fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_VERL = ("actor_rollout_ref", "trainer", "reward_model", "custom_reward_funct
 
 
 def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> UserError:
-    """The first problems with the full dotted path of their keys, the nearest known key and the value given."""
+    """Return an error with the first problems: the dotted path of each key, its value and the nearest known key."""
     details = error.errors(include_url=False)
     sentences = [_sentence(detail, schema) for detail in details[:_SHOWN_ERRORS]]
     if len(details) > _SHOWN_ERRORS:
@@ -26,12 +26,12 @@ def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> 
 
 
 def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
-    # Pydantic has the tag of a union's choice, "<one>", among the keys.
+    # Pydantic puts the tag of a union's choice, "<one>", among the keys.
     location = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
     dotted = ".".join(map(str, location))
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if dotted in _OF_VERL:
-            return f"{dotted!r} is a key of verl: `agentloop from-verl FILE` makes a config of agentloop out of verl's."
+            return f"{dotted!r} is a key of verl: convert the config with `agentloop from-verl FILE`."
         if moved := advice(dotted):
             return moved
         known = _known_keys(schema, location[:-1])
@@ -41,7 +41,7 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         return f"The key {dotted!r} is missing: set it in the file, or as {dotted}=... on the command line."
     message = detail["msg"]
     if detail["type"] == "value_error":
-        # Raised by a validator of ours: it says the rest itself.
+        # Our own validators write whole sentences.
         text = str(detail["ctx"]["error"])
         return f"{dotted}: {text}" if dotted and not text.startswith(dotted) else text
     if detail["type"] in ("list_type", "tuple_type"):
@@ -62,7 +62,7 @@ def _known_keys(schema: Any, location: Iterable[int | str]) -> list[str]:
 
 
 def _fields(annotation: Any) -> dict[str, Any]:
-    """Key -> type of a config class, a dataclass, or of the first of these inside a list or a union."""
+    """Return key -> type of a config class, a dataclass, or the first of these inside a list or a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     if hasattr(annotation, "__dataclass_fields__"):

@@ -1,8 +1,8 @@
-"""From a YAML file and `key=value` overrides to a checked config.
+"""Load a YAML file and `key=value` overrides as a validated config.
 
 Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Strings in fields marked with `HAS_PATHS`
-(`ConfigPath`, `ConfigOptions`) may be paths: relative ones start at the folder of the YAML file, or at the current
-folder where they come from the command line.
+(`ConfigPath`, `ConfigOptions`) may be paths. Relative paths start at the folder of the YAML file; those from the
+command line start at the current folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml"
 
 
 def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) -> C:
-    """The config in the YAML file `source` with `key=value` overrides on top: dotted keys, YAML values.
+    """Return the config of the YAML file `source` with `key=value` overrides: dotted keys, YAML values.
 
-    An override replaces what the file has under its key, the whole of a mapping or list too.
-
-    Raises `UserError`, one paragraph each, for what cannot be read, unknown keys (with the nearest known one) and
-    values of a wrong type or range.
+    An override replaces the whole value of its key, even a mapping or list. Raises `UserError`, in one paragraph, for
+    an unreadable file, unknown keys (with the nearest known key) and values of a wrong type or range.
     """
     config = OmegaConf.create(_anchor_all(schema, _read_yaml(source), source.parent))
     try:
@@ -49,7 +47,7 @@ def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) ->
 
 
 def validated(schema: type[C], data: Any, source: str) -> C:
-    """`data` as a config; `source` is for the error."""
+    """Return `data` as a config. Raises `UserError`, which names `source`."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -57,15 +55,15 @@ def validated(schema: type[C], data: Any, source: str) -> C:
 
 
 def anchored(value: str, folder: Path) -> str:
-    """`value` as an absolute path where it is one, unchanged where it is a name.
+    """Return a path as an absolute one, and a name unchanged.
 
-    It is a path if it starts with './', '../' or '~/', names a file by its suffix, or has the form 'file.py:name'. So
-    a model 'org/name' or a tool 'search' stays what it is, and a local model folder is written './name'.
+    A path starts with './', '../' or '~/', ends with the suffix of a data file, or has the form 'file.py:name'. So a
+    model 'org/name' and a tool 'search' are names, and a local model folder is written './name'.
     """
     path, separator, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
     if "${" in value or "://" in value or not (separator or path.startswith(_PATH_STARTS) or _is_file_name(path)):
         return value
-    # Not resolve(): a symbolic link is the name that the user gave, and may point elsewhere tomorrow.
+    # Not resolve(): keep a symbolic link as the user wrote it, because it may point elsewhere tomorrow.
     return os.path.abspath(folder / Path(path).expanduser()) + separator + attribute
 
 
@@ -77,7 +75,7 @@ def _read_yaml(source: Path) -> dict[str, Any]:
     try:
         data = OmegaConf.to_container(OmegaConf.load(source))
     except FileNotFoundError as error:
-        raise UserError(f"There is no config file {source}.") from error
+        raise UserError(f"There is no config file {source}: correct the path.") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"The config file {source} cannot be read: {_one_line(error)}.") from error
     if not isinstance(data, dict):
@@ -86,11 +84,11 @@ def _read_yaml(source: Path) -> dict[str, Any]:
 
 
 def _parse_override(schema: type[Config], override: str) -> tuple[str, Any]:
-    """Key and value, paths in it anchored at the current folder."""
+    """Return key and value, with paths anchored at the current folder."""
     key, separator, _ = override.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise UserError(f"{override!r} is no override. Write key=value, for example run.steps=100.")
+        raise UserError(f"Invalid override {override!r}: expected key=value, for example run.steps=100.")
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
@@ -102,7 +100,7 @@ def _parse_override(schema: type[Config], override: str) -> tuple[str, Any]:
 
 
 def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
-    """`value` with every `ConfigPath` in it anchored, as the annotation says where they are."""
+    """Return `value` with every path anchored; the annotation tells which strings may be paths."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated and HAS_PATHS in arguments[1:]:
         return _anchor_strings(value, folder)

@@ -22,6 +22,8 @@ LOGGERS: Registry[Any] = Registry(
 
 
 class LoggerConfig(Config):
+    """A logger and its options."""
+
     name: Annotated[ConfigPath, AfterValidator(LOGGERS.check)]
     """`tensorboard`, `wandb`, `mlflow`, or one of your own, 'file.py:Class' / 'package.module:Class'."""
     options: ConfigOptions = Field(default_factory=dict)

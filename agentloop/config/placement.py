@@ -1,4 +1,4 @@
-"""`PlacementConfig`: how many GPUs a run has, from which everything else follows."""
+"""`PlacementConfig`: the GPUs of a run, which determine its workers and learner ranks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from agentloop.registry.options import Config
 
 
 class PlacementConfig(Config):
-    """GPUs of a run. Without `n_gpus` nothing is derived: each section says itself what it uses."""
+    """GPUs of a run. Without `n_gpus` nothing is derived, and the other sections set what they use."""
 
     n_gpus: int | None = Field(default=None, ge=1)
-    """GPUs of all nodes together."""
+    """Number of GPUs of all nodes together."""
     nnodes: int = Field(default=1, ge=1)
-    """Nodes, each with the same number of GPUs. The learner is on the one where the run is started, and on
-    further ones where it has more GPUs than that."""
+    """Number of nodes, which all have the same number of GPUs. The learner uses the node where the run starts, and
+    further nodes if it needs more GPUs."""
     layout: Literal["auto", "colocated", "separate", "mixed"] = "auto"
-    """colocated: every GPU has a part of the learner and of an engine. separate: engines have GPUs of their own, and
-    sample while the learner trains. mixed: engines are on all GPUs, the learner on some of them. auto: what is
-    estimated to be fastest."""
+    """colocated: every GPU has a part of the learner and of an engine. separate: engines have their own GPUs and sample
+    while the learner trains. mixed: engines are on all GPUs, the learner on some. auto: the layout with the shortest
+    estimated step."""
     learner_gpus: int | None = Field(default=None, ge=1)
-    """Of a separate or mixed layout; None: what is estimated to be fastest."""
+    """Number of GPUs of the learner in a separate or mixed layout; None: the number with the shortest estimated
+    step."""
     sleep: Literal["auto"] | bool = "auto"
-    """true: engines give back their GPU's memory while the learner trains, and the learner while they sample
-    (docs/distributed.md). auto: where both are on the same GPUs and do not fit beside each other, or steps are
-    estimated to be shorter; without `n_gpus` false."""
+    """true: engines release the memory of their GPU while the learner trains, and the learner while they sample
+    (docs/distributed.md). auto: if both share GPUs and either do not fit together or have shorter estimated steps;
+    false without `n_gpus`."""
     gpu: str | None = None
-    """Kind of GPU, as `agentloop plan --gpu`; None: the one that is here."""
+    """Kind of GPU, as in `agentloop plan --gpu`; None: the kind of this machine."""
 
     @model_validator(mode="after")
     def _counts_what_it_divides(self) -> Self:
-        """What says how GPUs are divided is not left out in silence."""
+        """Reject settings that divide GPUs without their number."""
         given = [
             name for name in ("nnodes", "learner_gpus") if getattr(self, name) != type(self).model_fields[name].default
         ]
@@ -47,5 +48,5 @@ class PlacementConfig(Config):
 
     @property
     def sleeps(self) -> bool:
-        """Of a config in which everything is settled."""
+        """Whether engines and learner take turns; meaningful once `sleep` is settled."""
         return self.sleep is True

@@ -1,4 +1,4 @@
-"""`ProfilerConfig`: what is recorded of where the time goes."""
+"""`ProfilerConfig`: profiles and timelines that a run records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ProfilerTool = Literal["torch", "nsys"]
 
 
 class RecordingConfig(Config):
-    """See `run_config.ProfilerConfig`."""
+    """The part of `ProfilerConfig` that the processes of the learner need."""
 
     folder: str
-    """Of the run."""
+    """Folder of the run."""
     steps: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = (0,)
     tool: ProfilerTool = "torch"
@@ -25,25 +25,25 @@ class RecordingConfig(Config):
 
 
 class ProfilerConfig(Config):
-    """What is recorded of where the time goes, beside the seconds in metrics.jsonl."""
+    """Profiles and timelines, in addition to the seconds in metrics.jsonl."""
 
     timeline: bool = False
-    """Write stages, episodes and the phases of every rank of the learner as a trace for ui.perfetto.dev,
-    timeline-STEP.json in the folder of the run."""
+    """Write stages, episodes and the phases of every learner rank as a trace for ui.perfetto.dev: timeline-STEP.json in
+    the folder of the run."""
     steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Of which the learner is profiled."""
+    """Steps in which the learner is profiled."""
     ranks: tuple[Annotated[int, Field(ge=0)], ...] | None = (0,)
-    """Of the learner; None: all."""
+    """Ranks of the learner that are profiled; None: all."""
     tool: ProfilerTool = "torch"
-    """torch: profiles/learner-rankR-stepN.json.gz in the folder of the run, for ui.perfetto.dev. nsys: only marks where
-    a profile begins and ends; start the run as `nsys profile --capture-range=cudaProfilerApi
+    """torch: profiles/learner-rankR-stepN.json.gz in the folder of the run, for ui.perfetto.dev. nsys: only mark the
+    begin and end of a profile; start the run as `nsys profile --capture-range=cudaProfilerApi
     --capture-range-end=repeat ...`."""
     discrete: bool = False
-    """A profile for each step, of the learner's part of it. Else one for steps that follow each other, from the
-    beginning of the first to the end of the last, with what the process does between them."""
+    """Write one profile per step, of the learner only. Otherwise consecutive steps share a profile, which includes
+    everything that the process does between them."""
 
     def of_learner(self, folder: Path) -> RecordingConfig | None:
-        """What the processes of the learner record; None where that is nothing."""
+        """Return the recording of the learner's processes, or None if they record nothing."""
         if not self.timeline and not self.steps:
             return None
         return RecordingConfig(

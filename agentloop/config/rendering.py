@@ -1,4 +1,4 @@
-"""`RenderingConfig`: how messages become tokens."""
+"""`RenderingConfig`: the rendering of messages as tokens."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class InlineConfig(InlineFormat):
 
 
 class RenderingConfig(Config):
-    """How messages become tokens, where the model's own files do not say it."""
+    """Rendering of messages as tokens, in addition to the model's own files."""
 
     tool_format: Annotated[str, AfterValidator(FORMATS.check)] | None = None
-    """How the model writes calls, a name of `agentloop.rendering.formats`; by default what its chat template shows."""
+    """Tool-call format of the model, a name of `agentloop.rendering.formats`; None: the format that its chat template
+    shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the chat template, such as {enable_thinking: false}."""
+    """Arguments of the chat template, such as {enable_thinking: false}."""
     chat_template: ConfigPath | None = None
-    """A file that replaces the model's own template."""
+    """File with a chat template that replaces the model's own."""
     min_pixels: int | None = Field(default=None, gt=0)
-    """Pictures are scaled to at least so many pixels, and to at most max_pixels; by default as the model's processor
-    says."""
+    """Images are scaled to at least min_pixels and at most max_pixels; None: as the model's processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
     inline: InlineConfig | None = None
-    """Calls are tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL; tools are not shown to the
-    model then, the prompt has to."""
+    """Write calls as tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL. The prompt then has to
+    describe the tools."""

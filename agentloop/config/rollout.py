@@ -19,30 +19,35 @@ class LimitsConfig(Limits):
 
 
 class SamplingConfig(Config):
+    """Sampling of tokens in training episodes."""
+
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """0 keeps all."""
+    """Number of candidate tokens; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn, with the token that completes them. Calls need none."""
+    """Texts that end a turn, with the token that completes them. Tool calls need none."""
 
 
 class EngineConfig(Config):
+    """The engine that samples tokens."""
+
     name: Annotated[str, AfterValidator(ENGINES.check)] = "hf"
     """`hf`, `vllm`, `sglang` or `scripted`."""
     options: ConfigOptions = Field(default_factory=dict)
-    """Arguments of its constructor, beside the model."""
+    """Arguments of its constructor, except the model."""
     max_concurrency: int = Field(default=256, ge=1)
-    """Episodes in flight."""
+    """Largest number of episodes in flight."""
 
 
 class EvalConfig(Config):
     """Evaluation on the held-out tasks."""
 
     every: int = Field(default=0, ge=0)
-    """Steps from one to the next; 0 never evaluates. The first is before step 1, the last after the last step."""
+    """Number of steps between evaluations; 0 never evaluates. The first is before step 1, the last after the last
+    step."""
     samples: int = Field(default=1, ge=1)
-    """Episodes of each task."""
+    """Number of episodes per task."""
     temperature: float = Field(default=0.0, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """None: that of `sampling`."""
+    """None: the value of `sampling`."""

@@ -1,4 +1,4 @@
-"""`RunConfig`: everything that one training run is. `agentloop.trainer.run.checks` says which ones cannot work."""
+"""`RunConfig`: a training run as the user writes it. `agentloop.trainer.run.checks` rejects runs that cannot work."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
 
 class RunSettings(Config):
+    """Length, folder and loggers of a run."""
+
     folder: str | None = None
-    """Where everything is written; a folder with a checkpoint is gone on with. Default: a new one below runs/."""
+    """Folder of the run; resumes if it has a checkpoint. Default: a new folder below runs/."""
     steps: int = Field(default=100, ge=1)
     epochs: float | None = Field(default=None, gt=0)
-    """Times that the training tasks are gone through, in place of `steps`."""
+    """Number of passes over the training tasks; set this or `steps`, not both."""
     seed: int = 0
     save_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
+    """Number of steps between checkpoints; the last step is always saved."""
     keep_last: int = Field(default=2, ge=1)
-    """Checkpoints that are kept."""
+    """Number of checkpoints that are kept."""
     save_trajectories: int | None = Field(default=None, ge=0)
-    """Trajectories of each step that are written; None writes all."""
+    """Number of trajectories of each step that are written; None writes all."""
     max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
-    """Stop when more of a step's episodes failed."""
+    """Stop if a larger part of the episodes of a step failed."""
     loggers: tuple[Annotated[LoggerConfig, BeforeValidator(named), HAS_PATHS], ...] = (
         LoggerConfig(name="tensorboard"),
     )
-    """Beside metrics.jsonl, which is always written; a plain string is the name of a logger."""
+    """Loggers in addition to metrics.jsonl, which is always written; a plain string is a name."""
 
 
 class RunConfig(Config):
     """One training run."""
 
     model: ConfigPath
-    """Hugging Face name, or a folder ('./model')."""
+    """Name on the Hugging Face hub, or a folder ('./model')."""
     data: DataConfig
     env: EnvConfig
     rendering: RenderingConfig = Field(default_factory=RenderingConfig)
@@ -59,11 +61,11 @@ class RunConfig(Config):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
     learner: LearnerConfig
-    """Its model, temperature and seed are those of the run and need not be said again."""
+    """Its model, temperature and seed are those of the run and can be left out."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
-    """Of the advantage `gae`; otherwise nothing of it is loaded."""
+    """The critic of the advantage `gae`; other advantages do not load it."""
     process_reward: ProcessRewardConfig = Field(default_factory=ProcessRewardConfig)
-    """Of the advantage `prime`; otherwise nothing of it is loaded."""
+    """The process reward model of the advantage `prime`; other advantages do not load it."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunSettings = Field(default_factory=RunSettings)
     profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
@@ -71,7 +73,7 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _share_with_learner(cls, data: Any) -> Any:
-        """Give the learner what it has in common with other sections, and leave errors in those to their checks."""
+        """Copy settings that the learner shares with other sections; errors in those are left to their own checks."""
         if not isinstance(data, Mapping) or not isinstance(data.get("learner", {}), Mapping):
             return data
         shared = {
@@ -84,20 +86,19 @@ class RunConfig(Config):
         return {**data, "learner": known | dict(data.get("learner", {}))}
 
     def of_length(self, num_tasks: int) -> RunConfig:
-        """With the steps that `run.epochs` comes to for so many training tasks; as it is where that is not set."""
+        """Return this config with `run.epochs` converted to steps for that number of training tasks."""
         if self.run.epochs is None:
             return self
         steps = max(int(num_tasks * self.run.epochs / self.algorithm.groups_per_step), 1)
         updates = None if self.learner.lr_schedule == "constant" else steps * self.learner.mini_batches
-        return self.model_copy(
-            update={
-                "run": self.run.model_copy(update={"steps": steps, "epochs": None}),
-                "learner": self.learner.model_copy(update={"total_updates": self.learner.total_updates or updates}),
-            }
+        return self.replace(
+            run=self.run.replace(steps=steps, epochs=None),
+            learner=self.learner.replace(total_updates=self.learner.total_updates or updates),
         )
 
     @property
     def trajectories_per_step(self) -> int:
+        """Number of episodes of a step."""
         return self.algorithm.groups_per_step * self.algorithm.group_size
 
 
@@ -107,7 +108,7 @@ def _get(data: Mapping[str, Any], section: str, key: str) -> Any:
 
 
 def _total_updates(data: Mapping[str, Any]) -> int | None:
-    """Length of a learning-rate schedule that ends with the run; that of epochs is not known yet."""
+    """Return the length of a learning-rate schedule that ends with the run; None with epochs, which need the data."""
     if _get(data, "learner", "lr_schedule") in (None, "constant") or _get(data, "run", "epochs") is not None:
         return None
     steps = _get(data, "run", "steps") or RunSettings.model_fields["steps"].default

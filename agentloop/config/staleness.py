@@ -1,4 +1,4 @@
-"""`StalenessConfig`: how far rollout and training may be apart."""
+"""`StalenessConfig`: the largest distance between rollout and training."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from agentloop.registry.options import Config
 
 
 class CutConfig(Config):
-    """When a group is complete before all of its episodes are. Those that still run are aborted and counted."""
+    """Complete a group before all its episodes are; those that still run are aborted and counted."""
 
     extra_episodes: int = Field(default=0, ge=0)
-    """Episodes of each group beyond algorithm.group_size; the group is complete when group_size of them are."""
+    """Number of episodes of each group beyond algorithm.group_size; a group is complete with group_size of them."""
     deadline: float | None = Field(default=None, gt=0)
-    """Seconds after which a group of min_episodes is complete."""
+    """Number of seconds after which a group with min_episodes is complete."""
     min_episodes: int | None = Field(default=None, ge=1)
-    """None: algorithm.group_size. A group waits for so many, past its deadline too."""
+    """Smallest number of episodes of a group, also after its deadline. None: algorithm.group_size."""
 
     @property
     def is_on(self) -> bool:
+        """Whether groups may be completed early."""
         return self.extra_episodes > 0 or self.deadline is not None
 
 
 class StalenessConfig(Config):
+    """How old the weights that sampled a token may be when the learner trains on it."""
+
     mode: Mode = "on_policy"
-    """on_policy: play a step, train it. stream: play several steps at once, train each when it is complete. stale: play
-    on while the learner trains; weights change when no episode runs. partial: weights change under running episodes,
-    whose tokens then are of several versions. See docs/async.md."""
+    """on_policy: play a step, then train on it. stream: play several steps at once, train on each when it is complete.
+    stale: keep playing while the learner trains; weights change when no episode runs. partial: weights change during
+    episodes, whose tokens then have several versions. See docs/async.md."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Steps that the weights which sampled a token may be behind those that are trained with it. None: 0 in mode
-    on_policy, 1 in others."""
+    """Largest number of steps between the weights that sampled a token and those that are trained with it. None: 0 in
+    mode on_policy, 1 in others."""
     window: int | None = Field(default=None, ge=1)
-    """Train only on the so many oldest groups (algorithm.groups_per_step: first in, first out). None: on any that is
-    finished, as long as no other one gets too old by that."""
+    """Train only on that many oldest groups (algorithm.groups_per_step: first in, first out). None: train on any
+    finished group, as long as no other group gets too old by that."""
     when_late: WhenLate = "wait"
-    """What becomes of a group that would be too old, once waiting for it leaves the engine idle. wait: the learner
-    waits all the same. drop: the group is aborted and another task is played, which is faster and biased against long
-    episodes. mask (mode partial): it is played to its end and trained then, without the tokens that are too old."""
+    """Handling of a group that would be too old, if waiting for it leaves the engine idle. wait: the learner waits.
+    drop: abort the group and play another task, which is faster and biased against long episodes. mask (mode partial):
+    play it to its end and train on it without the tokens that are too old."""
     cut: CutConfig = Field(default_factory=CutConfig)
     allow_uncorrected: bool = False
-    """Train in the modes stale and partial without learner.corrections."""
+    """Train in modes stale and partial without learner.corrections."""
 
 
 Mode = Literal["on_policy", "stream", "stale", "partial"]

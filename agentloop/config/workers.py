@@ -1,4 +1,4 @@
-"""`WorkersConfig`: where the episodes of a run are played, and what happens when that fails."""
+"""`WorkersConfig`: the processes that play the episodes of a run, and how their failures are handled."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from agentloop.registry.options import Config
 
 
 class WorkersConfig(Config):
-    """Rollout workers: each has one engine replica and the agent loops that use it."""
+    """Rollout workers, each with one engine replica and the agent loops that use it."""
 
     kind: Literal["local", "ray"] = "local"
-    """local: one worker in the process of the run. ray: processes of their own, on this machine or on a cluster."""
+    """local: one worker in the process of the run. ray: Ray actors, on this machine or on a cluster."""
     count: int = Field(default=1, ge=1)
-    """Workers of the kind ray."""
+    """Number of workers of kind ray."""
     address: str | None = None
-    """Of a running Ray cluster: `auto` (the one that `ray start` began here), or 'host:port' of its head. None starts
-    Ray on this machine for the time of the run."""
+    """Running Ray cluster: `auto` (the one that `ray start` started on this machine), or 'host:port' of its head. None
+    starts Ray on this machine for the run."""
     cpus: float = Field(default=1, gt=0)
-    """CPU cores that Ray reserves for a worker."""
+    """Number of CPU cores that Ray reserves for a worker."""
     gpus: float | None = Field(default=None, ge=0)
-    """GPUs of a worker, or its part of one: 0.25 puts four engines on a card, or two beside the learner. None: what its
-    engine is spread over (`tensor_parallel_size` times `pipeline_parallel_size`) where the engine runs on GPUs, else
-    0."""
+    """Number of GPUs of a worker, or its share of one: 0.25 puts four engines on a GPU, or two beside the learner.
+    None: tensor_parallel_size times pipeline_parallel_size for an engine that runs on GPUs, else 0."""
     start_seconds: float = Field(default=900, gt=0)
-    """A worker that has not loaded its model within is given up."""
+    """Time for a worker to load its model; a slower one is given up."""
     hang_seconds: float = Field(default=60, gt=0)
-    """A worker that says nothing for so long is killed and started anew."""
+    """Time without a sign of life after which a worker is killed and restarted."""
     stall_seconds: float | None = Field(default=None, gt=0)
-    """A worker in which no turn and no episode ends for so long, although episodes run, is killed and started anew.
-    None: as long as an episode may take (`limits.max_seconds`), and a minute."""
+    """Time without the end of any turn or episode, although episodes run, after which a worker is killed and restarted.
+    None: one minute more than `limits.max_seconds`."""
     drain_seconds: float = Field(default=600, ge=0)
     """Time for a worker that is to leave to end its episodes. Other workers play the rest again and replay its known
     turns."""
     weights: Literal["auto", "broadcast", "objects"] = "auto"
-    """How new weights reach workers. auto: those of the learner's host map its memory; those of other hosts get them by
-    broadcast, from GPU to GPU by NCCL, else by gloo; objects, Ray's object store, are for those that nothing else
-    reaches. The other two are for all workers."""
+    """Transport of new weights. auto: workers on the learner's host map its memory; other hosts get a broadcast, by
+    NCCL between GPUs and else by gloo; workers that neither reaches use objects, Ray's object store. broadcast and
+    objects apply to all workers."""
     max_restarts: int = Field(default=3, ge=0)
-    """Of one worker or engine within an hour, for each kind of failure. A worker beyond it is given up; the run goes on
-    with the others."""
+    """Restarts of one worker or engine per hour, for each kind of failure. A worker with more is given up; the run
+    continues with the others."""
     max_replays: int = Field(default=3, ge=0)
-    """How often an order is given again whose worker died. After that what is left of it counts as failed."""
+    """Number of times that a request is repeated after its worker died. Then its open episodes count as failed."""
     show_logs: bool = False
-    """Print what the processes of the workers print. It is in Ray's log folder in any case."""
+    """Print the output of worker processes. It is always in the log folder of Ray."""
 
     @field_validator("gpus")
     @classmethod
     def _is_whole_or_part_of_one(cls, gpus: float | None) -> float | None:
         if gpus is not None and gpus > 1 and gpus != int(gpus):
-            raise ValueError(f"a worker has whole GPUs or a part of one, not {gpus:g}")
+            raise ValueError(
+                f"a worker has whole GPUs or a part of one, not {gpus:g}: set it to {int(gpus)} or {int(gpus) + 1}"
+            )
         return gpus
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
         if self.kind == "local" and (self.count > 1 or self.address is not None or self.gpus):
             raise ValueError(
-                "workers.count, workers.address and workers.gpus are of workers in processes of their own: set "
-                "workers.kind=ray too"
+                "workers.count, workers.address and workers.gpus apply to workers in other processes: remove them, or "
+                "set workers.kind=ray too"
             )
         return self

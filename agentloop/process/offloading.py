@@ -14,7 +14,7 @@ to a thread (some 100 us) costs more than the work."""
 
 
 async def off_loop(size: int, function: Callable[..., R], *arguments: Any) -> R:
-    """`function(*arguments)`, in a thread where `size` says that it takes long."""
+    """Return `function(*arguments)`, computed in a thread if `size` is large."""
     if size < OFF_LOOP_SIZE:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)

@@ -1,4 +1,4 @@
-"""Temporary folders that name their owner: what a process that was killed leaves, the next one removes."""
+"""Temporary folders that name their owner, so that the next process removes those of a killed one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 
 def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
-    """A new folder of this process, by default among the temporary ones; those with that prefix whose owners are dead
-    are removed first. Whoever makes it removes it."""
+    """Make a folder of this process, by default among the temporary ones, which the caller has to remove.
+
+    Folders with that prefix whose owners are dead are removed first.
+    """
     top = Path(below or tempfile.gettempdir())
     for folder in top.glob(f"{prefix}*-*-*-*"):
         if is_dead(" ".join(folder.name.removeprefix(prefix).split("-")[:3])):
@@ -19,12 +21,12 @@ def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
 
 
 def own_label() -> str:
-    """This process: its number and start time, and the namespace in which they mean something."""
+    """Return the label of this process: its pid namespace, pid and start time."""
     return f"{os.stat('/proc/self/ns/pid').st_ino} {os.getpid()} {_started('self')}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the process is known to be gone; that of another pid namespace (a container, a machine) is not."""
+    """Return whether a process is known to be gone; one of another pid namespace (container, machine) is not."""
     namespace, pid, started = owner.split()
     if namespace != str(os.stat("/proc/self/ns/pid").st_ino):
         return False

@@ -1,4 +1,4 @@
-"""Randomness that follows from the run's seed and a number, so that nothing of it needs to be saved."""
+"""Randomness that follows from the seed of the run and a number, so that no generator state is saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def seed_of(*numbers: int) -> int:
-    """One 63-bit seed from several numbers, e.g. (run seed, step, slot)."""
+    """Return one 63-bit seed for several numbers, such as (run seed, step, slot)."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _THREADS = ThreadPoolExecutor(max_workers=128, thread_name_prefix="agentloop-tool")
-"""For tools that wait. More than asyncio's own, so that the calls of many episodes do not time out in a queue; a thread
-exists from when it is first needed."""
+"""Threads for tools that wait, started on demand. They are more than asyncio's own, so that the calls of many episodes
+do not time out in a queue."""
 
 
 def threaded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as a coroutine function that runs it in a thread; an awaitable that it returns is awaited."""
+    """Return a coroutine function that runs `function` in a thread; an awaitable that it returns is awaited."""
 
     @functools.wraps(function)
     async def call(*args: Any, **arguments: Any) -> Any:
@@ -29,7 +29,7 @@ def threaded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_in_threads(cls: type, names: Iterable[str]) -> None:
-    """Make coroutine functions of those methods of `cls` that somebody wrote without `async`."""
+    """Turn the methods of `cls` that were written without `async` into coroutine functions."""
     for name in names:
         method = getattr(cls, name)
         if inspect.isfunction(method) and not inspect.iscoroutinefunction(method):

@@ -1,4 +1,4 @@
-"""Processes that answer JSON requests: started when needed, killed when a request outlives its time.
+"""Processes that answer JSON requests, started on demand and killed when a request exceeds its time.
 
 For C code and for pure Python that nothing else can interrupt. A worker is a script that reads one JSON object a line
 from stdin and writes one a line to stdout.
@@ -15,20 +15,20 @@ from typing import Any
 
 _LINE_BYTES = 64 << 20
 _LONG = 100_000
-"""Bytes of an answer from which reading it would hold the event loop for milliseconds."""
+"""Size of an answer in bytes from which parsing it would block the event loop for milliseconds."""
 _START_SECONDS = 120.0
-"""What a new worker may take to import what it needs, on a machine with much else to do."""
+"""Time for a new worker to import its modules on a busy machine."""
 
 
 class WorkerDiedError(Exception):
-    """The process ended in the middle of a request: what was asked of it used more than it may."""
+    """The process ended during a request, which used more than its limits allow."""
 
 
 class Workers:
-    """At most `size` requests at once; others wait. Belongs to one event loop at a time."""
+    """A pool that runs at most `size` requests at once; others wait. It belongs to one event loop at a time."""
 
     def __init__(self, script: Path, size: int, *, hello: Mapping[str, Any] | None = None) -> None:
-        """`hello` is asked of each new worker first: the time of its imports counts against no request."""
+        """`hello` is the first request of each new worker, so that no other request pays for its imports."""
         self._script = script
         self._size = size
         self._hello = hello
@@ -37,9 +37,12 @@ class Workers:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, request: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
-        """The answer. Raises `TimeoutError` after `seconds`, in which waiting for a worker does not count,
-        `WorkerDiedError`, and `ValueError` for an answer of more than 64 MiB."""
-        if self._loop is not asyncio.get_running_loop():  # processes of an earlier loop have ended with it
+        """Return the answer to a request.
+
+        Raises `TimeoutError` after `seconds`, not counting the wait for a worker, `WorkerDiedError` if the process
+        ends, and `ValueError` for an answer of more than 64 MiB.
+        """
+        if self._loop is not asyncio.get_running_loop():  # processes of an earlier loop ended with it
             self._loop, self._idle, self._room = asyncio.get_running_loop(), [], asyncio.Semaphore(self._size)
         async with self._room:
             worker = self._idle.pop() if self._idle else await self._start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop import engines
+from agentloop.config.resolved import ResolvedConfig
 from agentloop.config.run import RunConfig
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import Env
@@ -39,7 +40,6 @@ class RolloutSetup:
     """Datasets, tools, reward and renderer of a run."""
 
     config: RunConfig
-    """With the steps that follow from the number of tasks."""
     train: list[Row]
     eval: list[Row]
     """Empty where the run has no held-out tasks."""
@@ -69,7 +69,7 @@ class RolloutSetup:
         train = fitting(load_dataset(data.train, options=data.train_options, limit=data.train_limit))
         held_out = load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
         episodes = cls(
-            config=config.of_length(len(train)),
+            config=config,
             train=train,
             eval=fitting(held_out),
             toolset=toolset,
@@ -128,12 +128,9 @@ def _make_env(
     return factory(row, **parts, **config.env.options)
 
 
-def make_engine(config: RunConfig, model: Path) -> Engine:
-    """The engine of the config for the model in a folder, not started. Raises `UserError`."""
-    options: dict[str, Any] = {"model": str(model), "max_model_len": config.limits.max_tokens}
-    if config.engine.name == "vllm" and config.rendering.max_pixels is not None:
-        options["max_pixels"] = config.rendering.max_pixels
-    return engines.create(config.engine.name, **(options | config.engine.options))
+def make_engine(config: ResolvedConfig) -> Engine:
+    """Make the engine of a resolved config, without starting it. Raises `UserError`."""
+    return engines.create(config.engine.name, **config.engine.options)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from typing import Any, TextIO, cast
 import numpy as np
 
 from agentloop.errors import UserError
+from agentloop.process.atomic import atomic_file
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
@@ -111,8 +112,7 @@ def save_npz(path: str | Path, trajectory: Trajectory) -> None:
     ]
     pictures = {f"image_{number}": np.frombuffer(png, np.uint8) for number, png in enumerate(images.pngs())}
     path = Path(path)
-    unfinished = path.with_name(path.name + ".tmp")
-    with unfinished.open("wb") as file:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,
             allow_pickle=False,
@@ -123,7 +123,6 @@ def save_npz(path: str | Path, trajectory: Trajectory) -> None:
             segment_ends=np.array([segment.end for segment in trajectory.segments], np.int64),
             **pictures,
         )
-    os.replace(unfinished, path)
 
 
 def load_npz(path: str | Path) -> Trajectory:

@@ -33,12 +33,13 @@ from typing import Any
 import torch
 
 from agentloop.config.loading import load_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.engines.vllm.requests import vllm_params
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.workers.factory import has_gpus, make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from benchmarks import results_file
@@ -176,7 +177,7 @@ async def start(folder: Path, args: argparse.Namespace) -> Bench:
     workers = None
     if args.engines:
         config = config_of(folder, args, engines=max(args.engines))
-        made = make_workers(config, folder, loops[1].episodes)
+        made = make_workers(resolve(config, Facts(model=folder, has_gpus=has_gpus())), loops[1].episodes)
         assert isinstance(made, RayWorkers)
         workers = made
     await asyncio.gather(engine.start(), *([workers.start()] if workers else []))

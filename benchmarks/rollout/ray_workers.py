@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from agentloop.config.loading import load_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rollout.setup import RolloutSetup
@@ -105,7 +106,7 @@ async def measure(folder: Path, gigabytes: float, num_groups: int) -> dict[str, 
     }.items():
         config = load_config(RunConfig, path, overrides)
         model = Path(config.model)
-        workers = make_workers(config, model, RolloutSetup.load(config, model))
+        workers = make_workers(resolve(config, Facts(model=model)), RolloutSetup.load(config, model))
         await workers.start()
         rate, trajectory = await episodes_per_second(workers, num_groups)
         result[name] = {"episodes_per_second": rate}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentloop.process.atomic import atomic_file
 from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering.inline import InlineFormat
@@ -87,15 +88,12 @@ def write_database(path: Path, seed: str) -> dict[int, str]:
     rng = random.Random(seed)
     columns = [rng.sample(range(100, 1000), len(PLANETS)) for _ in FACTS]
     place_of = {planet: rng.choice(TABLES) for planet in PLANETS}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.unlink(missing_ok=True)
-    with sqlite3.connect(unfinished) as connection:
-        connection.executescript(SCHEMA)
-        for row in zip(PLANETS, *columns, strict=True):
-            connection.execute(f"insert into {place_of[row[0]]} values ({', '.join('?' * len(row))})", row)
-    connection.close()
-    unfinished.replace(path)
+    with atomic_file(path) as temporary:
+        with sqlite3.connect(temporary) as connection:
+            connection.executescript(SCHEMA)
+            for row in zip(PLANETS, *columns, strict=True):
+                connection.execute(f"insert into {place_of[row[0]]} values ({', '.join('?' * len(row))})", row)
+        connection.close()
     return place_of
 
 

@@ -45,7 +45,7 @@ def _learner(model: Path, *, gather_once: bool) -> FsdpLearner:
 
 
 def _loss_and_gradients(learner: FsdpLearner, token_budget: int, order: str) -> tuple[float, Gradients]:
-    learner.config = learner.config.model_copy(update={"token_budget": token_budget})
+    learner.config = learner.config.replace(token_budget=token_budget)
     found: Gradients = {}
 
     def keep() -> None:

@@ -281,7 +281,7 @@ async def test_a_tool_that_blocks_the_event_loop_is_named_once(caplog):
         for name in ("sleeps", "sleeps_in_a_thread", "sleeps"):
             assert (await session.call(call(name), soon())).content == "slept"
     (record,) = (record for record in caplog.records if "'sleeps'" in record.getMessage())
-    assert "'sleeps' did not await anything for" in record.getMessage()
+    assert "'sleeps' blocked all episodes of its worker for" in record.getMessage()
 
 
 async def test_the_deadline_of_the_episode_counts_too():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
 from agentloop.errors import ToolError, UserError
+from agentloop.process.atomic import atomic_file
 from agentloop.tools.search.passages import Passage, passage_of, valid
 
 FORMAT = "agentloop search index 1"
@@ -33,11 +34,7 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder, but this index is a file: choose another path.")
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(unfinished, isolation_level=None)
-    try:
+    with atomic_file(path) as temporary, closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         connection.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE about (what TEXT);"
             "CREATE TABLE passages (number INTEGER PRIMARY KEY, id TEXT, title TEXT, text TEXT);"
@@ -63,12 +60,6 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
             raise UserError("The corpus has no passages: there is nothing to index.")
         connection.execute("INSERT INTO found(found) VALUES ('optimize')")
         connection.execute("INSERT INTO about VALUES (?)", (FORMAT,))
-        connection.close()
-        os.replace(unfinished, path)
-    except BaseException:
-        connection.close()
-        unfinished.unlink(missing_ok=True)
-        raise
     return count
 
 

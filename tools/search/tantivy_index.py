@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agentloop.errors import ToolError, UserError
+from agentloop.process.atomic import atomic_folder
 from agentloop.tools.search.index import MAX_QUERY_CHARS, MAX_TERMS
 from agentloop.tools.search.passages import Passage, valid
 
@@ -34,17 +34,9 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
     path = Path(path)
     if path.exists() and not (path / _ABOUT).is_file():
         raise UserError(f"{path} exists and is not a search index: choose another folder, or remove it.")
-    unfinished = path.with_name(path.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        count = _write(corpus, unfinished, on_progress or (lambda done: None))
-        (unfinished / _ABOUT).write_text(FORMAT, encoding="utf-8")
-        shutil.rmtree(path, ignore_errors=True)
-        unfinished.replace(path)
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
+    with atomic_folder(path) as temporary:
+        count = _write(corpus, temporary, on_progress or (lambda done: None))
+        (temporary / _ABOUT).write_text(FORMAT, encoding="utf-8")
     return count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from agentloop.errors import UserError
 
 _INDEX = "model.safetensors.index.json"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
 
 
 class CheckpointFiles:
@@ -68,3 +70,15 @@ def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]], larges
     if len(files) > 1:
         index = {name: file for file, inside in zip(files, names, strict=True) for name in inside}
         (folder / _INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))
+
+
+def copy_model_extras(source: Path, target: Path) -> None:
+    """Copy tokenizer, chat templates and the like: every file that holds no weights and is not in `target` yet."""
+    for path in source.iterdir():
+        if path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or (target / path.name).exists():
+            continue
+        if path.is_dir():
+            if path.name == "additional_chat_templates":
+                shutil.copytree(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)  # follows links: the copy stands on its own

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from agentloop.errors import UserError
-from agentloop.process.atomic_folders import appearing
+from agentloop.process.atomic import atomic_folder, unfinished
 
 _PROGRESS_FILE = "learner.json"
 
@@ -56,7 +56,7 @@ def group_for_saving() -> dist.ProcessGroup:
 
 
 class Together:
-    """`appearing` for all ranks: the first one makes the folder and lets it appear, the others wait for it."""
+    """`atomic_folder` for all ranks: the first one makes the folder and lets it appear, the others wait for it."""
 
     def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
         self._folder = Path(folder).absolute()
@@ -66,9 +66,9 @@ class Together:
     def __enter__(self) -> tuple[Path, bool]:
         is_first = dist.get_rank() == 0
         if is_first:
-            self._stack.enter_context(appearing(self._folder))
+            self._stack.enter_context(atomic_folder(self._folder))
         _barrier(self._group)
-        return self._folder.with_name(self._folder.name + ".tmp"), is_first
+        return unfinished(self._folder), is_first
 
     def __exit__(self, *error: Any) -> None:
         if error[0] is None:

@@ -39,7 +39,7 @@ class RankedLearner:
         self._name = next(_names)
         self._is_closed = False
         device = pick_device(config.device).type
-        config = config.model_copy(update={"nodes": num_nodes(config, device)})
+        config = config.replace(nodes=num_nodes(config, device))
         self._ranks = _join(config, device, home)
         try:
             if self._ranks.nodes > 1:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentloop.envs.sampler import SamplerState
 from agentloop.errors import UserError
-from agentloop.process.atomic_folders import appearing
+from agentloop.process.atomic import atomic_folder
 from agentloop.trainer.learner.protocol import Captured, Learner
 from agentloop.trainer.run.folder import step_name, step_of
 from agentloop.trainer.schedule.queue import QueueState
@@ -74,7 +74,7 @@ class CheckpointWriter:
         self._thread.shutdown()
 
     def _write(self, captured: Captured, state: RunState) -> None:
-        with appearing(self._folder / step_name(state.step)) as target:
+        with atomic_folder(self._folder / step_name(state.step)) as target:
             captured.write(target / _LEARNER)
             if trajectories := state.queue.trajectories:
                 write_jsonl(target / _QUEUE, trajectories)

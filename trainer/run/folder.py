@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from agentloop.errors import UserError
+from agentloop.process.atomic import atomic_file, write_text
 from agentloop.types.trajectory_io import write_jsonl
 
 if TYPE_CHECKING:
@@ -36,16 +37,6 @@ def step_of(path: Path) -> int | None:
     """The step that a file or folder is named after, None for other names."""
     match = _STEP.match(path.name)
     return int(match[1]) if match else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all, whenever the process is killed."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class RunFolder:
@@ -79,7 +70,7 @@ class RunFolder:
         return config if isinstance(config, dict) else None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        write_atomically(self.config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        write_text(self.config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
         """One line, on disk when this returns: a checkpoint that is written later never knows more steps."""
@@ -98,15 +89,14 @@ class RunFolder:
     def write_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         """`name` is step_<n> or eval_<n>."""
         path = self.trajectories / f"{name}.jsonl.gz"
-        temporary = path.with_name("." + path.name)
-        write_jsonl(temporary, trajectories)
-        temporary.replace(path)
+        with atomic_file(path) as temporary:
+            write_jsonl(temporary, trajectories)
 
     def forget_after(self, step: int) -> None:
         """Remove what steps after `step` left: they are about to be run again."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics_file.is_file():
-            write_atomically(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
+            write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
         for path in self.trajectories.iterdir():
             number = step_of(path)
             if number is None or number > step:

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.config.run import RunConfig
+from agentloop.config.resolved import ResolvedConfig
 from agentloop.errors import UserError
 from agentloop.trainer import advantages
 from agentloop.trainer.cluster.learner_host import Home
@@ -50,25 +50,22 @@ def _on_ranks(
     return backend(config) if alone else RankedLearner(backend, config, home)
 
 
-def make_learner(config: RunConfig, model: str, home: Home) -> Learner:
-    """The learner of the config for a model, with the second model that the advantage needs. It records itself in the
-    folder of the run."""
-    reference = model if config.learner.reference == config.model else config.learner.reference
-    settings = config.learner.model_copy(update={"model": model, "reference": reference})
-    policy = create(settings.model_copy(update={"recording": config.profiler.of_learner(home.folder)}), home)
+def make_learner(config: ResolvedConfig, home: Home) -> Learner:
+    """Make the learner of a run, with the second model that its advantage trains. Raises `UserError`."""
+    policy = create(config.learner, home)
     try:
-        return _with_companion(config, policy, settings, home)
+        return _with_auxiliary_model(config, policy, home)
     except BaseException:
         policy.close()
         raise
 
 
-def _with_companion(config: RunConfig, policy: Learner, settings: LearnerConfig, home: Home) -> Learner:
+def _with_auxiliary_model(config: ResolvedConfig, policy: Learner, home: Home) -> Learner:
     advantage = advantages.get(config.algorithm.advantage)
     if advantage.value_targets is not None:
-        critic = create_critic(config.critic.as_learner(settings), home)
+        critic = create_critic(config.critic_learner, home)
         return ActorCritic(policy, critic, warmup_steps=config.critic.warmup_steps)
     if advantage.needs_process_rewards:
-        judge = create(config.process_reward.as_learner(settings), home)
+        judge = create(config.process_reward_learner, home)
         return WithProcessReward(policy, judge, beta=config.process_reward.beta)
     return policy

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.cluster.learner_host import Home
@@ -16,7 +18,7 @@ from agentloop.trainer.run.model_folder import local_model
 from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.schedule.observers import Observer, Stage
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.workers.factory import has_gpus, make_workers
 
 
 async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
@@ -28,19 +30,22 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     check_trainable(config)
     model = local_model(config)
     setup = RolloutSetup.load(config, model)
-    config = setup.config
+    facts = Facts(model=model, folder=folder, num_tasks=len(setup.train), has_gpus=has_gpus())
+    resolved = resolve(config, facts)
+    config = resolved.given
+    setup = replace(setup, config=config)
     run_folder, checkpoint = open_run(config, folder)
     observer = observer or Observer()
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
     with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
-        workers = make_workers(config, model, setup, folder)
+        workers = make_workers(resolved, setup, folder)
         try:
             await workers.start()
             if config.placement.sleeps:
                 await workers.sleep()  # the learner loads in its turn
-            with closing(make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
+            with closing(make_learner(resolved, Home(folder, workers.learner_seats))) as learner:
                 run = Run(setup, workers, learner, run_folder, observer=observer, loggers=loggers)
                 if checkpoint:
                     await run.restore(*checkpoint)

@@ -117,7 +117,7 @@ def _learner_faults(config: RunConfig, placement: Placement, run: PlannedRun) ->
 
 
 def _learner_layout(config: RunConfig, placement: Placement) -> Layout:
-    learner = config.learner.model_copy(update={"nodes": placement.learner_nodes})
+    learner = config.learner.replace(nodes=placement.learner_nodes)
     return Layout.of(learner, placement.learner_gpus)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.run import RunConfig
+from agentloop.engines import ENGINES
 from agentloop.errors import UserError
 from agentloop.trainer import advantages
 from agentloop.trainer.sizing import gpus as known_gpus
@@ -105,22 +106,16 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     if faults:
         raise UserError(f"This placement contradicts the config. {' '.join(faults)}")
     options = dict(config.engine.options)
-    if placement.layout != "separate" and config.engine.name in ("vllm", "sglang"):
+    if placement.layout != "separate" and ENGINES.get(config.engine.name).runs_on_gpus:
         share = round(_ENGINE_SHARE * placed.engine_memory / gpu.memory, 2)
         options.setdefault("gpu_memory_utilization", share)
-    return config.model_copy(
-        update={
-            "workers": config.workers.model_copy(update=workers),
-            "learner": config.learner.model_copy(update=learner),
-            "engine": config.engine.model_copy(update={"options": options}),
-            "placement": config.placement.model_copy(
-                update={
-                    "layout": placement.layout,
-                    "learner_gpus": placement.learner_gpus,
-                    "sleep": placed.sleeps,
-                }
-            ),
-        }
+    return config.replace(
+        workers=config.workers.replace(**workers),
+        learner=config.learner.replace(**learner),
+        engine=config.engine.replace(options=options),
+        placement=config.placement.replace(
+            layout=placement.layout, learner_gpus=placement.learner_gpus, sleep=placed.sleeps
+        ),
     )
 
 

@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from agentloop.config.loading import load_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.workers.factory import on_its_part
 
 
 @pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto", "workers.gpus=0.5"])
@@ -25,12 +27,13 @@ def test_a_worker_has_whole_gpus_or_a_part_of_one(sums):
 def test_vllm_is_told_its_part_of_a_gpu(sums):
     def options(*overrides):
         config = load_config(RunConfig, sums / "config.yaml", ["workers.kind=ray", *overrides])
-        return on_its_part(config).engine.options
+        return resolve(config, Facts(model=Path("m"))).engine.options
 
     vllm = "engine={name: vllm, options: {max_num_seqs: 8}}"
-    shared = {"max_num_seqs": 8, "shares_gpu": True}
+    plain = {"max_num_seqs": 8, "model": "m", "max_model_len": 512}
+    shared = plain | {"shares_gpu": True}
     assert options(vllm, "workers.gpus=0.5") == shared | {"gpu_memory_utilization": 0.45}
     mine = "engine.options.gpu_memory_utilization=0.2"
     assert options(vllm, "workers.gpus=0.5", mine) == shared | {"gpu_memory_utilization": 0.2}
-    assert options(vllm, "workers.gpus=1") == options(vllm) == {"max_num_seqs": 8}
+    assert options(vllm, "workers.gpus=1") == options(vllm) == plain
     assert "shares_gpu" not in options("engine={name: hf, options: {}}", "workers.gpus=0.5")

@@ -194,7 +194,7 @@ def test_what_is_missing_is_named(tmp_path):
     for write, Index in ENGINES.values():
         with pytest.raises(UserError, match="agentloop tools index"):
             asyncio.run(Index(tmp_path / "missing").start())
-        with pytest.raises(UserError, match="name another"):
+        with pytest.raises(UserError, match="choose another"):
             write(CORPUS, tmp_path / "folder")
     (tmp_path / "other.sqlite").write_bytes(b"no index")
     with pytest.raises(UserError, match="not a search index"):

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.process.atomic_folders import appearing
+from agentloop.process.atomic import atomic_folder, unfinished
 from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
@@ -120,12 +120,12 @@ def test_saving_again_replaces_and_leaves_nothing_else(tiny_qwen3, tmp_path: Pat
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
     target = tmp_path / "state"
-    with appearing(target) as folder:
+    with atomic_folder(target) as folder:
         (folder / "a").write_text("old")
         assert not target.exists()
 
     def fail() -> None:
-        with appearing(target) as folder:
+        with atomic_folder(target) as folder:
             (folder / "a").write_text("new")
             raise RuntimeError
 
@@ -133,9 +133,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
         fail()
     assert (target / "a").read_text() == "old"
     # What a killed process left is not mixed into the next attempt.
-    (tmp_path / "state.tmp").mkdir()
-    (tmp_path / "state.tmp" / "stale").write_text("")
-    with appearing(target) as folder:
+    unfinished(target).mkdir()
+    (unfinished(target) / "stale").write_text("")
+    with atomic_folder(target) as folder:
         (folder / "b").write_text("new")
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

@@ -134,7 +134,7 @@ for step, seconds in ((1, 0), (2, 60)):
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
-    half = tmp_path / "step_000002.tmp" / "learner" / "weights"
+    half = tmp_path / ".tmp-step_000002" / "learner" / "weights"
     deadline = time.monotonic() + 60
     while not half.is_file() and time.monotonic() < deadline:
         time.sleep(0.01)

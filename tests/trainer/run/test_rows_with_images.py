@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.cli.recipe import load_run_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup, make_engine
+from agentloop.rollout.setup import RolloutSetup
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -46,5 +47,5 @@ def test_bounds_of_pictures_come_from_the_config():
     )
     episodes = RolloutSetup.load(config, folder)
     assert episodes.renderer.vision.sizes.max_pixels == 3136
-    vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"name": "vllm", "options": {}})})
-    assert make_engine(vllm, folder)._launcher._max_pixels == 3136
+    vllm = config.replace(engine=config.engine.replace(name="vllm", options={}))
+    assert resolve(vllm, Facts(model=folder)).engine.options["max_pixels"] == 3136

@@ -12,6 +12,7 @@ import torch
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.engines import ENGINES, EngineKind
 from agentloop.engines.base import EngineDead
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import UserError
@@ -20,12 +21,14 @@ from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
-from agentloop.trainer.workers import factory
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "learner.lr=1e-2"]
 ONE_BY_ONE = "engine.max_concurrency=1"
 """Which turns are computed together depends on the clock, and the last bits of their logprobs on that."""
 SLEEP = "placement.sleep=true"
+ENGINES.add(
+    "scripted_on_gpus", EngineKind(target="agentloop.engines.testing.scripted:ScriptedEngine", runs_on_gpus=True)
+)
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -173,8 +176,8 @@ async def test_an_engine_that_dies_asleep_costs_nothing_but_a_restart(sums, tmp_
         await sleep(self, keep_weights=keep_weights)
 
     monkeypatch.setattr(ScriptedEngine, "sleep", dies)
-    monkeypatch.setattr(factory, "_GPU_ENGINES", ("scripted",))
-    await train(config(sums, "eval.every=0", "run.steps=3", SLEEP), tmp_path / "asleep")
+    restarted = "engine.name=scripted_on_gpus"
+    await train(config(sums, "eval.every=0", "run.steps=3", SLEEP, restarted), tmp_path / "asleep")
     assert slept == [True, True, False, False], "its own weights are kept only until there are others"
     lines = comparable(tmp_path / "asleep")
     assert [line.pop("workers/engine_died", 0) for line in lines] == [0, 1, 1]

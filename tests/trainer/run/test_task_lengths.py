@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.cli.recipe import load_run_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup
@@ -51,13 +52,14 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
     schedule = ["learner.lr_schedule=cosine", "learner.warmup_updates=3", "learner.mini_batches=2"]
     config = _config(tmp_path, "run={epochs: 4}", "algorithm.groups_per_step=3", *schedule)
     check_trainable(config)
-    found = RolloutSetup.load(config, CHECKPOINT).config
+    num_tasks = len(RolloutSetup.load(config, CHECKPOINT).train)
+    found = resolve(config, Facts(model=CHECKPOINT, num_tasks=num_tasks)).given
     assert (found.run.steps, found.run.epochs) == (6, None)  # 4 x 5 tasks, 3 a step
     assert found.learner.total_updates == 12
-    # Said again, as in the folder of a run: nothing changes.
+    # A resumed run has its steps already.
     assert found.of_length(100) == found
-    # Less than a step is a step.
-    assert config.model_copy(update={"run": config.run.model_copy(update={"epochs": 0.1})}).of_length(5).run.steps == 1
+    # A run has at least one step.
+    assert config.replace(run=config.run.replace(epochs=0.1)).of_length(5).run.steps == 1
 
 
 def test_steps_and_epochs_are_one_too_many(tmp_path: Path):

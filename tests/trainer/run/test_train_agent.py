@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.cli.recipe import load_run_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.run.train import train
 from agentloop.types.requests import RolloutRequest
@@ -51,7 +52,7 @@ async def test_a_langgraph_agent_leaves_exact_trajectories(tmp_path, python_with
     command = json.dumps([python, str(AGENTS / "langgraph_agent.py"), *options])
     config = load_run_config("tiny", [*TINY, f"env.options={{command: {command}}}", "engine.max_concurrency=2"])
     episodes = RolloutSetup.load(config, Path(config.model))
-    engine = make_engine(config, Path(config.model))
+    engine = make_engine(resolve(config, Facts(model=Path(config.model))))
     await engine.start()
     try:
         group = await episodes.worker(engine).play(RolloutRequest(group_id="g", row=0, n=2, seed=3))

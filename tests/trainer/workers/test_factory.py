@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agentloop.config.loading import load_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.trainer.workers.factory import local_engine
@@ -21,6 +22,6 @@ from agentloop.trainer.workers.factory import local_engine
 )
 def test_the_hf_engine_computes_in_what_the_learner_does(sums, options, dtype):
     config = load_config(RunConfig, sums / "config.yaml", ["engine.name=hf", *options])
-    engine = local_engine(config, Path(config.model))
+    engine = local_engine(resolve(config, Facts(model=Path(config.model))))
     assert isinstance(engine, HfEngine)
     assert engine._dtype == dtype

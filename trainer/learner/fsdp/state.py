@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from agentloop.config.learner import LoraConfig
 from agentloop.errors import UserError
-from agentloop.process.atomic_folders import copy_model_extras
+from agentloop.trainer.learner.checkpoint_files import copy_model_extras
 from agentloop.trainer.learner.progress import (
     Progress,
     Together,

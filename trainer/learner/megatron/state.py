@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentloop.errors import UserError
-from agentloop.process.atomic_folders import copy_model_extras
-from agentloop.trainer.learner.checkpoint_files import write_checkpoint
+from agentloop.trainer.learner.checkpoint_files import copy_model_extras, write_checkpoint
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.progress import (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from agentloop.process.atomic import write_text
+
 
 class RememberedRun:
     """Kept in a file of the run's folder, so that a resume goes on with the same run there.
@@ -33,6 +35,4 @@ class RememberedRun:
         self._write()
 
     def _write(self) -> None:
-        whole = self._file.with_suffix(".new")
-        whole.write_text(json.dumps({"id": self.id, "step": self._step}))
-        whole.replace(self._file)
+        write_text(self._file, json.dumps({"id": self.id, "step": self._step}))

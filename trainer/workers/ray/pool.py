@@ -135,7 +135,7 @@ class RayWorkers(Workers):
         """
         if count < 1:
             raise UserError(f"A run needs a worker, and {count} were requested. Request at least 1, or end the run.")
-        config = self._config.model_copy(update={"count": count})
+        config = self._config.replace(count=count)
         check_workers_fit(config, self._gpus, self._learner_gpus, self._learner_nodes)
         stay = [slot for slot in self._slots if not slot.is_gone]
         for slot in to_retire(stay, count):

@@ -20,7 +20,7 @@ def model_folder(tiny_qwen3) -> Path:
 
 def _critic(model_folder: Path, **options):
     learner = LearnerConfig(model=str(model_folder), device="cpu", token_budget=options.pop("token_budget", 16384))
-    return create_critic(CriticConfig(**options).as_learner(learner.model_copy(update={"corrections": ("x",)})))
+    return create_critic(CriticConfig(**options).as_learner(learner.replace(corrections=("x",))))
 
 
 def _samples(num: int) -> list[Sample]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.config.resolved import Facts, resolve
 from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.requests import make_requests
 
@@ -29,7 +30,7 @@ async def test_an_episode_of_two_conversations_outlives_its_worker(steady, sums)
         f"engine.options={{script: {agent}:script}}",
         f"env={{factory: agent, reward: last_number, options: {{agent: {agent}:solve}}}}",
     )
-    workers = make_workers(config, Path(config.model), None)
+    workers = make_workers(resolve(config, Facts(model=Path(config.model))), None)
     await workers.start()
     (request,) = make_requests("x", [3], n=4, seed=1)
     (sums / "gate").touch()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentloop.config.loading import load_config
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
@@ -27,8 +28,8 @@ async def until(condition):
 
 async def test_a_worker_killed_asleep_starts_when_it_is_to_wake_with_the_weights_that_came_meanwhile(steady):
     config = steady()
-    ray = config.workers.model_copy(update={"kind": "ray", "count": 2})
-    workers = make_workers(config.model_copy(update={"workers": ray}), Path(config.model), None)
+    config = config.replace(workers=config.workers.replace(kind="ray", count=2))
+    workers = make_workers(resolve(config, Facts(model=Path(config.model))), None)
     await workers.start()
     await workers.sleep()
     (order,) = make_requests("x", [3], n=4, seed=1)

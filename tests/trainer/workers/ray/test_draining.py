@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.config.resolved import Facts, resolve
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.workers.factory import make_workers
@@ -16,8 +17,8 @@ ORDERS = make_requests("x", range(5), n=4, seed=0)
 
 
 async def started(config, folder):
-    settings = config.workers.model_copy(update={"kind": "ray", "count": 2})
-    workers = make_workers(config.model_copy(update={"workers": settings}), Path(config.model), None, folder)
+    config = config.replace(workers=config.workers.replace(kind="ray", count=2))
+    workers = make_workers(resolve(config, Facts(model=Path(config.model))), None, folder)
     await workers.start()
     return workers
 
@@ -29,7 +30,7 @@ def said(groups):
 async def alone(config):
     """What a worker says that is not disturbed."""
     model = Path(config.model)
-    worker = LocalWorkers(RolloutSetup.load(config, model), make_engine(config, model))
+    worker = LocalWorkers(RolloutSetup.load(config, model), make_engine(resolve(config, Facts(model=model))))
     await worker.start()
     groups = await play_all(worker, ORDERS)
     await worker.close()

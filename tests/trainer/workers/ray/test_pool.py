@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from agentloop.config.learner import LearnerConfig
+from agentloop.config.resolved import Facts, resolve
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("ray")
 
 
 async def started(config) -> RayWorkers:
-    settings = config.workers.model_copy(update={"kind": "ray"})
-    workers = make_workers(config.model_copy(update={"workers": settings}), Path(config.model), None)
+    config = config.replace(workers=config.workers.replace(kind="ray"))
+    workers = make_workers(resolve(config, Facts(model=Path(config.model))), None)
     await workers.start()
     return workers
 
@@ -58,7 +59,7 @@ async def until(condition, playing=None):
 
 async def test_with_workers_killed_at_random_every_order_is_answered_once_as_if_nothing_had_happened(steady):
     config = steady("engine.options.seconds_per_turn=0.1", "engine.max_concurrency=8")
-    config = config.model_copy(update={"workers": config.workers.model_copy(update={"count": 2})})
+    config = config.replace(workers=config.workers.replace(kind="ray", count=2))
     orders = make_requests("x", [place % 10 for place in range(24)], n=4, seed=0)
     model = Path(config.model)
     alone = LocalWorkers(episodes := RolloutSetup.load(config, model), make_engine_of(config))
@@ -90,7 +91,7 @@ async def test_with_workers_killed_at_random_every_order_is_answered_once_as_if_
 def make_engine_of(config):
     from agentloop.rollout.setup import make_engine
 
-    return make_engine(config, Path(config.model))
+    return make_engine(resolve(config, Facts(model=Path(config.model))))
 
 
 async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):

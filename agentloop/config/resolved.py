@@ -1,0 +1,111 @@
+"""`ResolvedConfig`: a run in which nothing is left open. `resolve` makes it once, and nobody changes it afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.config.rollout import EngineConfig
+from agentloop.config.run import RunConfig
+from agentloop.config.workers import WorkersConfig
+from agentloop.engines import ENGINES
+
+_GRACE_SECONDS = 60.0
+"""Time beyond the longest episode before a worker without progress counts as hung."""
+_USED_SHARE = 0.9
+"""Part of a worker's share of a GPU that its engine may fill; the rest is overhead."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Facts:
+    """Facts that a run finds out about its model, data and machine before it starts."""
+
+    model: Path
+    """Local folder of the model."""
+    folder: Path | None = None
+    """Folder of the run; None if nothing is recorded."""
+    num_tasks: int | None = None
+    """Number of training tasks; None leaves `run.epochs` open."""
+    has_gpus: bool = False
+    """Whether this machine has GPUs."""
+    learns: bool = True
+    """Whether a learner runs beside the engines. `agentloop rollout` has none."""
+
+
+class ResolvedConfig(RunConfig):
+    """A run with every setting that follows from others or from `Facts`."""
+
+    given: RunConfig
+    """The config as the user wrote it, with the number of steps; run folders, loggers and checkpoints keep this one."""
+    model_folder: Path
+    """Local folder of the model."""
+    critic_learner: LearnerConfig
+    """The learner of the critic, for advantages that train one."""
+    process_reward_learner: LearnerConfig
+    """The learner of the process reward model, for advantages that train one."""
+
+    @property
+    def learner_gpus_per_node(self) -> int:
+        """Number of GPUs on each of the learner's nodes that no worker may use."""
+        wanted = self.placement
+        shares = wanted.layout in ("colocated", "mixed") or self.learner.device == "cpu"
+        return 0 if wanted.n_gpus is None or shares else self.learner.ranks // (self.learner.nodes or 1)
+
+
+def resolve(config: RunConfig, facts: Facts) -> ResolvedConfig:
+    """Settle every open setting of a run. Raises pydantic's `ValidationError` if the result contradicts itself."""
+    given = config if facts.num_tasks is None else config.of_length(facts.num_tasks)
+    learner = _learner(given, facts)
+    settled = {
+        "learner": learner,
+        "engine": _engine(given, facts),
+        "workers": _workers(given, facts),
+        "given": given,
+        "model_folder": facts.model,
+        "critic_learner": given.critic.as_learner(learner),
+        "process_reward_learner": given.process_reward.as_learner(learner),
+    }
+    sections = {name: getattr(given, name) for name in given.model_fields_set}
+    return ResolvedConfig.model_validate(sections | settled)
+
+
+def engine_size(config: RunConfig) -> int:
+    """Return the number of GPUs that one engine is spread over."""
+    options = config.engine.options
+    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+
+def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
+    """Return the learner with local folders of its models and with its part of the profiler."""
+    model = str(facts.model)
+    reference = model if config.learner.reference == config.model else config.learner.reference
+    recording = config.profiler.of_learner(facts.folder) if facts.folder is not None else None
+    return config.learner.replace(model=model, reference=reference, recording=recording)
+
+
+def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
+    """Return the engine with all arguments of its constructor; those that the user set win."""
+    kind = ENGINES.get(config.engine.name)
+    options: dict[str, Any] = {"model": str(facts.model), "max_model_len": config.limits.max_tokens}
+    if kind.bounds_pixels and config.rendering.max_pixels is not None:
+        options["max_pixels"] = config.rendering.max_pixels
+    if facts.learns and kind.takes_learner_dtype:
+        options["dtype"] = config.learner.compute_dtype
+    if facts.learns and kind.runs_on_gpus and config.placement.sleeps:
+        options["sleeps"] = True
+    share = config.workers.gpus
+    if facts.learns and kind.may_share_gpu and share is not None and 0 < share < 1:
+        options |= {"gpu_memory_utilization": round(_USED_SHARE * share, 3), "shares_gpu": True}
+    return config.engine.replace(options=options | config.engine.options)
+
+
+def _workers(config: RunConfig, facts: Facts) -> WorkersConfig:
+    settled: dict[str, Any] = {}
+    if config.workers.stall_seconds is None:
+        settled["stall_seconds"] = config.limits.max_seconds + _GRACE_SECONDS
+    if config.workers.kind == "ray" and config.workers.gpus is None:
+        on_gpus = ENGINES.get(config.engine.name).runs_on_gpus and facts.has_gpus
+        settled["gpus"] = engine_size(config) if on_gpus else 0
+    return config.workers.replace(**settled)

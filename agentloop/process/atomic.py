@@ -1,0 +1,75 @@
+"""Files and folders that appear whole or not at all, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def unfinished(path: Path) -> Path:
+    """Return the hidden sibling that is written before it becomes `path`; it has the same suffix."""
+    return path.with_name(f".tmp-{path.name}")
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling to write; it replaces `path` when the block ends without an error.
+
+    What a killed process left is removed first. `durable` waits until the content is on disk. Folders above are made.
+    """
+    path = Path(os.path.abspath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = unfinished(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        if durable:
+            _sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file; the new content is on disk when this returns."""
+    with atomic_file(path, durable=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary sibling to fill; it replaces `folder` once all its files are on disk.
+
+    A process that is killed leaves the old `folder`, or, between the two renames, a hidden copy of it named `.old-`.
+    What a killed process left is removed first. Folders above are made.
+    """
+    folder = Path(os.path.abspath(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = unfinished(folder), folder.with_name(f".old-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            _sync(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    temporary.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
