@@ -22,7 +22,6 @@ from agentloop.process.seeding import seed_everything
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer import advantages
 from agentloop.trainer.batch.train_batch import TokenModels, TrainBatch, make_batch
-from agentloop.trainer.cluster.learner_host import Home
 from agentloop.trainer.learner.auxiliary_model import ActorCritic, WithProcessReward
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState
@@ -71,7 +70,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
             await workers.start()
             if config.placement.sleeps:
                 await workers.sleep()  # the learner is loaded in its turn
-            with closing(make_learner(config, str(model), Home(folder, workers.learner_seats))) as learner:
+            with closing(make_learner(config, str(model), folder, workers.reservation)) as learner:
                 run = Run(episodes, workers, learner, run_folder, observer)
                 if checkpoint:
                     await run.restore(*checkpoint)
