@@ -3,9 +3,9 @@
     python -m benchmarks.learner.train_scale --model 1.7B --ranks 1 2 [--tokens 262144 --sigma 0.8 ...]
 
 Every number of ranks trains on the same batch of trajectories, through `learner.ranks`: rank 0 in this process, the
-others started by it. Scaling is tokens a second and rank, over those of the fewest ranks; 1 is perfect. A step is
+others in actors of Ray. Scaling is tokens a second and rank, over those of the fewest ranks; 1 is perfect. A step is
 everything from the batch in the driver to changed weights: sending, planning, packing, forward, backward, sums,
-optimizer. Where a step takes longer than --patience seconds, every rank writes once where it is.
+optimizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.cluster import rank_processes
 from agentloop.trainer.run.learners import create
 from benchmarks import results_file
 from benchmarks.learner import qwen3
@@ -47,7 +46,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--patience", type=float, default=60.0)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     return parser.parse_args()
 
@@ -111,7 +109,6 @@ def timed_step(learner: Any, batch: TrainBatch) -> tuple[float, dict[str, float]
 
 def main() -> None:
     args = parse()
-    rank_processes.PATIENCE = args.patience
     lengths = qwen3.lengths_of(args.tokens, args.median, args.sigma, args.cap)
     vocab = qwen3.model_config(args.model).vocab_size
     batch = qwen3.batch_of(lengths, args.trained, vocab=vocab)

@@ -3,7 +3,7 @@
     python -m benchmarks.learner.train_step --model 0.6B --trained 0.25
     python -m benchmarks.learner.train_step --layouts fsdp fsdp,checkpointing=full fsdp,offload=optimizer
     python -m benchmarks.learner.train_step --layouts fsdp fsdp,lora.rank=32 --name train_step_lora
-    torchrun --nproc-per-node 2 -m benchmarks.learner.train_step --layouts fsdp megatron megatron,tp2 megatron,pp2
+    python -m benchmarks.learner.train_step --ranks 2 --layouts fsdp megatron megatron,tp2 megatron,pp2
 
 A layout is a backend, degrees of parallelism and settings of `learner`. A step is everything from a batch of
 trajectories to changed weights: planning, packing, forward, backward, clipping, optimizer. Lengths are lognormal, the
@@ -26,11 +26,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.cluster.process_group import data_parallel_mesh, pick_device
+from agentloop.trainer.cluster import process_group
+from agentloop.trainer.cluster.process_group import Rendezvous, data_parallel_mesh, pick_device
 from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
@@ -184,6 +186,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
     parser.add_argument("--backend", choices=["fsdp", "megatron"], default="fsdp", help="where no layouts are given")
     parser.add_argument("--layouts", nargs="+")
+    parser.add_argument("--ranks", type=int, default=1, help="processes, each on a GPU of its own")
     parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="part with loss; a result each")
     parser.add_argument("--tokens", type=int, default=131072, help="of a step, over all ranks")
     parser.add_argument("--median", type=float, default=2000)
@@ -200,6 +203,21 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    if args.ranks == 1:
+        measure_all(args)
+        return
+    store = process_group.listen(args.ranks)
+    rendezvous = Rendezvous(process_group.THIS_HOST, store.port, args.ranks, pick_device(args.device).type)
+    multiprocessing.spawn(run_rank, (rendezvous, args), nprocs=args.ranks)
+
+
+def run_rank(rank: int, rendezvous: Rendezvous, args: argparse.Namespace) -> None:
+    process_group.join(rank, rendezvous, gpu=rank)
+    measure_all(args)
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure the layouts on all ranks, of which this is one."""
     ranks = data_parallel_mesh(pick_device(args.device)).size()
     if dist.get_rank() == 0:
         random_model(args.model, args.folder)

@@ -2,7 +2,7 @@
 
 with_learner() { start_training learner.ranks=2 learner.nodes=2 learner.device=cpu run.save_every=4; }
 
-# Waits until the run has ended, and prints the seconds that it took and what it said of its ranks.
+# Waits until the run has ended, and prints the seconds that it took and its message about the rank.
 until_it_ends() {
     local started=$SECONDS
     if wait $training; then
@@ -19,7 +19,7 @@ until_it_ends() {
 
 with_learner
 until_steps $((steps / 3))
-pid=$(ip netns pids two-nodes-b | while read -r each; do grep -lza spawn_main "/proc/$each/cmdline" 2>/dev/null; done | cut -d/ -f3 | tail -1)
+pid=$(ip netns pids two-nodes-b | while read -r each; do grep -lza ray::RankActor "/proc/$each/cmdline" 2>/dev/null; done | cut -d/ -f3 | tail -1)
 say "step $(done_steps): the rank on node $other is killed"
 kill -9 "$pid"
 until_it_ends
@@ -35,16 +35,16 @@ reconnect_other
 with_learner
 wait $training || { cat "$work/train.log"; exit 1; }
 say "step $(done_steps): done"
-PYTHONPATH=benchmarks "$bin/python" - "$metrics" "$killed_seconds" "$killed_message" "$took" "$message" <<'PYTHON'
+PYTHONPATH=. "$bin/python" - "$metrics" "$killed_seconds" "$killed_message" "$took" "$message" <<'PYTHON'
 import json
 import sys
 
-from results_file import write
+from benchmarks.results_file import write
 
 path, killed_seconds, killed_message, cut_seconds, cut_message = sys.argv[1:]
 steps = [json.loads(line) for line in open(path)]
 assert [step["policy_version"] for step in steps] == list(range(1, len(steps) + 1))
-assert "was killed by signal 9" in killed_message and "10.77.0.2" in killed_message
+assert "died on node" in killed_message and "10.77.0.2" in killed_message
 assert "was lost with its node 10.77.0.2" in cut_message
 seconds = sorted(step["time/step"] for step in steps)
 result = {

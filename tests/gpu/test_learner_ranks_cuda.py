@@ -11,9 +11,10 @@ import torch
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.learner import ranked_learner as ranked
+from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.learners import create
+from tests.support.processes import write_pid
 from tests.support.tiny import random_batch, save_small_qwen3
 
 pytestmark = pytest.mark.gpu
@@ -89,17 +90,17 @@ def expected(model_folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def processes(model_folder: Path, expected: list[dict[str, float]]) -> Iterator[None]:
-    """Of all tests below: a learner that is open keeps them."""
-    learner = create(_config(model_folder, ranks=2))
-    yield
-    learner.close()
+def ranks(expected: list[dict[str, float]]) -> Iterator[LearnerRanks]:
+    """Two ranks, for all tests below."""
+    found = LearnerRanks(2, "cuda")
+    yield found
+    found.close()
 
 
 @two_gpus
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_train_as_one(name: str, model_folder: Path, expected: list[dict[str, float]], processes: None):
-    learner = create(_config(model_folder, ranks=2, **CASES[name]))
+def test_two_ranks_train_as_one(name: str, model_folder: Path, expected: list[dict[str, float]], ranks: LearnerRanks):
+    learner = create(_config(model_folder, ranks=2, **CASES[name]), ranks)
     found = [learner.step(_batch(number)) for number in range(2)]
     learner.close()
     for got, want in zip(found, expected, strict=True):
@@ -109,11 +110,10 @@ def test_two_ranks_train_as_one(name: str, model_folder: Path, expected: list[di
 
 
 @two_gpus
-def test_a_rank_that_dies_is_named(model_folder: Path, processes: None):
-    learner = create(_config(model_folder, ranks=2))
+def test_a_rank_that_dies_is_named(model_folder: Path, tmp_path: Path, ranks: LearnerRanks):
+    learner = create(_config(model_folder, ranks=2), ranks)
     assert learner.step(_batch())["updates"] == 1
-    assert ranked._processes is not None
-    os.kill(ranked._processes.pids[1], signal.SIGKILL)
-    with pytest.raises(UserError, match="rank 1 of 2 was killed by signal 9"):
+    ranks.run(lambda: None, write_pid, tmp_path / "pid")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    with pytest.raises(UserError, match="Learner rank 1 of 2 died on node"):
         learner.step(_batch())
-    learner.close()

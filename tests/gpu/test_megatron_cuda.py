@@ -1,8 +1,5 @@
 """The Megatron backend on two GPUs: NCCL, and the layouts that two ranks can have."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import pytest
 import torch
 
 from agentloop.registry.named_objects import load_object
+from tests.support.ranks import run_on_ranks
 
 pytestmark = pytest.mark.gpu
 
@@ -25,12 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the results of each of two ranks in each case."""
     folder = tmp_path_factory.mktemp("megatron")
     load_object(f"{_TESTS / 'conftest.py'}:write_models", "function")(folder)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(_SCRIPT)]
-    environment = {**os.environ, "AGENTLOOP_TEST_DEVICE": "cuda"}
-    done = subprocess.run(
-        [*launch, str(folder), str(folder), *_CASES], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    run_on_ranks(2, _SCRIPT, folder, folder, *_CASES, log=folder / "log", device="cuda")
     return folder
 
 

@@ -1,40 +1,32 @@
-"""A script on several ranks, in the environment that torchrun gives them. The processes are forked from one that has
-imported torch and transformers, which takes each rank of torchrun seconds."""
+"""Run a script on several ranks. The processes are forked from one that has imported torch and transformers."""
 
 import multiprocessing
 import os
 import runpy
 import sys
-import uuid
-from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from agentloop.trainer.cluster import process_group
+from agentloop.trainer.cluster.process_group import Rendezvous
 
 _IMPORTED = ["agentloop.trainer.learner.fsdp.learner", "transformers.models.qwen3.modeling_qwen3"]
 
 
-def run_on_ranks(ranks: int, script: Path, *arguments: object, log: Path, timeout: float = 300.0) -> None:
-    """`python script arguments...` on each rank, as `torchrun --standalone` has it; what they print is in `log`.
-    Raises `AssertionError` with the end of it where a rank fails; the others are ended then."""
+def run_on_ranks(
+    ranks: int, script: Path, *arguments: object, log: Path, timeout: float = 300.0, device: str = "cpu"
+) -> None:
+    """Run `python script arguments...` in one process for each rank, all of which have joined a process group. Their
+    output is in `log`. Raises `AssertionError` with the end of it if a rank fails, and ends the others."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(_IMPORTED)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
-    everywhere = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    store = process_group.listen(ranks)
+    rendezvous = Rendezvous(process_group.THIS_HOST, store.port, ranks, device)
     started = []
     for rank in range(ranks):
-        task = {"SCRIPT": script, "ARGUMENTS": [str(argument) for argument in arguments], "LOG": log}
-        task["ENVIRONMENT"] = {**everywhere, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        task: dict[str, Any] = {"SCRIPT": script, "ARGUMENTS": [str(argument) for argument in arguments], "LOG": log}
+        task |= {"RANK": rank, "RENDEZVOUS": rendezvous}
         process = processes.Process(target=runpy.run_path, args=(__file__, task, "__rank__"), daemon=True)
         process.start()
         started.append(process)
@@ -60,10 +52,12 @@ def _be_a_rank(task: dict[str, Any]) -> None:
     log = os.open(task["LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(task["ENVIRONMENT"])
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
+    os.environ["AGENTLOOP_TEST_DEVICE"] = task["RENDEZVOUS"].device
+    process_group.join(task["RANK"], task["RENDEZVOUS"], gpu=task["RANK"])
     sys.argv = [str(task["SCRIPT"]), *task["ARGUMENTS"]]
     sys.path.insert(0, str(task["SCRIPT"].parent))
     runpy.run_path(str(task["SCRIPT"]), run_name="__main__")

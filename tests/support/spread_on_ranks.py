@@ -42,7 +42,6 @@ def values(shape, number):
 
 
 def main():
-    dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     plain = init_device_mesh("cpu", (ranks,))
     replicated = init_device_mesh("cpu", (2, ranks // 2))

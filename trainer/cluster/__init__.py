@@ -1,1 +1,1 @@
-"""Processes and GPUs: Ray sessions, reservations, learner ranks, and weights between hosts."""
+"""Ray: sessions, GPU reservations and learner ranks. Workers and learners come after it, configuration before."""

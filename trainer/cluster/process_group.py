@@ -1,8 +1,12 @@
-"""The process group of a learner: of its rank processes, of torchrun, or of a single rank without any network."""
+"""The process group of a learner: how its ranks join it, and the meshes over them. A single rank needs no network."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -14,41 +18,91 @@ from agentloop.errors import UserError
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.weights.rendezvous import listening_store
 
-_THIS_HOST = "127.0.0.1"
+THIS_HOST = "127.0.0.1"
+_REACH_SECONDS = 10.0
+_ADDRESS_OF_INTERFACE = 0x8915
+"""SIOCGIFADDR of Linux."""
+
+
+@dataclass(slots=True, frozen=True)
+class Rendezvous:
+    """The store in the process of rank 0 at which all ranks meet."""
+
+    address: str
+    """Address of the host of rank 0 in the network of the hosts."""
+    port: int
+    ranks: int
+    device: str
+    """cpu or cuda."""
+
+    def is_reachable(self) -> bool:
+        """Return whether the store answers this process."""
+        try:
+            socket.create_connection((self.address, self.port), timeout=_REACH_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+
+def listen(ranks: int, address: str = THIS_HOST) -> TCPStore:
+    """Return the store that all ranks, also this one, reach through a `Rendezvous`. It ends with this object."""
+    return listening_store(address, ranks)
+
+
+def join(rank: int, rendezvous: Rendezvous, gpu: int = 0) -> None:
+    """Join the process group of all ranks; block until all have joined. A rank on CUDA uses the GPU with index `gpu`
+    of those that its process sees."""
+    store = TCPStore(rendezvous.address, rendezvous.port, rendezvous.ranks, is_master=False)
+    if dist.is_initialized():
+        assert dist.get_world_size() == 1, "a process has one group of several ranks"
+        dist.destroy_process_group()
+    if rendezvous.device == "cuda":
+        torch.cuda.set_device(gpu)
+    try:
+        dist.init_process_group(_backend(rendezvous.device), store=store, rank=rank, world_size=rendezvous.ranks)
+    except BaseException:
+        # torch numbers its groups, and takes a number back only when it ends a group.
+        dist.distributed_c10d._world.group_count = 0
+        raise
+
+
+def leave() -> None:
+    """End the process group, so that the next learner can make one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda` to the device of this rank. Raises `UserError` where there is no CUDA device."""
+    """Turn `auto`, `cpu` or `cuda` into the device of this rank. Raises `UserError` if there is no CUDA device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         if not torch.cuda.is_available():
             raise UserError("learner.device is cuda, but torch sees no CUDA device. Set learner.device=cpu or auto.")
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:
-    """A one-dimensional mesh over all ranks, after making the process group where that is still to do."""
+    """Return a one-dimensional mesh over all ranks. A process that has joined no group is the only rank. Raises
+    `UserError` under torchrun."""
     if not dist.is_initialized():
         if dist.is_torchelastic_launched():
-            dist.init_process_group(_backend(device.type))
-        else:
-            dist.init_process_group(_backend(device.type), store=HashStore(), rank=0, world_size=1)
+            raise UserError("A learner starts its ranks itself. Run it without torchrun, and set learner.ranks.")
+        dist.init_process_group(_backend(device.type), store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
 def node_mesh(mesh: DeviceMesh, nodes: int | None) -> DeviceMesh:
-    """The ranks of `mesh` in two dimensions: nodes, which hold the same, and the ranks of each, which divide it."""
-    if nodes is None:
-        nodes = mesh.size() // int(os.environ.get("LOCAL_WORLD_SIZE", mesh.size()))  # of torchrun
+    """Arrange the ranks of `mesh` in two dimensions: nodes, which hold copies, and the ranks of each, which divide
+    one."""
+    nodes = nodes or 1
     return init_device_mesh(mesh.device_type, (nodes, mesh.size() // nodes), mesh_dim_names=("replicate", "shard"))
 
 
 def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
-    """The `size` neighbours of this rank that share rows; None where each has its own. Raises `UserError`."""
+    """Return the `size` neighbours of this rank that share rows; None if each rank has rows of its own. Raises
+    `UserError`."""
     if size == 1:
         return None
     if mesh.size() % size:
@@ -60,50 +114,26 @@ def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
     return SequenceGroup(grid.get_group("sequence").group_name, grid.get_local_rank("sequence"), size)
 
 
-@dataclass(slots=True, frozen=True)
-class Meeting:
-    """Where the ranks of a learner come together: at a store in the process of rank 0."""
+def use_interface_of(address: str) -> None:
+    """Make gloo and NCCL use the interface that has this address of this host, unless the environment names one.
 
-    address: str
-    """Of the host of rank 0, as the other hosts know it."""
-    port: int
-    ranks: int
-    per_host: int
-    """Ranks that follow each other on one host, each with a device of its own."""
-    device: str
-    """Kind of all of these: cpu or cuda."""
-
-    def place_on_host(self, rank: int) -> int:
-        """Its device."""
-        return rank % self.per_host
+    By themselves they use the address of the host's name, often the loopback, or the first interface.
+    """
+    name = interface_of(address)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # with `=` the whole name must match
 
 
-def listen(ranks: int, address: str = _THIS_HOST) -> TCPStore:
-    """The store that the ranks meet at; this process is rank 0."""
-    return listening_store(address, ranks)
-
-
-def join(rank: int, meeting: Meeting, store: TCPStore | None = None) -> None:
-    """Make the process group, with the store of `listen` or the one at `meeting`. Blocks until all ranks are there."""
-    if store is None:
-        store = TCPStore(meeting.address, meeting.port, meeting.ranks, is_master=False)
-    if dist.is_initialized():
-        assert dist.get_world_size() == 1, "a process has one group of several ranks"
-        dist.destroy_process_group()
-    if meeting.device == "cuda":
-        torch.cuda.set_device(meeting.place_on_host(rank))
-    try:
-        dist.init_process_group(_backend(meeting.device), store=store, rank=rank, world_size=meeting.ranks)
-    except BaseException:
-        # Groups meet under a number, which torch takes back only when it ends a group.
-        dist.distributed_c10d._world.group_count = 0
-        raise
-
-
-def leave() -> None:
-    """The next learner makes a process group anew."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def interface_of(address: str) -> str | None:
+    """Return the interface of this host that has an IPv4 address; None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                found = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
 
 
 def _backend(device: str) -> str:

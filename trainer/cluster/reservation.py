@@ -1,46 +1,83 @@
-"""GPUs that are kept from the workers, for a learner that Ray does not know."""
+"""GPUs of the learner's nodes, reserved in a placement group of Ray."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
-from agentloop.trainer.cluster.learner_host import Seat
-from agentloop.trainer.cluster.session import nodes, of_learner, require_ray
+from agentloop.errors import UserError
+from agentloop.trainer.cluster.session import Node, nodes, of_learner, require_ray
 
 _SECONDS = 120.0
-
-
-class Keeper:
-    """An actor that does nothing but hold GPUs."""
-
-    def gpus(self) -> list[str]:
-        return [str(gpu) for gpu in require_ray().get_gpu_ids()]
+_NEXT_TO_NOTHING = {"memory": 1.0}
+"""A bundle of a placement group may not be empty; one byte is on every node."""
 
 
 @dataclass(slots=True, frozen=True)
-class Seats:
-    """No worker gets these GPUs until they are given up."""
+class GpuReservation:
+    """A placement group with one bundle for each of the learner's nodes.
 
-    of_nodes: tuple[Seat, ...]
+    With `num_gpus` each bundle has so many GPUs, and no rollout worker gets them. Rank 0 is in this process and has
+    the first GPU of the first bundle; the actor of each other rank takes one more. Without, a bundle only pins actors
+    to its node: the learner shares its GPUs with workers, or nobody else uses them, and Ray counts none for it.
+    """
+
+    nodes: tuple[Node, ...]
     """This node first."""
-    keepers: tuple[Any, ...]
+    num_gpus: int
+    group: Any
+    holder: Any
+    """The actor that holds the GPU of rank 0; None without GPUs."""
+    first_gpu: str | None
+    """The GPU of rank 0, as in CUDA_VISIBLE_DEVICES."""
 
-    def give_up(self) -> None:
-        for keeper in self.keepers:
-            require_ray().kill(keeper)
+    @classmethod
+    def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0) -> GpuReservation:
+        """Reserve `num_gpus` of each of the learner's nodes, which have at least `at_least` GPUs. Raises `UserError`
+        if there are fewer nodes that have them, or if they are taken."""
+        ray = require_ray()
+        chosen = of_learner(nodes(), num_nodes, max(num_gpus, at_least))
+        group = ray.util.placement_group(
+            [{"GPU": float(num_gpus)} if num_gpus else _NEXT_TO_NOTHING] * num_nodes,
+            strategy="PACK",
+            bundle_label_selector=[{"ray.io/node-id": node.node_id} for node in chosen],
+        )
+        if not group.wait(_SECONDS):
+            ray.util.remove_placement_group(group)
+            names = ", ".join(node.name for node in chosen)
+            raise UserError(
+                f"The learner needs {num_gpus} GPUs of each of the nodes {names}, and Ray could not reserve them "
+                f"within {_SECONDS:g} s: others use them. Wait for them (`ray status`), or lower learner.ranks."
+            )
+        if not num_gpus:
+            return cls(tuple(chosen), 0, group, None, None)
+        holder = ray.remote(_Holder).options(**_options(group, 0, num_gpus=1)).remote()
+        return cls(tuple(chosen), num_gpus, group, holder, ray.get(holder.gpu.remote(), timeout=_SECONDS))
+
+    def show_first_gpu(self) -> None:
+        """Let this process see only the GPU of rank 0, unless the learner shares GPUs. Call it before CUDA is used."""
+        if self.first_gpu is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.first_gpu
+
+    def actor_options(self, node: int) -> dict[str, Any]:
+        """Return options of Ray for the actor of a rank on the node with this index."""
+        return _options(self.group, node, num_gpus=1 if self.num_gpus else 0)
+
+    def release(self) -> None:
+        """Give the GPUs back to Ray, which ends all actors that use them."""
+        require_ray().util.remove_placement_group(self.group)
 
 
-def take_seats(num_gpus: int, num_nodes: int = 1) -> Seats:
-    """`num_gpus` of each of the learner's nodes. Raises `UserError` where there are fewer nodes that have them."""
-    ray = require_ray()
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+class _Holder:
+    """An actor that only holds a GPU."""
 
-    keepers = []
-    chosen = of_learner(nodes(), num_nodes, num_gpus)
-    for node in chosen:
-        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        keepers.append(ray.remote(Keeper).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=there).remote())
-    gpus = ray.get([keeper.gpus.remote() for keeper in keepers], timeout=_SECONDS)
-    seats = (Seat(node.node_id, tuple(found)) for node, found in zip(chosen, gpus, strict=True))
-    return Seats(tuple(seats), tuple(keepers))
+    def gpu(self) -> str:
+        return str(require_ray().get_gpu_ids()[0])
+
+
+def _options(group: Any, bundle: int, *, num_gpus: int) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": place}

@@ -39,13 +39,13 @@ class Node:
 
 
 def require_ray() -> Any:
-    """The module. Raises `UserError` where it is not installed."""
+    """Return the module `ray`. Raises `UserError` if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
         raise UserError(
-            f"workers.kind=ray needs Ray, which cannot be imported ({error}). Install it on every node: pip install "
-            "'agentloop[ray]'. Or set workers.kind=local."
+            f"workers.kind=ray and learner.ranks above 1 need Ray, which cannot be imported ({error}). Install it on "
+            "every node: pip install 'agentloop[ray]'. Or set workers.kind=local and learner.ranks=1."
         ) from error
 
 
@@ -76,18 +76,34 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
     return is_ours
 
 
-def join_cluster(why: str) -> None:
-    """Connect this process to the cluster that is running here, where it is not connected. Raises `UserError` that
-    begins with `why`."""
+def connect_learner(ranks: int, on_nodes: int) -> bool:
+    """Connect this process to Ray for a learner, and return whether it was not connected before.
+
+    A learner on one node starts Ray here; one on several nodes joins the cluster that runs here. Raises `UserError` if
+    none does.
+    """
     ray = require_ray()
     if ray.is_initialized():
-        return
-    for name, value in _ENVIRONMENT.items():
+        return False
+    options = {"log_to_driver": False, "logging_level": "ERROR"}
+    for name, value in (_ENVIRONMENT | (_OF_OUR_HEAD if on_nodes == 1 else {})).items():
         os.environ.setdefault(name, value)
+    if on_nodes == 1:
+        ray.init(address="local", include_dashboard=False, **options)
+        return True
     try:
-        _join(ray, "auto", {"log_to_driver": False, "logging_level": "ERROR"})
+        _join(ray, "auto", options)
     except UserError as error:
-        raise UserError(f"{why}. {error}") from error
+        raise UserError(
+            f"The learner has {ranks} ranks, {ranks // on_nodes} on each node, and needs {on_nodes} nodes of a Ray "
+            f"cluster. {error}"
+        ) from error
+    return True
+
+
+def log_folder() -> str:
+    """Return the folder that Ray writes the logs of its processes to; the path is the same on all nodes."""
+    return f"{require_ray().worker._global_node.get_session_dir_path()}/logs"
 
 
 def nodes() -> list[Node]:

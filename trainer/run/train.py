@@ -9,7 +9,6 @@ from pathlib import Path
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.cluster.learner_host import Home
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import make_learner
@@ -45,7 +44,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
             await workers.start()
             if config.placement.sleeps:
                 await workers.sleep()  # the learner loads in its turn
-            with closing(make_learner(resolved, Home(folder, workers.learner_seats))) as learner:
+            with closing(make_learner(resolved, folder, workers.reservation)) as learner:
                 run = Run(setup, workers, learner, run_folder, observer=observer, loggers=loggers)
                 if checkpoint:
                     await run.restore(*checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -96,8 +95,8 @@ class BatchSizes:
 
 
 def training_ranks(config: RunConfig) -> int:
-    """Processes that train together: of the configuration, or those that torchrun started."""
-    return max(config.learner.ranks, int(os.environ.get("WORLD_SIZE", "1")))
+    """Return the number of processes that train together."""
+    return config.learner.ranks
 
 
 def _data_parallel_ranks(config: RunConfig) -> int:

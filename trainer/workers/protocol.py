@@ -9,7 +9,7 @@ from agentloop.engines.base import EngineControl
 from agentloop.types.requests import RolloutRequest
 
 if TYPE_CHECKING:
-    from agentloop.trainer.cluster.learner_host import Seat
+    from agentloop.trainer.cluster.reservation import GpuReservation
     from agentloop.types.requests import Group
     from agentloop.types.trajectory import Trajectory
 
@@ -24,9 +24,9 @@ class Workers(EngineControl, Protocol):
     """Version of the weights that sample the next token."""
 
     @property
-    def learner_seats(self) -> tuple[Seat, ...]:
-        """GPUs by node that started workers leave to the learner; empty if they keep none for it."""
-        return ()
+    def reservation(self) -> GpuReservation | None:
+        """GPUs that started workers leave to the learner; None if they share all GPUs."""
+        return None
 
     async def start(self) -> None:
         """Load models and warm up. Raises `UserError` if the model or the hardware cannot be used."""

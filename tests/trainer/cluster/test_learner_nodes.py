@@ -14,12 +14,14 @@ from ray.cluster_utils import Cluster
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.cluster import shared_folder
-from agentloop.trainer.cluster.rank_process import Objects
-from agentloop.trainer.cluster.rank_processes import RankProcesses
-from agentloop.trainer.learner import ranked_learner as ranked
+from agentloop.trainer.cluster import shared_files
+from agentloop.trainer.cluster.learner_ranks import LearnerRanks
+from agentloop.trainer.cluster.rank_actor import Objects
+from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.learner.protocol import Learner
+from agentloop.trainer.learner.ranked_learner import OwningLearner
 from agentloop.trainer.run.learners import create
+from tests.support.processes import write_pid
 from tests.support.tiny import random_batch as _random_batch
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
@@ -28,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     os.environ.setdefault("RAY_worker_niceness", "0")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1, num_gpus=1)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster
     ray.shutdown()
@@ -59,10 +61,9 @@ def _trained(learner: Learner, tmp_path: Path) -> list[float]:
     return found
 
 
-def test_two_ranks_on_two_nodes_are_those_of_one_node_bit_for_bit(sums_model: Path, tmp_path: Path):
+def test_two_ranks_on_two_nodes_are_those_of_one_node_bit_for_bit(sums_model: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # ranks of one node would have fewer threads, which round otherwise
     spread = create(_config(sums_model))
-    assert ranked._processes is not None
-    assert ranked._processes.pids == {}, "the other rank is no child of this process"
     spread_numbers = _trained(spread, tmp_path / "spread")
     together = _trained(create(_config(sums_model, nodes=1)), tmp_path / "together")
     assert spread_numbers == together
@@ -76,47 +77,61 @@ def test_nodes_that_hold_a_whole_copy_each_train_as_if_they_divided_one(sums_mod
     assert numbers["node"] == pytest.approx(numbers["all"], rel=1e-5)
 
 
-def _say_pid(objects: Objects, file: Path) -> None:
-    file.write_text(str(os.getpid()))
-
-
 def test_a_rank_of_another_node_that_dies_is_named_with_its_node(sums_model: Path, tmp_path: Path):
     learner = create(_config(sums_model))
-    assert ranked._processes is not None
-    ranked._processes.run(lambda: None, _say_pid, tmp_path / "pid")
+    assert isinstance(learner, OwningLearner)
+    learner.ranks.run(lambda: None, write_pid, tmp_path / "pid")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    with pytest.raises(UserError, match=r"rank 1 of 2 on node \S+ was killed by signal 9 \(SIGKILL\).*last checkpoint"):
+    with pytest.raises(UserError, match=r"rank 1 of 2 died on node \S+: .*last checkpoint"):
         learner.step(_batch(0))
     learner.close()
 
 
-def _say_parent(objects: Objects, file: Path) -> None:
-    file.write_text(str(os.getppid()))
+def _write_node(objects: Objects, file: Path) -> None:
+    file.write_text(f"{ray.get_runtime_context().get_node_id()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
 
 
 def _meet(objects: Objects) -> None:
     dist.barrier()
 
 
-def test_what_all_nodes_must_see_is_looked_for_and_a_node_that_is_lost_is_named(
-    sums_model: Path, tmp_path: Path, monkeypatch
-):
-    ranks = RankProcesses(2, "cpu", 2)
-    shared_folder.check(ranks, sums_model, tmp_path)
+def test_models_and_folders_that_a_node_does_not_see_are_refused(sums_model: Path, tmp_path: Path, monkeypatch):
+    ranks = LearnerRanks(2, "cpu", 2)
+    shared_files.check(ranks, sums_model, tmp_path)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(shared_folder, "_digest", lambda model: "another")
+    monkeypatch.setattr(shared_files, "digest", lambda model: "another")
     with pytest.raises(UserError, match=rf"model is {sums_model}, and .* has another config.json there"):
-        shared_folder.check(ranks, sums_model, None)
+        shared_files.check(ranks, sums_model, None)
     monkeypatch.undo()
-    monkeypatch.setattr(shared_folder, "_APPEARS", 0.0)
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if only this node had written it
     with pytest.raises(UserError, match=rf"written to {tmp_path}, and \S+, a node of the learner, does not see.*NFS"):
-        shared_folder.check(ranks, sums_model, tmp_path)
-    ranks.run(lambda: None, _say_parent, tmp_path / "pid")
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the actor: all that Ray knows of the node
-    with pytest.raises(UserError, match=r"rank 1 of 2 was lost with its node \S+ \(ActorDied"):
+        shared_files.check(ranks, sums_model, tmp_path, seconds=0.0)
+    ranks.close()
+
+
+def test_each_rank_has_a_gpu_of_the_reservation_on_its_node(two_nodes: Cluster, tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    reservation = GpuReservation.take(2, num_gpus=1)
+    here, there = reservation.nodes
+    assert here.node_id == ray.get_runtime_context().get_node_id()
+    assert ray.available_resources().get("GPU", 0) == 0
+    reservation.show_first_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    ranks = LearnerRanks(2, "cpu", 2, reservation)  # GPUs are numbers to Ray: nothing uses them
+    ranks.run(lambda: None, _write_node, tmp_path / "rank")
+    assert (tmp_path / "rank").read_text() == f"{there.node_id} 0"
+    ranks.close()
+    reservation.release()
+
+
+def test_a_node_that_is_lost_is_named(two_nodes: Cluster, tmp_path: Path):
+    ranks = LearnerRanks(2, "cpu", 2)
+    two_nodes.remove_node(two_nodes.list_all_nodes()[1], allow_graceful=False)
+    with pytest.raises(UserError, match=r"rank 1 of 2 (was lost with its|died on) node \S+: "):
         ranks.run(dist.barrier, _meet)
     ranks.close()
+    two_nodes.add_node(num_cpus=1, num_gpus=1)
+    two_nodes.wait_for_nodes()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ _SCRIPT = Path(__file__).parents[2] / "support" / "learner_on_ranks.py"
 def test_two_ranks_train_as_one(tiny_qwen3, tmp_path: Path, run_on_ranks, options: list[str]):
     model, two = tiny_qwen3(), tmp_path / "two"
     two.mkdir()
-    (_torchrun if not options else run_on_ranks)(2, _SCRIPT, model, two, *options)
+    run_on_ranks(2, _SCRIPT, model, two, *options)
 
     metrics, weights = load_object(f"{_SCRIPT}:train", "function")(model, tmp_path / "one", lora="lora" in options)
     for rank in range(2):
@@ -31,16 +28,3 @@ def test_two_ranks_train_as_one(tiny_qwen3, tmp_path: Path, run_on_ranks, option
                     torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
     saved = AutoModelForCausalLM.from_pretrained(two / "hf")
     torch.testing.assert_close(dict(saved.named_parameters()), weights, rtol=1e-4, atol=2e-6)
-
-
-def _torchrun(ranks: int, script: Path, model: Path, out: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]
-    done = subprocess.run(
-        [*command, str(model), str(out)],
-        # TMPDIR: it leaves a folder behind.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(out)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]

@@ -57,12 +57,12 @@ def test_the_fix_for_ranks_without_work_works(groups: int, group_size: int, mini
         assert not list(replace(sizes, ranks=sizes.smallest_update).problems())
 
 
-def test_ranks_are_those_that_the_process_was_started_with(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_without_a_trajectory_are_refused():
     config = RunConfig.model_validate(
         {"model": "m", "data": {"train": "t.jsonl"}, "env": {"reward": "exact"}, "algorithm": {"groups_per_step": 1}}
     )
     check_trainable(config)
-    monkeypatch.setenv("WORLD_SIZE", "16")
+    config = config.model_copy(update={"learner": config.learner.model_copy(update={"ranks": 16})})
     assert BatchSizes.of(config).ranks == 16
     with pytest.raises(UserError, match=r"8 trajectories .* for 16 ranks.*groups_per_step=2 or more"):
         check_trainable(config)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
-from agentloop.trainer.cluster.reservation import Seats, take_seats
-from agentloop.trainer.cluster.session import check_workers_fit, connect, require_ray
+from agentloop.trainer.cluster.reservation import GpuReservation
+from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, require_ray
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.local import LocalWorkers
@@ -30,7 +30,6 @@ from agentloop.types.requests import RolloutRequest
 from agentloop.weights.shelf import WeightShelf
 
 if TYPE_CHECKING:
-    from agentloop.trainer.cluster.learner_host import Seat
     from agentloop.types.requests import Group
     from agentloop.types.trajectory import Trajectory
     from agentloop.weights.handle import WeightHandle
@@ -78,7 +77,7 @@ class RayWorkers(Workers):
         self._make = make
         self._config = config
         self._gpus, self._learner_gpus, self._learner_nodes = gpus, learner_gpus, learner_nodes
-        self._seats: Seats | None = None
+        self._reservation: GpuReservation | None = None
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
         self._wanted = wanted
@@ -101,15 +100,16 @@ class RayWorkers(Workers):
         self._failure: Exception | None = None
 
     @property
-    def learner_seats(self) -> tuple[Seat, ...]:
-        return self._seats.of_nodes if self._seats else ()
+    def reservation(self) -> GpuReservation | None:
+        return self._reservation
 
     async def start(self) -> None:
         """Start all workers, and Ray unless `config.address` names a cluster."""
         self._owns_ray = connect(self._config, self._gpus, self._learner_gpus, self._learner_nodes)
         if self._learner_gpus:
-            self._seats = await asyncio.to_thread(take_seats, self._learner_gpus, self._learner_nodes)
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.learner_seats[0].gpus)
+            take = partial(GpuReservation.take, self._learner_nodes, num_gpus=self._learner_gpus)
+            self._reservation = await asyncio.to_thread(take)
+            self._reservation.show_first_gpu()
         ready = [self._fill(slot) for slot in self._slots]
         try:
             await asyncio.gather(*ready)
@@ -361,7 +361,7 @@ class RayWorkers(Workers):
         message = (
             f"Worker {index} was lost too often ({slot.budget} in the last hour, workers.max_restarts is "
             f"{self._config.max_restarts}). The last time it {_VERBS[lost.kind]}: {lost}. The logs of its processes "
-            f"are in {_log_folder()}."
+            f"are in {log_folder()}."
         )
         if ready.done() and not all(each.is_gone for each in self._slots):
             _log.error("%s The run goes on with the other workers.", message)
@@ -384,16 +384,12 @@ class RayWorkers(Workers):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._distributor.close()
-        if self._seats is not None:
-            self._seats.give_up()
-            self._seats = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
         if self._owns_ray:
             self._owns_ray = False
             await asyncio.to_thread(require_ray().shutdown)
 
 
 _VERBS = {"died": "died", "hung": "hung", "start": "did not start"}
-
-
-def _log_folder() -> str:
-    return f"{require_ray().worker._global_node.get_session_dir_path()}/logs"

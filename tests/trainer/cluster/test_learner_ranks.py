@@ -1,0 +1,156 @@
+"""Ranks that die, raise or hang, and runs that are ended from outside."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch.distributed as dist
+
+from agentloop.errors import UserError
+from agentloop.trainer.cluster import process_group
+from agentloop.trainer.cluster.learner_ranks import LearnerRanks, warn_of_few_cores
+from agentloop.trainer.cluster.rank_actor import Objects
+from agentloop.trainer.cluster.session import log_folder
+from agentloop.trainer.run.folder import RunFolder
+from tests.support.processes import descendants, wait_until_gone
+
+RANK = "ray::RankActor"
+"""Beginning of the name that Ray gives the process of a rank."""
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "fix"), [(3, 1, "learner.ranks=2"), (6, 2, "learner.ranks=4"), (4, 2, "")])
+def test_more_ranks_than_cores_are_warned_of(monkeypatch, caplog, ranks: int, nodes: int, fix: str):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+    warn_of_few_cores(ranks, nodes)
+    assert (f"learner.ranks is {ranks} on {nodes} nodes" in caplog.text) == bool(fix)
+    assert fix in caplog.text
+
+
+def _raise(objects: Objects) -> None:
+    raise ValueError("a bug in the loss")
+
+
+def _meet(objects: Objects) -> None:
+    dist.barrier()
+
+
+def _sleep(objects: Objects, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_a_rank_that_is_killed_ends_a_collective_with_its_name():
+    ranks = LearnerRanks(3, "cpu")
+    ranks.run(dist.barrier, _meet)
+    victim = next(iter(descendants(os.getpid(), RANK)))
+
+    def kill_then_meet() -> None:
+        os.kill(victim, signal.SIGKILL)
+        dist.barrier()
+
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"^Learner rank [12] of 3 died on node \S+: run the same command again"):
+        ranks.run(kill_then_meet, _meet)
+    assert time.monotonic() - started < 30
+    with pytest.raises(UserError, match="died on node"):
+        ranks.run(dist.barrier, _meet)
+    ranks.close()
+    ranks.close()
+    assert not ray.is_initialized()
+
+
+def test_an_error_on_one_rank_ends_all_with_its_text():
+    ranks = LearnerRanks(2, "cpu")
+    with pytest.raises(UserError, match=r"^Learner rank 1 of 2 raised ValueError: a bug in the loss on node \S+: run"):
+        ranks.run(dist.barrier, _raise)
+    ranks.close()
+
+
+def test_an_error_of_rank_0_keeps_its_type_and_ends_the_others():
+    ranks = LearnerRanks(2, "cpu")
+    pids = descendants(os.getpid(), RANK)
+    with pytest.raises(ZeroDivisionError):
+        ranks.run(lambda: 1 / 0, _meet)
+    for pid in pids:
+        wait_until_gone(pid)
+    ranks.close()
+
+
+def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.MonkeyPatch):
+    join = process_group.join
+
+    def join_alone(*args: Any) -> None:
+        for pid in descendants(os.getpid(), RANK):
+            os.kill(pid, signal.SIGKILL)
+            wait_until_gone(pid)
+        join(*args)
+
+    monkeypatch.setattr(process_group, "join", join_alone)
+    with pytest.raises(UserError, match="Learner rank 1 of 2 died on node"):
+        LearnerRanks(2, "cpu")
+    assert not ray.is_initialized()
+
+
+def test_ranks_write_their_stacks_if_a_call_takes_long(caplog: pytest.LogCaptureFixture):
+    ranks = LearnerRanks(2, "cpu", patience=0.5)
+    with caplog.at_level(logging.WARNING):
+        ranks.run(lambda: None, _sleep, 2.0)
+    assert "takes more than 0.5 s" in caplog.text
+    logs = [file.read_text() for file in Path(log_folder()).glob("worker-*.err")]
+    assert any("in _sleep" in log for log in logs)
+    ranks.close()
+
+
+def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):
+    """The same command is started again after each way to end it, and resumes from the last checkpoint."""
+    command = [
+        sys.executable,
+        "-c",
+        "from agentloop.cli import main; main()",
+        "train",
+        str(sums / "config.yaml"),
+        "learner.ranks=2",
+    ]
+    command += ["run.steps=9", "run.save_every=1", "run.loggers=[]", "eval.every=0", f"run.folder={sums / 'run'}"]
+    ended = [_run_until(command, sums / "run", end) for end in ("interrupt", "kill", "kill rank")]
+    assert all(code != 0 for code, _, _ in ended)
+    _, output, seconds = ended[-1]
+    assert "Learner rank 1 of 2 died on node" in " ".join(output.split())
+    assert "Traceback" not in output
+    assert seconds < 30
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line["step"] for line in RunFolder(sums / "run").read_metrics()]
+    assert steps == list(range(1, 10))
+
+
+def _run_until(command: list[str], folder: Path, end: str) -> tuple[int, str, float]:
+    """Return how the run ended after some steps: its exit code, its output, and seconds since it was to end."""
+    before = _num_steps(folder)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while _num_steps(folder) < before + 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    (rank,) = descendants(process.pid, RANK)
+    if end == "interrupt":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        os.kill(process.pid if end == "kill" else rank, signal.SIGKILL)
+    started = time.monotonic()
+    output, _ = process.communicate(timeout=120)
+    seconds = time.monotonic() - started
+    wait_until_gone(rank)
+    return process.returncode, output, seconds
+
+
+def _num_steps(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0

@@ -1,0 +1,343 @@
+"""The ranks of a learner: rank 0 in this process, each other rank in an actor of Ray, on this node or another one.
+
+    driver (rank 0)                        RankActor 1 .. n-1
+    run(local, function, *args)  ------->  function(objects, *args)    all meet in collectives of torch.distributed
+          local()                                 |
+          <------------- done --------------------+
+
+Arguments are in Ray's object store once, and all ranks of a node map the same arrays there. Ranks return nothing. If a
+rank dies, or raises an error that is not a `UserError`, all ranks end: none of them could go on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from agentloop.config.learner import LearnerConfig
+from agentloop.errors import UserError
+from agentloop.trainer.cluster import process_group, session
+from agentloop.trainer.cluster.process_group import Rendezvous
+from agentloop.trainer.cluster.rank_actor import ASIDE, RankActor
+from agentloop.trainer.cluster.reservation import GpuReservation
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+PATIENCE = 900.0
+"""Seconds after which ranks write their stacks; most calls take seconds."""
+_SETTLE_SECONDS = 10.0
+"""Time in which a rank that broke a collective of the others is found."""
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "AGENTLOOP_")
+"""Beginnings of environment variables that ranks take over from this process."""
+_OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class LearnerRanks:
+    """All ranks of a learner, in equal parts on `nodes` nodes of Ray, this one first.
+
+    With a `reservation` that has GPUs each rank gets one of these; else rank n of a node uses the nth GPU of the node.
+    Connects to Ray if this process is not connected: one node starts Ray, several join the cluster that runs here.
+    Raises `UserError` if there are too few nodes or devices.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        device: str,
+        nodes: int = 1,
+        reservation: GpuReservation | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.ranks, self.device, self.nodes = ranks, device, nodes
+        self._per_node = ranks // nodes
+        self._check(reservation)
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._thread = _RankThread()
+        self._failure: str | None = None
+        self._is_closed = False
+        self._actors: dict[int, Any] = {}
+        self._own_reservation: GpuReservation | None = None
+        self._store: TCPStore | None = None
+        self._owns_ray = session.connect_learner(ranks, nodes)
+        try:
+            if reservation is None:
+                at_least = self._per_node if device == "cuda" else 0
+                reservation = self._own_reservation = GpuReservation.take(nodes, at_least=at_least)
+            self._reservation = reservation
+            address = reservation.nodes[0].address if nodes > 1 else process_group.THIS_HOST
+            self._store = process_group.listen(ranks, address)
+            self._start(Rendezvous(address, self._store.port, ranks, device))
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, reservation: GpuReservation | None) -> None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise UserError(
+                "A learner of several ranks is open in this process, and a process has one process group. Close that "
+                "learner first, or give its ranks to the new one."
+            )
+        if self.device == "cuda" and reservation is None and self._per_node > torch.cuda.device_count():
+            raise UserError(
+                f"learner.ranks is {self.ranks} on {self.nodes} nodes, but torch sees {torch.cuda.device_count()} CUDA "
+                f"devices here. Set learner.ranks={torch.cuda.device_count() * self.nodes} or less, learner.nodes, or "
+                "learner.device=cpu."
+            )
+        if self.device == "cpu":
+            warn_of_few_cores(self.ranks, self.nodes)
+
+    def _start(self, rendezvous: Rendezvous) -> None:
+        reservation = self._reservation
+        shares = self.device == "cuda" and not reservation.num_gpus
+        ray = session.require_ray()
+        remote = ray.remote(concurrency_groups={ASIDE: 4})(RankActor)
+        environment = {"env_vars": _environment(shares)}
+        for rank in range(1, self.ranks):
+            options = reservation.actor_options(rank // self._per_node)
+            self._actors[rank] = remote.options(**options, runtime_env=environment).remote(
+                rank, self._threads(), self._patience
+            )
+        visible = self._per_node if shares else 1
+        self._everywhere(
+            lambda: None,
+            lambda rank, actor: actor.check.remote(self._node(rank), rendezvous, visible, torch.__version__),
+        )
+
+        def join() -> None:
+            if self.nodes > 1:
+                process_group.use_interface_of(reservation.nodes[0].address)
+            process_group.join(0, rendezvous)
+
+        def join_there(rank: int, actor: Any) -> Any:
+            gpu = rank % self._per_node if shares else 0
+            address = reservation.nodes[rank // self._per_node].address if self.nodes > 1 else None
+            return actor.join.remote(rendezvous, gpu, address)
+
+        self._everywhere(join, join_there)
+
+    def _threads(self) -> int | None:
+        """Return the CPU threads of a rank beyond the first."""
+        if "OMP_NUM_THREADS" in os.environ:
+            return int(os.environ["OMP_NUM_THREADS"])
+        return max((os.cpu_count() or 1) // self._per_node, 1) if self.device == "cpu" else None
+
+    def run(self, local: Callable[[], T], function: Callable[..., None], *args: Any, aside: bool = False) -> T:
+        """Call `local()` here and `function(objects, *args)` on all other ranks; return when all are done.
+
+        With `aside` the ranks take further calls meanwhile. Raises the error of `local`, the `UserError` that ranks
+        agree on, and `UserError` that names a rank that died.
+        """
+        arguments = session.require_ray().put(args)
+
+        def call(_rank: int, actor: Any) -> Any:
+            if aside:
+                return actor.call_aside.options(concurrency_group=ASIDE).remote(function, arguments)
+            return actor.call.remote(function, arguments)
+
+        suspicion = threading.Timer(self._patience, self._say_where)
+        suspicion.daemon = True
+        suspicion.start()
+        try:
+            return self._everywhere(local, call, aside=aside)
+        finally:
+            suspicion.cancel()
+
+    def _everywhere(self, local: Callable[[], T], call: Callable[[int, Any], Any], *, aside: bool = False) -> T:
+        if self._failure is not None:
+            raise UserError(self._failure)
+        answers: dict[Future[Any], int] = {call(rank, actor).future(): rank for rank, actor in self._actors.items()}
+        here = _in_new_thread(local) if aside else self._thread.submit(local)
+        answers[here] = 0
+        refusals: dict[int, UserError] = {}
+        for answer in as_completed(answers):
+            error = _cause(answer.exception())
+            if isinstance(error, UserError):
+                refusals[answers[answer]] = error
+            elif error is not None:
+                self._fail(answers, here, error)
+        if refusals:
+            raise refusals[min(refusals)]
+        return here.result()
+
+    def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException) -> None:
+        """End all ranks, and raise the error of the rank that failed first."""
+        with self._lock:
+            culprit, cause = self._culprit(answers, here, error)
+            if culprit is not None and self._failure is None:
+                self._failure = self._message(culprit, cause)
+            self._end(here)
+        if culprit is None and self._failure is None:
+            self._failure = "The learner has failed before. Run again to resume from the last checkpoint."
+            raise error
+        raise UserError(self._failure) from cause
+
+    def _culprit(
+        self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException
+    ) -> tuple[int | None, BaseException]:
+        """Return a rank that died, else the first that raised; None if only rank 0 raised."""
+        deadline = monotonic() + _SETTLE_SECONDS
+        ended = dict.fromkeys(answer for answer in answers if answer.done())
+        while not any(_died(answer) for answer in ended) and monotonic() < deadline:
+            wait([answer for answer in answers if answer not in ended], 0.1, FIRST_COMPLETED)
+            ended |= dict.fromkeys(answer for answer in answers if answer.done())
+        failed = [each for each in ended if each is not here and each.exception() is not None]
+        for answer in sorted(failed, key=_died, reverse=True):
+            cause = _cause(answer.exception())
+            if cause is not None and not isinstance(cause, UserError):
+                return answers[answer], cause
+        return None, error
+
+    def _message(self, rank: int, cause: BaseException) -> str:
+        ray = session.require_ray()
+        where = f"Learner rank {rank} of {self.ranks}"
+        advice = (
+            "run the same command again to resume from the last checkpoint, and if memory was short, lower "
+            f"learner.token_budget or set learner.checkpointing=full (logs of ranks: {session.log_folder()})."
+        )
+        if not isinstance(cause, ray.exceptions.RayError):
+            return f"{where} raised {type(cause).__name__}: {cause} on node {self._node(rank)}: {advice}"
+        alive = {node.node_id for node in session.nodes()}
+        if self._reservation.nodes[rank // self._per_node].node_id not in alive:
+            return f"{where} was lost with its node {self._node(rank)}: {advice}"
+        lines = str(cause).strip().splitlines() or [""]
+        why = f" as it started ({lines[-1].strip()})" if "creation task" in str(cause) else ""
+        return f"{where} died on node {self._node(rank)}{why}: {advice}"
+
+    def _node(self, rank: int) -> str:
+        return self._reservation.nodes[rank // self._per_node].name
+
+    def _end(self, here: Future[Any]) -> None:
+        """Kill all other ranks, so that no collective of this process waits for them."""
+        self._kill()
+        self._store = None  # closed: who waits there for a rank that died gets an error
+        # gloo ends a collective whose other side is gone; NCCL has to be aborted.
+        if self.device == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        wait([here], timeout=_SETTLE_SECONDS)
+
+    def _kill(self) -> None:
+        for actor in self._actors.values():
+            session.require_ray().kill(actor, no_restart=True)
+        self._actors = {}
+
+    def _say_where(self) -> None:
+        _log.warning(
+            "A call of the learner's ranks takes more than %g s. The stacks of rank 0 follow; those of the other "
+            "ranks are in their logs on their nodes (%s/worker-*.err).",
+            self._patience,
+            session.log_folder(),
+        )
+        if sys.__stderr__ is not None:
+            faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+
+    def close(self) -> None:
+        """End all other ranks, the process group, and Ray if it was started here. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._kill()
+        self._thread.close()
+        process_group.leave()
+        if self._own_reservation is not None:
+            self._own_reservation.release()
+        if self._owns_ray:
+            session.require_ray().shutdown()
+
+
+def num_nodes(config: LearnerConfig, device: str) -> int:
+    """Return `learner.nodes`, else as few nodes as have devices for the ranks. Raises `UserError` if the nodes cannot
+    have equal numbers of ranks."""
+    here = torch.cuda.device_count() if device == "cuda" else config.ranks
+    count = config.nodes or -(-config.ranks // max(here, 1))
+    if config.ranks % count:
+        raise UserError(
+            f"learner.ranks is {config.ranks} on {count} nodes: each must have as many as the others. Set "
+            f"learner.ranks to a multiple of {count}, or learner.nodes."
+        )
+    return count
+
+
+def warn_of_few_cores(ranks: int, nodes: int) -> None:
+    """Log a warning if the ranks of a node outnumber the cores that this process may use."""
+    here, cores = ranks // nodes, len(os.sched_getaffinity(0))
+    if here > cores:
+        _log.warning(
+            f"learner.ranks is {ranks} on {nodes} nodes, and this process may use {cores} cores here: the {here} ranks "
+            "of a node take turns on them, and wait for each other at every layer. Set "
+            f"learner.ranks={cores * nodes} or less."
+        )
+
+
+def _environment(shares: bool) -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
+    found = {name: value for name, value in found.items() if name not in _OF_THIS_NODE}
+    # Ray would hide all GPUs from an actor for which it counts none.
+    return found | ({"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if shares else {})
+
+
+class _RankThread:
+    """One daemon thread that makes all calls of rank 0 in turn, so that nobody waits for a collective that never ends.
+
+    DTensor caches the sharding of its operations for each thread: calls in new threads took 0.3 s longer for each step
+    of a 0.6B model.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="learner rank 0", daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Call the function after those before it."""
+        result: Future[T] = Future()
+        self._calls.put((function, result))
+        return result
+
+    def close(self) -> None:
+        """End the thread after the calls that it has."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, result = call
+            _settle(function, result)
+            del call, function, result  # they may hold tensors
+
+
+def _in_new_thread(function: Callable[[], T]) -> Future[T]:
+    result: Future[T] = Future()
+    threading.Thread(target=_settle, args=(function, result), name="learner rank 0, aside", daemon=True).start()
+    return result
+
+
+def _settle(function: Callable[[], T], result: Future[T]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:  # the caller gets any error
+        result.set_exception(error)
+
+
+def _cause(error: BaseException | None) -> BaseException | None:
+    """Return the error that a rank raised, without the wrapping of Ray."""
+    ray = session.require_ray()
+    return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+
+
+def _died(answer: Future[Any]) -> bool:
+    errors = session.require_ray().exceptions
+    error = answer.exception()
+    return isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError)

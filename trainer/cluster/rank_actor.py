@@ -1,0 +1,67 @@
+"""A learner rank beyond the first: an actor of Ray that calls functions, each at the same time as all other ranks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from agentloop.errors import UserError
+from agentloop.trainer.cluster import process_group
+from agentloop.trainer.cluster.process_group import Rendezvous
+
+Objects = dict[str, Any]
+"""Objects of a rank that outlive a call, by name."""
+ASIDE = "aside"
+"""Concurrency group of calls that run beside the others."""
+
+
+class RankActor:
+    """Rank `rank` of the learner. Its process ends with the process of the run, however that ends."""
+
+    def __init__(self, rank: int, threads: int | None, patience: float) -> None:
+        self._rank = rank
+        self._patience = patience
+        self._objects: Objects = {}
+        if threads is not None:
+            torch.set_num_threads(threads)
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+    def check(self, node: str, rendezvous: Rendezvous, ranks_of_node: int, version: str) -> None:
+        """Raise `UserError` if this node cannot have its ranks."""
+        if torch.__version__ != version:
+            raise UserError(
+                f"The run has torch {version}, and node {node} has torch {torch.__version__}. Install the same version "
+                "on all nodes of the learner."
+            )
+        if rendezvous.device == "cuda" and torch.cuda.device_count() < ranks_of_node:
+            raise UserError(
+                f"{ranks_of_node} ranks of the learner are to be on node {node}, but torch sees "
+                f"{torch.cuda.device_count()} CUDA devices there. Raise learner.nodes, or lower learner.ranks."
+            )
+        if not rendezvous.is_reachable():
+            raise UserError(
+                f"Node {node} cannot reach the learner's first rank at {rendezvous.address}:{rendezvous.port}. The "
+                "ranks of a learner use any port: open all ports between the nodes of the cluster."
+            )
+
+    def join(self, rendezvous: Rendezvous, gpu: int, address: str | None) -> None:
+        """Join the process group, on the GPU with this index; `address` is that of this node in the network."""
+        if address is not None:
+            process_group.use_interface_of(address)
+        process_group.join(self._rank, rendezvous, gpu)
+
+    def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Call `function(objects, *args)`; if it takes long, write the stacks of all threads to the actor's log."""
+        faulthandler.dump_traceback_later(self._patience, file=2)
+        try:
+            function(self._objects, *args)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def call_aside(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Call `function(objects, *args)` while this rank takes further calls."""
+        function(self._objects, *args)
