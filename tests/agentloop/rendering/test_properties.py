@@ -92,7 +92,7 @@ def test_sampled_ids_are_kept_and_only_they_carry_loss(make_renderer, template, 
 @pytest.mark.parametrize("template", VERBATIM)
 @given(kind=st.sampled_from(("split", "gpt2", "no_words")), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_stream_is_the_templates_own_text(make_renderer, template, kind, data):
+def test_stream_matches_the_template(make_renderer, template, kind, data):
     """Decoded, the stream is what the template writes for the whole conversation; each observation has the ids that
     the tokenizer itself gives that part of the text."""
     renderer = make_renderer(template, kind)
@@ -123,7 +123,7 @@ def test_stream_is_the_templates_own_text(make_renderer, template, kind, data):
 @pytest.mark.parametrize("template", STABLE)
 @given(kind=st.sampled_from(KINDS), content=hostile_text)
 @settings(max_examples=30, deadline=None)
-def test_a_tool_result_cannot_write_control_tokens(make_renderer, template, kind, content):
+def test_tool_result_cannot_produce_control_tokens(make_renderer, template, kind, content):
     renderer = make_renderer(template, kind)
     added = set(renderer.encoder.added.values())
     sampled = [renderer.stop_token_ids[0]]
@@ -141,7 +141,7 @@ def test_a_tool_result_cannot_write_control_tokens(make_renderer, template, kind
 @pytest.mark.parametrize("template", STABLE)
 @given(kind=st.sampled_from(KINDS), contents=st.lists(hostile_text, min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None)
-def test_filling_in_equals_rendering(make_renderer, template, kind, contents):
+def test_splicing_matches_rendering(make_renderer, template, kind, contents):
     """The splice and the template give the same ids, whatever the contents."""
     renderer = make_renderer(template, kind)
     messages = results(contents[:1] if template == "trimming" else contents)

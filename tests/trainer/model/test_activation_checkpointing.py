@@ -76,7 +76,7 @@ def _embeds() -> Tensor:
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("kind", _KINDS)
-def test_nothing_is_other_than_in_layers_that_keep_everything(kind: str, every: int):
+def test_checkpointing_does_not_change_outputs_or_gradients(kind: str, every: int):
     plain, again = _model(kind), _model(kind)
     assert recomputed.can_recompute(again.layers)
     recomputed.prepare(again.layers, every, compiled=False)
@@ -86,7 +86,7 @@ def test_nothing_is_other_than_in_layers_that_keep_everything(kind: str, every: 
 
 
 @pytest.mark.parametrize(("every", "forwards"), [(1, _LAYERS), (3, _LAYERS + 2 + 1)])
-def test_no_layer_is_computed_more_often_than_it_must(monkeypatch: pytest.MonkeyPatch, every: int, forwards: int):
+def test_layers_are_recomputed_at_most_as_often_as_needed(monkeypatch: pytest.MonkeyPatch, every: int, forwards: int):
     model, calls = _model("qwen3"), {"forward": 0, "differentiate": 0}
     runs, differentiates = recomputed._Recomputed.run, recomputed._Recomputed.differentiate
 
@@ -106,7 +106,7 @@ def test_no_layer_is_computed_more_often_than_it_must(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, 5), (3, 2)])
-def test_so_many_inputs_are_kept(monkeypatch: pytest.MonkeyPatch, every: int, kept: int):
+def test_only_segment_inputs_are_kept(monkeypatch: pytest.MonkeyPatch, every: int, kept: int):
     model = _model("qwen3")
     segments: list[recomputed._Segment] = []
     first = recomputed._Segment.__init__
@@ -121,7 +121,7 @@ def test_so_many_inputs_are_kept(monkeypatch: pytest.MonkeyPatch, every: int, ke
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_is_added_between_layers_is_kept(in_place: bool):
+def test_features_added_between_layers_are_kept(in_place: bool):
     """As Qwen3-VL adds features of pictures to the output of its first layers."""
     results = []
     for every in (None, 4):
@@ -140,7 +140,7 @@ def test_what_is_added_between_layers_is_kept(in_place: bool):
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
-def test_layers_over_frozen_embeddings_learn():
+def test_layers_above_frozen_embeddings_get_gradients():
     model = _model("qwen3")
     model.embed_tokens.requires_grad_(False)
     recomputed.prepare(model.layers, 1, compiled=False)
@@ -148,7 +148,7 @@ def test_layers_over_frozen_embeddings_learn():
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.layers.parameters())
 
 
-def test_without_gradients_nothing_is_kept():
+def test_no_grad_forward_keeps_nothing():
     model, plain = _model("qwen3"), _model("qwen3")
     recomputed.prepare(model.layers, 3, compiled=False)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_without_gradients_nothing_is_kept():
     assert model.layers[0].forward.func._open is None
 
 
-def test_what_sparse_checkpointing_cannot_do(tiny_qwen3: Any):
+def test_sparse_checkpointing_rejects_unsupported_models(tiny_qwen3: Any):
     with pytest.raises(UserError, match=r"does not support layers of the class Linear\. Set it to full"):
         layers.prepare([nn.Linear(2, 2)], "sparse", compiled=False)
     model: Path = tiny_qwen3()

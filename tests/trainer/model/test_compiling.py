@@ -7,7 +7,7 @@ def run(layer, hidden):
     return layer(hidden)
 
 
-def test_any_number_of_models_are_compiled_in_one_process():
+def test_many_models_compile_in_one_process():
     """Each twice, with gradients and without; torch gives up at the ninth time for the same code."""
     for width in range(2, 8):
         layer = torch.nn.Linear(width, 3)

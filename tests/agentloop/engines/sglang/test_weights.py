@@ -8,7 +8,7 @@ from agentloop.weights.tensors import TensorWeights
 
 
 @pytest.mark.parametrize("fails", ["names", "disk"])
-async def test_weights_that_cannot_be_written_leave_no_file(tmp_path, monkeypatch, fails):
+async def test_failed_weight_write_leaves_no_file(tmp_path, monkeypatch, fails):
     def full(tensors, path):
         path.write_bytes(b"half")
         raise OSError("No space left on device")

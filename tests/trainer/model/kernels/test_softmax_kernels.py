@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 
-def test_the_triton_kernels_equal_float64():
+def test_triton_kernels_match_float64():
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     script = Path(__file__).with_name("softmax_kernels.py")
