@@ -38,7 +38,7 @@ from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.engines.vllm.requests import vllm_params
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from benchmarks import results_file

@@ -21,7 +21,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.weights.shelf import WeightShelf

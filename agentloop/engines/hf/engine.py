@@ -61,7 +61,7 @@ class HfEngine(Engine):
         self._stops = StopFinder(model)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         default = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        self._dtype = _dtype(dtype) if dtype is not None else default
+        self.dtype = _dtype(dtype) if dtype is not None else default
         self._max_slots = max_slots
         self._max_batch_tokens = max_batch_tokens
         self._cache_bytes = cache_bytes
@@ -81,7 +81,7 @@ class HfEngine(Engine):
     def _load(self) -> Worker:
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise UserError("engine.options.device is cuda, but torch sees no CUDA device. Set it to cpu.")
-        model = load_model(self._source, self._device, self._dtype)
+        model = load_model(self._source, self._device, self.dtype)
         shape = shape_of(model)
         if self.max_model_len > shape.context:
             raise UserError(
@@ -89,7 +89,7 @@ class HfEngine(Engine):
             )
         self.max_model_len = self.max_model_len or min(shape.context, 4096)
         self._vocabulary = shape.vocabulary
-        per_token = SlotCache.bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, self._dtype)
+        per_token = SlotCache.bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, self.dtype)
         fit = self._budget() // (per_token * self.max_model_len)
         if fit < 1:
             raise UserError(
@@ -102,7 +102,7 @@ class HfEngine(Engine):
             head_dim=shape.head_dim,
             slots=min(self._max_slots, fit),
             max_len=self.max_model_len,
-            dtype=self._dtype,
+            dtype=self.dtype,
             device=self._device,
         )
         return Worker(model, cache, max_batch_tokens=self._max_batch_tokens)

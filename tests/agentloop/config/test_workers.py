@@ -3,7 +3,7 @@ import pytest
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.workers.factory import on_its_part
+from agentloop.trainer.run.workers import on_its_part
 
 
 @pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto", "workers.gpus=0.5"])

@@ -17,10 +17,10 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import UserError
 from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+from agentloop.trainer.run import workers
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
-from agentloop.trainer.workers import factory
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "learner.lr=1e-2"]
 ONE_BY_ONE = "engine.max_concurrency=1"
@@ -173,7 +173,7 @@ async def test_an_engine_that_dies_asleep_costs_nothing_but_a_restart(sums, tmp_
         await sleep(self, keep_weights=keep_weights)
 
     monkeypatch.setattr(ScriptedEngine, "sleep", dies)
-    monkeypatch.setattr(factory, "_GPU_ENGINES", ("scripted",))
+    monkeypatch.setattr(workers, "_GPU_ENGINES", ("scripted",))
     await train(config(sums, "eval.every=0", "run.steps=3", SLEEP), tmp_path / "asleep")
     assert slept == [True, True, False, False], "its own weights are kept only until there are others"
     lines = comparable(tmp_path / "asleep")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 
 pytestmark = pytest.mark.usefixtures("ray")

@@ -12,7 +12,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 from agentloop.weights.tensors import TensorWeights
 

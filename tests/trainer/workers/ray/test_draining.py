@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup, make_engine
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
 

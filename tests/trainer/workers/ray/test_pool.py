@@ -17,8 +17,8 @@ from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.cluster.reservation import take_seats
 from agentloop.trainer.cluster.session import connect
 from agentloop.trainer.run.learners import create
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.schedule.failures import is_failed
-from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
