@@ -157,7 +157,7 @@ def test_no_grad_forward_keeps_nothing():
     assert model.layers[0].forward.func._open is None
 
 
-def test_sparse_checkpointing_rejects_unsupported_models(tiny_qwen3: Any):
+def test_unsupported_sparse_checkpointing_raises(tiny_qwen3: Any):
     with pytest.raises(UserError, match=r"does not support layers of the class Linear\. Set it to full"):
         layers.prepare([nn.Linear(2, 2)], "sparse", compiled=False)
     model: Path = tiny_qwen3()

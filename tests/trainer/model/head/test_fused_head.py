@@ -138,7 +138,7 @@ def test_frozen_head_gets_no_gradient():
     torch.testing.assert_close(got.double(), _exact(hidden, weight, targets, 1.0)[3], rtol=2e-5, atol=2e-5)
 
 
-def test_empty_input_and_zero_temperature():
+def test_empty_input_gives_zero_loss_and_zero_temperature_raises():
     hidden, weight, targets = _inputs()
     loss, logprobs, _ = head_loss(hidden[:0], weight, targets[:0], _loss)
     assert loss.item() == 0

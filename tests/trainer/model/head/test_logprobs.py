@@ -64,7 +64,7 @@ def test_softmax_is_float32_for_any_weight_dtype():
     torch.testing.assert_close(logprobs, want, rtol=0.02, atol=0.05)
 
 
-def test_empty_input_and_zero_temperature():
+def test_empty_input_gives_no_logprobs_and_zero_temperature_raises():
     hidden, weight, _ = _inputs()
     logprobs, entropy = token_logprobs(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
     assert (len(logprobs), len(entropy)) == (0, 0)
