@@ -1,4 +1,4 @@
-"""Trajectories to files and back: JSON, JSONL and npz.
+"""Trajectories to files and back: JSON and JSONL.
 
 The JSON form keeps ids as plain lists, one a segment, so that `jq` and people can read them; logprobs are base64 of
 little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zipfile
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -96,53 +95,6 @@ def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
         yield from _read_lines(file, str(path))
 
 
-def save_npz(path: str | Path, trajectory: Trajectory) -> None:
-    """One trajectory as arrays, for numpy readers: `ids` int32, `logprobs` float32, `versions` int32 [num_tokens],
-    `segment_ends` int64 [num_segments], `head` (JSON as bytes) and `image_0`, ... (PNG as bytes). No pickle. Replaces
-    the file in one step."""
-    images = ImageTable()
-    head = _head(trajectory, images)
-    head["segments"] = [
-        {
-            "kind": str(segment.kind),
-            "images": [_image_entry(image, segment.start, images) for image in segment.images],
-        }
-        for segment in trajectory.segments
-    ]
-    pictures = {f"image_{number}": np.frombuffer(png, np.uint8) for number, png in enumerate(images.pngs())}
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".tmp")
-    with unfinished.open("wb") as file:
-        np.savez_compressed(
-            file,
-            allow_pickle=False,
-            head=np.frombuffer(json.dumps(head).encode(), np.uint8),
-            ids=trajectory.token_ids,
-            logprobs=trajectory.logprobs,
-            versions=trajectory.versions,
-            segment_ends=np.array([segment.end for segment in trajectory.segments], np.int64),
-            **pictures,
-        )
-    os.replace(unfinished, path)
-
-
-def load_npz(path: str | Path) -> Trajectory:
-    """The inverse of `save_npz`. Raises `UserError` for another format."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(arrays["head"].tobytes())
-            _check_version(head.get("format"))
-            count = sum(name.startswith("image_") for name in arrays.files)
-            images = ImageTable.from_pngs(arrays[f"image_{number}"].tobytes() for number in range(count))
-            trajectory = _from_head(head, images)
-            _fill(trajectory, head["segments"], images, arrays)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UserError | FileNotFoundError):
-            raise
-        raise UserError(f"{path} is not a trajectory that save_npz wrote: {type(error).__name__}: {error}.") from error
-    return trajectory
-
-
 def same(first: Trajectory, second: Trajectory) -> bool:
     """Whether two trajectories say the same, images compared by pixels and logprobs by bits."""
     return to_dict(first) == to_dict(second)
@@ -191,28 +143,6 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
         place=head.get("place", 0),
         branches=[from_dict(branch) for branch in head.get("branches", ())],
     )
-
-
-def _fill(trajectory: Trajectory, segments: list[dict[str, Any]], images: ImageTable, arrays: Any) -> None:
-    """Put the segments of an npz file into an empty trajectory."""
-    ids, logprobs, versions = (
-        array(code, arrays[name].astype(dtype).tobytes())
-        for code, name, dtype in (("i", "ids", np.int32), ("f", "logprobs", np.float32), ("i", "versions", np.int32))
-    )
-    start = 0
-    for entry, end in zip(segments, arrays["segment_ends"].tolist(), strict=True):
-        kind, shown = SegmentKind(entry["kind"]), [_image_of(one, start, images) for one in entry["images"]]
-        sampled = kind is SegmentKind.SAMPLED
-        trajectory.append(
-            kind,
-            ids[start:end],
-            logprobs=logprobs[start:end] if sampled else None,
-            versions=versions[start:end] if sampled else None,
-            images=shown,
-        )
-        start = end
-    if not len(ids) == len(logprobs) == len(versions) == start == len(trajectory):
-        raise ValueError("its arrays differ in length")
 
 
 def _check_version(found: Any) -> None:
