@@ -1,11 +1,13 @@
-"""Scaling of a training step over the GPUs of one host, at Qwen3 shapes with random weights and unequal lengths.
+"""Measure the scaling of a training step over the GPUs of one host.
+
+Models have Qwen3 shapes and random weights, and sequences have unequal lengths.
 
     python -m benchmarks.learner.train_scale --model 1.7B --ranks 1 2 [--tokens 262144 --sigma 0.8 ...]
 
 Every number of ranks trains on the same batch of trajectories, through `learner.ranks`: rank 0 in this process, the
-others started by it. Scaling is tokens a second and rank, over those of the fewest ranks; 1 is perfect. A step is
+others its children. Scaling is tokens per second and rank, divided by that of the fewest ranks; 1 is perfect. A step is
 everything from the batch in the driver to changed weights: sending, planning, packing, forward, backward, sums,
-optimizer. Where a step takes longer than --patience seconds, every rank writes once where it is.
+optimizer. If a step takes longer than --patience seconds, every rank writes its stacks once.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from benchmarks import results_file
 from benchmarks.learner import qwen3
 
 _WARM_UP = 2
-"""Steps; the first compiles."""
+"""Untimed first steps; the first one compiles."""
 _STARTED = time.perf_counter()
 
 
@@ -37,8 +39,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=qwen3.SHAPES, default="1.7B")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--trained", type=float, default=0.25, help="part of the tokens that carries loss")
-    parser.add_argument("--tokens", type=int, default=262144, help="of a step, over all ranks")
+    parser.add_argument("--trained", type=float, default=0.25, help="share of trained tokens")
+    parser.add_argument("--tokens", type=int, default=262144, help="tokens of a step, over all ranks")
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
     parser.add_argument("--cap", type=int, default=8192)
