@@ -16,7 +16,7 @@ from typing import Any
 
 
 def request(path: str, body: Any = None, method: str = "POST") -> bytes:
-    """An HTTP/1.1 request whose connection stays open."""
+    """Return an HTTP/1.1 request whose connection stays open."""
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content

@@ -71,7 +71,7 @@ class SimulatedEngine(ScriptedEngine):
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
     ) -> Generation:
-        """See `Engine.generate`. Cancelling it takes the request out of the batch."""
+        """Sample a turn. Cancellation takes the request out of the batch."""
         said = await super().generate(prompt, params, trajectory_id=trajectory_id, images=images)
         request = _Request(0.0, len(said.ids), asyncio.get_running_loop().create_future())
         self._waiting.append(request)

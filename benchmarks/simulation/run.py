@@ -92,7 +92,7 @@ def simulate_without_barrier(
 
 
 def on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
-    """What it returns; its seconds take no time."""
+    """Run the work and return its result, in no virtual time."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         return runner.run(main)
 
