@@ -1,4 +1,4 @@
-"""Every example of the pages on tools, rewards and datasets is run; their tables name every option that there is."""
+"""Run every example of the pages on tools, rewards and datasets, and check that their tables list every option."""
 
 import inspect
 import os
@@ -36,7 +36,7 @@ _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILI
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
-    """(language, file name or "", content) of each block."""
+    """Return (language, file name or "", content) of each block."""
     return _BLOCK.findall((DOCS / page).read_text())
 
 

@@ -1,4 +1,4 @@
-"""Trajectories of text and pictures, sampled by the hf engine: some share a prompt with a picture, one has none.
+"""Trajectories of text and images, sampled by the hf engine: some share a prompt with an image, one has none.
 
 As a script (MODEL SAMPLES OUT) each rank computes the gradients of one update over them.
 """
@@ -25,7 +25,7 @@ picture = load_object(f"{_MODELS}:picture", "function")
 
 
 def image_samples(folder: Path) -> list[Sample]:
-    """Six trajectories in two groups; the first group shares a picture, the last trajectory is text only."""
+    """Return six trajectories in two groups; the first group shares an image, the last trajectory is text only."""
     return asyncio.run(_play(folder))
 
 
@@ -81,7 +81,7 @@ async def _sample(engine, trajectory):
 
 
 def gradients(learner: FsdpLearner, samples: list[Sample]) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one update, which is not made."""
+    """Return the loss and gradients of one update, without applying it."""
     found = {}
 
     def keep() -> None:

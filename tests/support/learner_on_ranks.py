@@ -1,4 +1,4 @@
-"""What each rank of test_learner_ranks.py runs under torchrun: MODEL OUT [gather_once] [lora]."""
+"""Script that each rank of test_learner_ranks.py runs under torchrun: MODEL OUT [gather_once] [lora]."""
 
 import json
 import sys

@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,), seed=3)
 
 
 class Mortal(Engine):
-    """Counts up from the last token of the prompt, `quick` tokens and then a stop token; or does what `fate` says."""
+    """Counts up from the last token of the prompt: `quick` tokens, then a stop token; or follows `fate`."""
 
     max_model_len = 64
 
@@ -116,7 +116,7 @@ async def test_tokens_keep_their_version_and_the_new_engine_gets_the_latest_weig
 
 
 class Slow(Mortal):
-    """Starts when it is told to, and reads shared weights as an engine of another process does."""
+    """Starts on command, and reads shared weights as an engine in another process does."""
 
     def __init__(self, fate=None):
         super().__init__(fate)
@@ -173,7 +173,7 @@ async def test_weights_overwritten_during_a_read_wait_for_the_new_ones():
     new = shelf.put([("w", torch.full((2,), 5.0))])
     for _ in range(20):
         await asyncio.sleep(0)
-    assert second.weights is None  # neither the old ones nor half of them
+    assert second.weights is None  # neither the old weights nor a mixture
     await engine.update_weights(new, 5)
     assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
     assert second.weights["w"].tolist() == [5, 5]
@@ -287,7 +287,7 @@ async def test_other_errors_propagate():
 
 
 class Sleeper(Mortal):
-    """Notes what it is asked to do; `fate` is the call that it dies of."""
+    """Records its calls; `fate` is the call that kills it."""
 
     def __init__(self, fate=None):
         super().__init__(fate)

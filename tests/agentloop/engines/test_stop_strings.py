@@ -1,4 +1,4 @@
-"""Stop strings end turns at a token boundary, in all engines alike."""
+"""Stop strings end turns at a token boundary in every engine."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def ids_of(text):
 
 
 def first_end(ids, strings):
-    """By its meaning: decode every beginning of the turn."""
+    """Return the end of the turn by definition: decode every prefix of it."""
     texts = [TOKENIZER.decode(ids[:end], skip_special_tokens=False) for end in range(len(ids) + 1)]
     return next((end for end, text in enumerate(texts) if any(string in text for string in strings)), None)
 

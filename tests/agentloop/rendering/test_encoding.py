@@ -42,7 +42,7 @@ def test_escaped_text_has_no_added_tokens_and_round_trips(encoder_of, kind, text
 
 @pytest.fixture(scope="session")
 def encoder_of(make_tokenizer):
-    """`encoder_of(kind)`: the encoder of a tokenizer, and the tokenizer."""
+    """Return `encoder_of(kind)`, which builds the encoder of a tokenizer, and the tokenizer."""
 
     @cache
     def build(kind):
@@ -60,7 +60,7 @@ def test_added_tokens_may_strip_whitespace(make_tokenizer):
 
 
 def test_escaping_holds_if_the_vocabulary_contains_control_tokens():
-    """Unigram vocabularies hold the added tokens as pieces, so that even without added tokens the text makes them."""
+    """Unigram vocabularies contain the added tokens as pieces, so plain text could produce them."""
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", -1.0), *((c, -5.0) for c in "</s>ab")], unk_id=0))
     backend.add_special_tokens(["</s>"])
     encoder = TextEncoder(backend)
@@ -70,7 +70,7 @@ def test_escaping_holds_if_the_vocabulary_contains_control_tokens():
 
 @pytest.mark.parametrize(("kind", "known"), [("split", True), ("gpt2", True), ("no_words", False), ("pieces", False)])
 def test_word_cache_is_used_only_for_supported_tokenizers(encoder_of, kind, known):
-    assert (encoder_of(kind)[0]._words is not None) == known
+    assert (encoder_of(kind)[0].words is not None) == known
 
 
 @given(text=st.text(st.characters(max_codepoint=127), max_size=60))
@@ -78,11 +78,11 @@ def test_word_cache_is_used_only_for_supported_tokenizers(encoder_of, kind, know
 def test_cached_words_encode_like_the_tokenizer(encoder_of, text):
     for kind in ("split", "gpt2"):
         encoder, _ = encoder_of(kind)
-        assert encoder._words.encode(text) == encoder._plain.encode(text, add_special_tokens=False).ids
+        assert encoder.words.encode(text) == encoder.plain.encode(text, add_special_tokens=False).ids
 
 
 def test_pattern_with_a_different_meaning_in_python_is_not_used():
-    """The check against the tokenizer: atomic spaces make this pattern leave gaps."""
+    """The check against the tokenizer finds that this pattern leaves gaps between words."""
     from tokenizers import Regex
 
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))

@@ -1,4 +1,4 @@
-"""From a folder to a renderer, and what is said when that fails."""
+"""Loading a renderer from a folder, and the errors if that fails."""
 
 import subprocess
 import sys

@@ -54,7 +54,7 @@ KIMI = (
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, and what it does as no other."""
+    """A family of models and its peculiarities."""
 
     format: str
     added: str
@@ -133,11 +133,11 @@ def call_of(family, arguments):
 
 
 def text_of(renderer, messages, *, generate=False):
-    return renderer._template.render(messages, TOOLS, generate=generate)
+    return renderer.template.render(messages, TOOLS, generate=generate)
 
 
 def written_call(name, arguments, content=""):
-    """What a model samples that makes this call: as the template writes it, to the token that ends the turn."""
+    """Return the text that a model samples for this call, up to the token that ends the turn."""
     renderer, family = renderer_of(name), FAMILIES[name]
     turn = {"role": "assistant", "content": content, "tool_calls": [call_of(family, arguments)]}
     text = text_of(renderer, [QUESTION, turn])
@@ -148,7 +148,7 @@ def written_call(name, arguments, content=""):
     if written.startswith(opening):
         sampled = written.removeprefix(opening)
         sampled = sampled if family.thinks else re.sub(r"^<think>\s*</think>\s*", "", sampled)
-    else:  # it writes the thinking of past turns otherwise than it begins one
+    else:  # the template writes past thinking differently from a new turn
         sampled = "</think>" + written.removeprefix(opening[: opening.index("<think>")]).removeprefix("<think></think>")
     end = "<|observation|>" if family.format == "glm" else ""
     return (sampled.rstrip("\n") if end == "" else sampled) + end
@@ -157,9 +157,9 @@ def written_call(name, arguments, content=""):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_format_and_stop_tokens_match_the_family(name):
     renderer, family = renderer_of(name), FAMILIES[name]
-    assert renderer._format.name == family.format
+    assert renderer.call_format.name == family.format
     assert tuple(renderer.decode([token]) for token in renderer.stop_token_ids) == family.stops
-    assert renderer._opens_thinking() is family.thinks
+    assert renderer.starts_in_thinking is family.thinks
 
 
 MARKUP = [
@@ -242,7 +242,7 @@ def test_stream_of_a_call_and_its_result_matches_the_template(name, result):
     answer = {"role": "tool", "content": result, "name": "get_weather", "tool_call_id": call["id"]}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = text_of(renderer, [QUESTION, turn, answer], generate=True)
-    for _ in range(3):  # by the template, then filled in
+    for _ in range(3):  # rendered by the template, then spliced
         text = stream(name, renderer.encoder.encode_rendered(written), answer)
         assert re.sub(NO_THOUGHT, "", text) == re.sub(NO_THOUGHT, "", whole)
 
@@ -275,7 +275,7 @@ def test_glm_turn_ends_with_the_opening_token_of_the_next():
     result = [{"role": "tool", "content": "sunny", "name": "get_weather", "tool_call_id": "1"}]
     shown = "\n<tool_response>\nsunny\n</tool_response><|assistant|>"
     assert renderer.decode(renderer.render_continuation([observation], result, TOOLS).observation) == shown
-    # Where the model ended otherwise, or was cut, the token is shown to it.
+    # If the turn ended differently or was truncated, the stream adds the token.
     for sampled in ([user], [], [1]):
         following = renderer.render_continuation(sampled, result, TOOLS)
         assert (following.closing, renderer.decode(following.observation)) == ([], f"<|observation|>{shown}")

@@ -1,4 +1,4 @@
-"""Calls as tags in one long turn: literal streams in the formats of the papers."""
+"""Calls as tags inside one long turn, with literal streams in the formats of the papers."""
 
 import asyncio
 
@@ -71,7 +71,7 @@ def test_call_and_result_share_one_turn(renderer, ids_of, tmp_path):
     assert trajectory.stop_reason is StopReason.COMPLETED
     assert segments(trajectory, renderer) == [
         (SegmentKind.PROMPT, "<|im_start|>user\nCompute.<|im_end|>\n<|im_start|>assistant\n"),
-        (SegmentKind.SAMPLED, CODE + "\n"),  # the last token has the line break, which is not repeated
+        (SegmentKind.SAMPLED, CODE + "\n"),  # the last token contains the newline, which is not repeated
         (SegmentKind.OBSERVATION, "<interpreter>\n42\n</interpreter>\n\n"),
         (SegmentKind.SAMPLED, answer),
     ]
@@ -123,7 +123,7 @@ def test_partial_turn_streams_only_text_before_a_call(renderer, ids_of):
 
 
 def test_text_that_is_not_a_call_stays_text(renderer, ids_of):
-    assert renderer.parse(ids_of("<code>a</code>" + END)).calls == ()  # the model went on and ended its turn
+    assert renderer.parse(ids_of("<code>a</code>" + END)).calls == ()  # the model continued and ended its turn
     assert renderer.parse(ids_of("<code>a</code>"), complete=False).calls == ()
     assert renderer.parse(ids_of("no code" + END)).content == "no code"
     (invalid,) = renderer.parse(ids_of("a</code>")).calls

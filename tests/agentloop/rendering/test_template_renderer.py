@@ -1,4 +1,4 @@
-"""What is rendered, token by token where it matters."""
+"""Rendered prompts and continuations, some of them token by token."""
 
 import sys
 from array import array
@@ -35,7 +35,7 @@ def test_token_ids_of_a_small_episode(make_renderer):
     # fmt: on
     assert renderer.render_prompt([{"role": "user", "content": "hi"}]) == system + user + assistant
     observation = [START, 84, 82, 68, 81, NEWLINE, RESULT_OPEN, NEWLINE, 19, 17, NEWLINE, RESULT_CLOSE, END, NEWLINE]
-    for _ in range(3):  # by the template, then filled in
+    for _ in range(3):  # rendered by the template, then spliced
         following = renderer.render_continuation(array("i", [64, END]), result("42"))
         assert following.closing == [NEWLINE]
         assert following.observation == observation + assistant
@@ -125,8 +125,7 @@ def test_caches_are_bounded(make_tokenizer):
     renderer = renderer_for(make_tokenizer("think", "bytes"))
     for n in range(600):
         renderer.render_prompt([{"role": "system", "content": str(n)}, {"role": "user", "content": str(n)}])
-    assert len(renderer._prompts) <= 256
-    assert len(renderer._shapes) <= 256
+    assert max(renderer.cache_sizes) <= 256
 
 
 def test_prompt_drops_past_thinking_like_the_template(make_renderer):
@@ -139,7 +138,7 @@ def test_prompt_drops_past_thinking_like_the_template(make_renderer):
 
 
 def test_stream_keeps_its_thinking(make_renderer):
-    """A user message makes the template drop past thinking; the stream is append-only and goes on without a word."""
+    """A user message makes the template drop past thinking; the append-only stream keeps it."""
     renderer = make_renderer("think")
     following = renderer.render_continuation([renderer.stop_token_ids[0]], [{"role": "user", "content": "c"}])
     assert renderer.decode(following.observation) == "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""Pictures from outside: refused before they hurt, or read as upright RGB."""
+"""Untrusted images are rejected before they do harm, or decoded as upright RGB."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ def encoded(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A small PNG of side x side pixels, one bit each."""
+    """Return a small PNG of side x side pixels, one bit each."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

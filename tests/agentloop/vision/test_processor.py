@@ -1,4 +1,4 @@
-"""Pictures as the processors of transformers scale and cut them, and their tokens in a rendered conversation."""
+"""Images are scaled and split like in transformers, and have the right tokens in a rendered conversation."""
 
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_conversation_renders_with_all_image_tokens(vision_model, family):
     assert renderer.decode(ids) == (
         f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|><|image_pad|>?<|im_end|>\n<|im_start|>assistant\n"
     )
-    # What a user writes is text, even where it spells an image token.
+    # User text stays text even if it spells an image token.
     assert ids.count(renderer.vision.image_token_id) == num
     result = [{"role": "tool", "content": [{"type": "text", "text": "See "}, parts[0]]}]
     observation = renderer.render_continuation([renderer.stop_token_ids[0]], result).observation

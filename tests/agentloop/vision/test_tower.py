@@ -1,4 +1,4 @@
-"""Features among embeddings: the numbers of transformers' own forward."""
+"""Image features among embeddings match the forward of transformers."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ def run(layer, hidden):
 
 
 def test_many_models_compile_in_one_process():
-    """Each twice, with gradients and without; torch gives up at the ninth time for the same code."""
+    """Run each model with and without gradients; torch stops compiling the same code at the ninth time."""
     for width in range(2, 8):
         layer = torch.nn.Linear(width, 3)
         forward = compile_whole(run, backend="eager")

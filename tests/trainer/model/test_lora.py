@@ -1,4 +1,4 @@
-"""Adapters: what is trained, what engines and folders get of them, and that nothing else changes."""
+"""LoRA adapters: training, publishing, saving and resuming, and what must not change."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.lora import LoraLinear
+from agentloop.trainer.model.row_layout import units
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
@@ -55,7 +56,7 @@ def test_published_weights_are_merged_and_compute_the_same(tiny_qwen3):
     change = (adapter.lora_b @ adapter.lora_a * 2.0).detach()
     assert change.abs().max() > 1e-4
     torch.testing.assert_close(published[f"{name}.weight"], start[f"{name}.weight"].detach() + change)
-    # A learner of all weights that starts there says the same.
+    # A learner of all weights that starts from the saved folder computes the same.
     samples = _batch(6, seed=1).samples
     found = learner.logprobs(samples)
     learner.save_hf(model.parent / "merged")
@@ -126,8 +127,9 @@ def test_flops_exclude_weight_gradients_of_frozen_weights(tiny_qwen3):
     whole, adapters = (learner_of(tiny_qwen3(), lora=lora) for lora in (None, {"rank": 1}))
     ratio = adapters.step(_batch(6))["flops_per_second"] / whole.step(_batch(6))["flops_per_second"]
     assert ratio > 0
-    unit = whole._rows(_batch(6).samples, [0])[0]
-    assert 0.6 < adapters._flops_of(_batch(6).samples, unit) / whole._flops_of(_batch(6).samples, unit) < 0.8
+    samples = _batch(6).samples
+    row = units(samples, [0], whole.config.token_budget, share=False)
+    assert 0.6 < adapters.flops_of(samples, row) / whole.flops_of(samples, row) < 0.8
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def prompts_of(count, low=3, high=60, seed=1):
 
 
 def logprobs_of(model, prompt, ids, temperature=1.0):
-    """Of `ids` behind `prompt`, by one plain forward pass."""
+    """Return the log-probabilities of `ids` after `prompt`, by one plain forward pass."""
     tokens = torch.tensor([[*prompt, *ids]])
     with torch.inference_mode():
         logits = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -85,7 +85,7 @@ async def test_concurrent_greedy_turns_match_transformers(make, kind):
     for prompt, got in zip(prompts, await turns(engine, prompts, GREEDY), strict=True):
         reference = logprobs_of(model, prompt, got.ids)
         chosen = reference[range(8), list(got.ids)]
-        # The best token, or one that float noise cannot tell from it.
+        # The best token, or one that is equal up to float noise.
         assert torch.all(reference.max(-1).values - chosen < 1e-4)
         np.testing.assert_allclose(got.logprobs, chosen, atol=1e-4)
         assert got.finish_reason is FinishReason.LENGTH
@@ -113,7 +113,7 @@ async def test_later_turns_reuse_the_cache_and_agree_with_a_fresh_engine(make):
         got = await engine.generate(prompt, GREEDY, trajectory_id="a")
         reference = logprobs_of(model, prompt, got.ids)
         np.testing.assert_allclose(got.logprobs, reference[range(8), list(got.ids)], atol=1e-4)
-        # A turn computes what is new and what it samples but its last token.
+        # A turn computes its new prompt tokens and its sampled tokens except the last.
         new = 40 if turn == 0 else 1 + 5
         assert computed() == new + 7
         prompt = [*prompt, *got.ids, *range(5)]
@@ -132,7 +132,7 @@ async def test_prompts_with_a_common_prefix_share_computation(make):
 
 
 def count_tokens(engine):
-    """Call: tokens that went through the model since the last call."""
+    """Return a function that counts tokens through the model since its last call."""
     seen = []
     engine._worker.model.get_input_embeddings().register_forward_hook(lambda _m, args, _o: seen.append(args[0].numel()))
 

@@ -1,4 +1,4 @@
-"""`HfEngine` on vision-language models: what transformers computes, with pictures that come turn by turn."""
+"""`HfEngine` on vision-language models matches transformers, with images that arrive turn by turn."""
 
 import asyncio
 from pathlib import Path
@@ -50,7 +50,7 @@ async def make():
 
 async def test_logprobs_of_many_turns_match_transformers(make, folder):
     renderer = renderer_for(folder)
-    # Chunks of 50 tokens cut pictures in two; fewer slots than episodes.
+    # Chunks of 50 tokens split images; there are fewer slots than episodes.
     engine = await make(folder, max_batch_tokens=50, max_slots=3)
     trajectories = await asyncio.gather(
         *(

@@ -66,14 +66,14 @@ async def make(folder):
 
 
 def parrot(token):
-    """Weights with which the model says `token`, whatever it reads."""
+    """Return weights with which the model always samples `token`."""
     embed, head = torch.ones(VOCABULARY, 16), torch.zeros(VOCABULARY, 16)
     head[token] = 10.0
     return {"embed.weight": embed, "head.weight": head}.items()
 
 
 def reference(weights, prompt, ids, temperature=1.0):
-    """Log-probabilities of the tokens behind a prompt, [num_tokens, vocabulary]."""
+    """Return log-probabilities of the tokens after a prompt, [num_tokens, vocabulary]."""
     model = load_object(f"{SERVER}:log_softmax_of", "reference")
     arrays = {name: tensor.numpy() for name, tensor in weights.items()}
     return np.stack([model(arrays, [*prompt, *ids[:i]], temperature) for i in range(len(ids))])
@@ -126,7 +126,7 @@ async def test_stop_tokens_and_length_end_a_turn(make):
     assert (list(got.ids), got.finish_reason) == (list(free.ids[: first + 1]), FinishReason.STOP)
     last = SamplingParams(max_tokens=first + 1, seed=5, stop_token_ids=(stop,))
     got = await engine.generate(prompt, last, trajectory_id="b")
-    assert got.finish_reason is FinishReason.STOP  # which SGLang calls cut
+    assert got.finish_reason is FinishReason.STOP  # which SGLang reports as truncated
     short = await make(max_model_len=20)
     full = await short.generate([5] * 16, SamplingParams(max_tokens=30), trajectory_id="c")
     assert (len(full.ids), full.finish_reason) == (4, FinishReason.LENGTH)
@@ -157,7 +157,7 @@ async def test_eos_token_does_not_stop_a_turn_unless_requested(make):
 
 
 async def test_every_token_carries_its_weight_version(make):
-    """Version v says token v: the ids themselves tell which weights sampled them."""
+    """Weights of version v sample token v, so the ids show which weights sampled them."""
     engine = await make()
     await engine.update_weights(TensorWeights(parrot(20)), 20)
     params = SamplingParams(max_tokens=90_000, temperature=0.0, stop_token_ids=(24,))
@@ -224,7 +224,7 @@ async def test_mismatched_weights_are_named_and_nothing_changes(make, weights):
 
 
 class Elsewhere(SharedWeights):
-    """Weights that only this process can map."""
+    """Return weights that only this process can map."""
 
     def __reduce__(self):
         parts = [part._replace(shelf="gone", buckets=(HostHandle(0, 0, 8),)) for part in self.parts]
@@ -360,7 +360,7 @@ async def test_dead_server_returns_its_partial_turns(make):
 
 async def test_external_server_is_used_and_left_running(make, folder, monkeypatch):
     owner = await make()
-    await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now says another path, with the same name
+    await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now reports another path with the same name
     guest = SglangEngine(folder, url=owner._client.url)
     await guest.start()
     assert list((await guest.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [11] * 8

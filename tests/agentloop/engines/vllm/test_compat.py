@@ -1,4 +1,4 @@
-"""The names that the adapter uses exist in the installed vLLM; what cannot be used is explained."""
+"""The installed vLLM has the names that the adapter uses; errors explain unusable options."""
 
 import sys
 

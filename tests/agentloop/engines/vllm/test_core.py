@@ -15,7 +15,7 @@ from agentloop.errors import EngineError
 
 
 class FakeLlm:
-    """vLLM's output handler in small: takes what the core sent, works it off in slices, asks for more."""
+    """A small output handler like vLLM's: takes outputs of the core, processes them in slices, and asks for more."""
 
     errored = False
 

@@ -55,7 +55,7 @@ def random_model(seed=0, *, tied=False):
 
 
 def parrot(model, token):
-    """The model with other weights: it says `token`, whatever it reads."""
+    """Return weights with which the model always samples `token`."""
     other = copy.deepcopy(model)
     with torch.no_grad():
         for layer in other.model.layers:
@@ -242,7 +242,7 @@ async def test_turns_wait_during_sleep_and_resume_with_new_weights(engine, model
 
 
 async def test_every_token_carries_its_weight_version(engine, model):
-    """Version v says token v: the ids themselves tell which weights sampled them."""
+    """Weights of version v sample token v, so the ids show which weights sampled them."""
     await engine.update_weights(TensorWeights(parrot(model, 20)), 20)
     rng = np.random.default_rng(3)
     prompts = prompts_of(90, seed=4)  # some run, some wait, some end between the updates

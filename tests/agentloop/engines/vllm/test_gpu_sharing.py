@@ -1,4 +1,4 @@
-"""What an engine that shares a GPU takes of it. The worker itself runs on CUDA only (tests/gpu)."""
+"""Memory of an engine that shares a GPU. The worker itself runs only on CUDA (tests/gpu)."""
 
 import types
 

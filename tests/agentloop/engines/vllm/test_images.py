@@ -1,4 +1,4 @@
-"""`VllmEngine` with pictures that come turn by turn: what transformers and the learner compute for them."""
+"""`VllmEngine` matches transformers and the learner, with images that arrive turn by turn."""
 
 import asyncio
 from pathlib import Path
@@ -49,7 +49,7 @@ async def engine(folder):
 
 @pytest.fixture
 def sent(engine, monkeypatch):
-    """For each picture of each prompt from here on, whether its pixels went to the engine core."""
+    """Record for each later image of a prompt whether its pixels were sent to the engine core."""
     found = []
     cache, update = engine._images._cache, engine._images._cache.get_and_update
 
@@ -77,7 +77,7 @@ async def test_turns_with_images_match_before_and_after_a_weight_update(engine, 
                 play(
                     engine,
                     renderer,
-                    # Two groups of two; the first shows its picture twice.
+                    # Two groups of two; the first shows its image twice.
                     opened(renderer, [shared] * (2 - i // 2), f"t{i}", group=f"g{i // 2}"),
                     [[picture(60 + 20 * i, 90, 10 + i), picture(90, 60, 5)], [], [picture(200, 60, 20 + i)]],
                     seed=10 * i,

@@ -18,7 +18,7 @@ async def test_sleep_on_cpu_raises(tmp_path):
 
 
 class Refusing:
-    """A vLLM that has no memory for what `refused` names."""
+    """A vLLM that has no memory for the parts in `refused`."""
 
     errored = False
 

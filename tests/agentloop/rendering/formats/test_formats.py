@@ -1,4 +1,4 @@
-"""Calls of each family as models write them, rightly and wrongly."""
+"""Well-formed and malformed calls of each model family."""
 
 import pytest
 from hypothesis import given, settings

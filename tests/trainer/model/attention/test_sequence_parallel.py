@@ -1,4 +1,4 @@
-"""`learner.sequence_parallel`: ranks that share each row compute what one rank does."""
+"""`learner.sequence_parallel`: ranks that share each row compute the results of one rank."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,14 +83,14 @@ async def _seen(learner: Learner) -> Seen:
 
 @pytest.fixture(scope="module")
 async def expected(model: Path) -> dict[str, Seen]:
-    """By one rank."""
+    """Return the results of one rank."""
     options = {name: case | {"sequence_parallel": 1} for name, case in CASES.items()}
     return {name: await _seen(create(_config(model, **case))) for name, case in options.items()}
 
 
 @pytest.fixture(scope="module")
 def processes(model: Path, expected: dict[str, Seen]) -> Iterator[None]:
-    """Of all tests here: a learner that is open keeps them."""
+    """Keep the processes of an open learner for all tests of this file."""
     learner = create(_config(model, ranks=RANKS))
     yield
     learner.close()

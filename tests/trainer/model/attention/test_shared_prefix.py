@@ -32,7 +32,7 @@ def _models():
 
 
 def test_shared_prefix_matches_separate_sequences():
-    """Two groups, of three and two, around a sequence of its own: hidden states and gradients."""
+    """Two groups, of three and two sequences, around a single sequence: hidden states and gradients match."""
     plain, shared = _models()
     lengths, parents = [9, 4, 1, 6, 5, 7, 3, 2], [None, 0, 0, 0, None, None, 5, 5]
     ids = torch.randint(0, 64, (1, sum(lengths)))
@@ -87,7 +87,7 @@ def _mask(lengths, parents):
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_attention_matches_float64_mask(data: st.DataObject):
-    """Output and gradients, any tree of prefixes and their segments."""
+    """Output and gradients match for any tree of prefixes and segments."""
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=7))
     parents: list[int | None] = []
     for segment in range(len(lengths)):
@@ -117,7 +117,7 @@ def test_sliding_window_matches_mask(window: int):
 
 
 def test_op_passes_custom_op_checks():
-    """Shapes and strides as its fake says, no input changed, gradients registered: what torch.compile relies on."""
+    """torch.compile relies on the fake's shapes and strides, unchanged inputs and registered gradients."""
     rows = [torch.randn(13, heads, 5, requires_grad=True) for heads in (4, 2, 2)]
     lengths, parents = [4, 3, 6], [None, 0, None]
     prefixes = SharedPrefixes.of(lengths, parents)

@@ -1,4 +1,4 @@
-"""The tower's attention over all pictures of a row: what each picture alone gives, features and gradients."""
+"""The vision tower's attention over all images of a row gives the features and gradients of each image alone."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from agentloop.vision.tower import image_features, upload
 _MODELS = Path(__file__).parents[3] / "agentloop" / "vision" / "models.py"
 build_vision_model = load_object(f"{_MODELS}:build_vision_model", "function")
 picture = load_object(f"{_MODELS}:picture", "function")
-# Windows of two by two tokens: some whole, some cut by an edge, one picture of a single token.
+# Windows of two by two tokens: some whole, some cut by an edge, one image of a single token.
 SIZES = [(100, 180), (28, 28), (150, 60), (112, 112)]
 
 

@@ -20,7 +20,7 @@ def _inputs(dtype: torch.dtype = torch.float32):
 
 
 def _loss(logprobs, entropy, rows):
-    """PPO-like: curved in logprob, with entropy, different for each token."""
+    """Return a PPO-like loss: nonlinear in the logprob, with entropy, different for each token."""
     advantages = torch.linspace(-1, 1, _TOKENS, dtype=logprobs.dtype)[rows]
     ratio = (logprobs + 4.0).exp()
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum() - 0.1 * entropy.sum()
@@ -48,7 +48,7 @@ _UNITS = (5, 1, 9, 0, 6, 2)
 
 
 def _unit_loss(logprobs, entropy, rows):
-    """Curved in the mean of each unit, as gspo; `rows` must be whole units."""
+    """Return a loss that is nonlinear in the mean of each unit, as GSPO; `rows` must be whole units."""
     ends = torch.tensor(_UNITS).cumsum(0).tolist()
     places = [(end - size, end) for size, end in zip(_UNITS, ends, strict=True) if size]
     assert {rows.start, rows.stop} <= {place for pair in places for place in pair} | {0}
@@ -72,7 +72,7 @@ def test_unit_level_loss_matches_float64(chunk_tokens: int | None):
 
 @pytest.mark.parametrize(("chunk_tokens", "again"), [(9, 0), (23, 0), (5, 5 + 5), (4, 4 + 4 + 4 + 4)])
 def test_logits_are_recomputed_only_for_units_longer_than_a_chunk(chunk_tokens: int, again: int):
-    """`again`: tokens before the last chunk of such a unit."""
+    """`again`: tokens before the last chunk of a unit that is longer than a chunk."""
     hidden, weight, targets = _inputs()
     with FlopCounterMode(display=False) as counter:
         head_loss(hidden, weight, targets, _unit_loss, chunk_tokens=chunk_tokens, units=_UNITS)
