@@ -92,7 +92,7 @@ def simulate_without_barrier(
 
 
 def on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
-    """Run the work and return its result, in no virtual time."""
+    """Run the coroutine on a virtual clock and return its result."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         return runner.run(main)
 
