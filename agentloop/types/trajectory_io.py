@@ -1,8 +1,8 @@
-"""Trajectories to files and back: JSON and JSONL.
+"""Write trajectories to JSON and JSONL files and read them.
 
-The JSON form keeps ids as plain lists, one a segment, so that `jq` and people can read them; logprobs are base64 of
-little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG,
-stored once each, and messages that show the image of a segment share it again after loading.
+The JSON form has a plain list of ids for each segment, so `jq` and people can read it. Logprobs are base64 of
+little-endian float32 and survive bit for bit; versions are run lengths. A token takes about 8 bytes. Each image is
+stored once, as PNG; after loading, messages and segments share it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failure
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """What `json.dumps` takes. What JSON cannot hold in `task` and `metrics` (see `to_plain`) becomes text."""
+    """Return an object for `json.dumps`. Values of `task` and `metrics` that `to_plain` does not know become text."""
     images = ImageTable()
     head = _head(trajectory, images)
     ids = trajectory.ids
@@ -49,7 +49,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Trajectory:
-    """The inverse of `to_dict`. Raises `UserError` for another format."""
+    """Return the trajectory of an object that `to_dict` made. Raises `UserError` for another format."""
     _check_version(data.get("format") if isinstance(data, dict) else None)
     try:
         images = ImageTable.from_base64(data["images"])
@@ -64,15 +64,17 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
             shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
             trajectory.append(kind, entry["ids"], images=shown, **sampled)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise UserError(f"This is not a whole trajectory: {type(error).__name__}: {error}. Write it again.") from error
+        raise UserError(
+            f"The data is not a whole trajectory: {type(error).__name__}: {error}. Write it again."
+        ) from error
     return trajectory
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
-    """One trajectory a line, compressed where the name ends in .gz; returns how many.
+    """Write one trajectory a line, compressed if the name ends in .gz; return their number.
 
-    Each line of a plain file is flushed, so that a killed run keeps those before it; with `append`, a line that a kill
-    left unfinished is dropped first. Raises `ValueError` for appending to a compressed file.
+    Each line of a plain file is flushed, so a killed run keeps the lines before it. `append` first drops a line that a
+    kill left unfinished. Raises `ValueError` for appending to a compressed file.
     """
     path = Path(path)
     if append:
@@ -89,19 +91,21 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, one at a time. Raises `UserError` with the line that cannot be read; a last line
-    that a kill left unfinished is passed over."""
+    """Yield the trajectories of a file.
+
+    Skips a last line that a kill left unfinished. Raises `UserError` with the number of any other unreadable line.
+    """
     with _open(Path(path), "rt") as file:
         yield from _read_lines(file, str(path))
 
 
 def same(first: Trajectory, second: Trajectory) -> bool:
-    """Whether two trajectories say the same, images compared by pixels and logprobs by bits."""
+    """Return whether two trajectories are equal; images are compared by pixels and logprobs by bits."""
     return to_dict(first) == to_dict(second)
 
 
 def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
-    """Everything but tokens. Images are numbered in the order of the stream, then of the messages."""
+    """Return all fields but tokens. Images are numbered in the order of the stream, then of the messages."""
     for image in trajectory.images:
         _image_entry(image, 0, images)
     return {
@@ -116,16 +120,16 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
 
 
 def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
-    """An image of a segment that begins at `start`: its number, and where a model sees it what that needs."""
+    """Return the entry of an image whose segment begins at `start`: its number, and its place if it has one."""
     if not isinstance(image, PlacedImage):
         return images.number(image)
     seen = image.image
-    number = images.number(seen, seen.picture)
+    number = images.number(seen, seen.as_pil)
     return {"image": number, "at": image.start - start, "format": asdict(seen.format)}
 
 
 def _image_of(entry: Any, start: int, images: ImageTable) -> Any:
-    """The inverse of `_image_entry`."""
+    """Return the image of which `_image_entry` made this entry."""
     if isinstance(entry, int):
         return images[entry]
     values = entry["format"]
