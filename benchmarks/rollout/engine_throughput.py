@@ -149,8 +149,8 @@ class Bench:
         prompts = self.prompts(rows) if what.startswith("bare") else []
         if engines:
             assert self.workers is not None
-            limits = [slot.limit for slot in self.workers._slots]
-            for slot in self.workers._slots[engines:]:
+            limits = [slot.limit for slot in self.workers.slots]
+            for slot in self.workers.slots[engines:]:
                 slot.limit = Closed()  # type: ignore[assignment]
         started = time.perf_counter()
         with GpuUse() as gpu:
@@ -161,7 +161,7 @@ class Bench:
             sampled = await asyncio.wait_for(job, _LIMIT)
         seconds = time.perf_counter() - started
         if engines:
-            for slot, limit in zip(self.workers._slots, limits, strict=True):  # type: ignore[union-attr]
+            for slot, limit in zip(self.workers.slots, limits, strict=True):  # type: ignore[union-attr]
                 slot.limit = limit
         return {"tokens_per_second": sampled / seconds, "seconds": seconds, "gpu_busy": gpu.busy}
 

@@ -315,7 +315,7 @@ async def test_mismatched_weights_are_named_and_nothing_changes(make):
     engine = await make(model)
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
-    with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
+    with pytest.raises(EngineError, match=r"does not have: nonsense\.weight"):
         await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"model\.norm\.weight \(3,\) instead of \(32,\)"):
         await engine.update_weights(TensorWeights({**weights, "model.norm.weight": torch.zeros(3)}.items()), 1)
@@ -354,7 +354,7 @@ async def test_broken_weights_fail_the_turn_and_free_its_state(make):
     engine = await make(model)
     broken = [(name, torch.full_like(tensor, float("nan"))) for name, tensor in model.named_parameters()]
     await engine.update_weights(TensorWeights(broken), 1)
-    with pytest.raises(EngineError, match="not a number"):
+    with pytest.raises(EngineError, match="NaN"):
         await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 2)
     got = await turns(engine, [[1, 2, 3]] * 9, GREEDY)
@@ -390,7 +390,7 @@ async def test_model_folder_loads_and_bad_folder_raises(tmp_path):
         await HfEngine(model, device="cpu", max_model_len=513).start()
     with pytest.raises(UserError, match="lower max_model_len"):
         await HfEngine(model, device="cpu", cache_bytes=1000).start()
-    with pytest.raises(UserError, match="not a type of torch"):
+    with pytest.raises(UserError, match="not a dtype of torch"):
         HfEngine(model, dtype="float33")
 
 
@@ -412,7 +412,7 @@ async def test_unsupported_attention_is_rejected():
 
 def test_recurrent_state_is_rejected_and_experts_are_accepted(tmp_path: Path):
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: two sequences"):
+        with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: its logits change"):
             load_model(save_small_model("falcon_h1", tmp_path / "state"), torch.device("cpu"), dtype)
         model = load_model(save_small_model("qwen3_moe", tmp_path / "experts"), torch.device("cpu"), dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}

@@ -368,12 +368,12 @@ async def test_external_server_is_used_and_left_running(make, folder, monkeypatc
     assert len((await owner.generate([7, 8], GREEDY, trajectory_id="a")).ids) == 8
     other = folder.parent / "other"
     other.mkdir()
-    with pytest.raises(UserError, match=re.escape(f"/tiny', and the run trains '{other}'")):
+    with pytest.raises(UserError, match=re.escape(f"/tiny', but the run trains '{other}'")):
         await SglangEngine(other, url=owner._client.url).start()
     with pytest.raises(UserError, match=f"max_model_len=200000 is above the context of {LONGEST}"):
         await SglangEngine(folder, url=owner._client.url, max_model_len=200_000).start()
     monkeypatch.setattr(sglang_client, "NEEDED", (*sglang_client.NEEDED, "/pause"))
-    with pytest.raises(UserError, match=r"\(0\.5\.17\) lacks what the sglang engine uses: /pause"):
+    with pytest.raises(UserError, match=r"\(0\.5\.17\) lacks routes that the sglang engine uses: /pause"):
         await SglangEngine(folder, url=owner._client.url).start()
 
 

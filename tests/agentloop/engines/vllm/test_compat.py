@@ -50,7 +50,7 @@ def test_missing_names_are_listed(monkeypatch):
         "vllm.engine.arg_utils:AsyncEngineArgs(no_such_field)",
         "vllm.sampling_params:SamplingParams(no_such_sampling)",
     ]
-    with pytest.raises(UserError, match=r"lacks what the vllm engine uses: .*no_such_method"):
+    with pytest.raises(UserError, match=r"lacks names that the vllm engine uses: .*no_such_method"):
         vllm_compat.require_vllm()
 
 

@@ -43,7 +43,7 @@ async def until(condition, playing=None):
 
 
 def busy(workers):
-    return [slot for slot in workers._slots if slot.worker is not None and slot.worker.requests]
+    return [slot for slot in workers.slots if slot.worker is not None and slot.worker.requests]
 
 
 async def test_a_worker_that_leaves_ends_its_episodes_and_gets_no_more(steady, sums, tmp_path):
@@ -56,7 +56,7 @@ async def test_a_worker_that_leaves_ends_its_episodes_and_gets_no_more(steady, s
     await until(lambda: len(busy(workers)) == 2, playing)
     (tmp_path / "workers").write_text("1\n")
     await until(lambda: workers.metrics()["workers/draining"] == 1, playing)
-    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    (leaving,) = [slot for slot in workers.slots if slot.is_retired]
     pid, waiting = leaving.worker.pid, leaving.in_flight
     assert waiting
     sampled = (sums / "log").read_text().splitlines()
@@ -86,7 +86,7 @@ async def test_what_a_leaving_worker_has_not_ended_in_time_others_go_on_with(ste
     await until(lambda: len(busy(workers)) == 2, playing)
     await until(lambda: all(len(o.turns) == len(o.missing) for s in busy(workers) for o in s.worker.requests), playing)
     workers.resize(1)
-    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    (leaving,) = [slot for slot in workers.slots if slot.is_retired]
     handed_over = leaving.in_flight
     await until(lambda: leaving.worker is None, playing)
     (sums / "gate").unlink()
