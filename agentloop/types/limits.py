@@ -3,7 +3,7 @@
 Every turn is checked in this order:
 
 1. `max_turns`: the episode has that many sampled turns                         -> MAX_TURNS
-2. `max_seconds`: the wall time is over (this also cuts generation and tools)   -> MAX_SECONDS
+2. `max_seconds`: the wall time ran out (this also cuts generation and tools)   -> MAX_SECONDS
 3. `max_tokens`: no room is left to sample into                                 -> MAX_TOKENS (turn 1: PROMPT_TOO_LONG)
 4. the turn is sampled; the engine failed                                       -> ENGINE_ERROR
 5. the turn was cut: its calls are not run                                      -> MAX_TURN_TOKENS or MAX_TOKENS

@@ -33,7 +33,7 @@ def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
 
 
 def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
-    """Return the groups that run and wait after a step, and where all episodes of the run went so far."""
+    """Return the groups that run and wait after a step, and the counts of all episodes of the run so far."""
     counts = {f"queue/{name}": float(count) for name, count in sorted(queue.counts.items())}
     return {
         "queue/groups_running": float(queue.num_running),

@@ -1,4 +1,4 @@
-"""Round trips, and what is said of files that are something else."""
+"""Round trips, and the errors for files that are not trajectories."""
 
 import json
 import math
@@ -161,7 +161,7 @@ def test_an_unknown_format_is_refused(version, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"segments": None}, {"segments": [{"kind": "said", "ids": []}]}, {"stop_reason": "bored"}]
 )
-def test_what_is_no_trajectory_is_refused(change):
+def test_data_that_is_not_a_trajectory_is_refused(change):
     with pytest.raises(UserError, match="not a whole trajectory"):
         from_dict({**to_dict(full()), **change})
     with pytest.raises(UserError, match="has format None"):
