@@ -1,10 +1,10 @@
-# make demo    a tiny model learns to use a code sandbox, on this machine, with no network but the package index
-# make test    lint, types, imports and all tests, the real engines included
+# make demo    train a tiny model to use a code sandbox on this machine; downloads only packages
+# make test    run lint, types, import rules and all tests, the real engines included
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Of the tests. Those of a file stay in one, which has the engine or the server that they share.
+# Test processes. The tests of a file share one process, because they share an engine or a server.
 PROCESSES := --numprocesses 2 --dist loadfile
 
 .PHONY: demo test lint types imports unit test-gpu clean

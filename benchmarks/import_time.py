@@ -1,4 +1,4 @@
-"""How long `import agentloop` takes in a fresh interpreter, bare interpreter start taken off.
+"""Measure `import agentloop` in a fresh interpreter, without the start of the interpreter itself.
 
 python benchmarks/import_time.py
 """
@@ -14,7 +14,7 @@ from benchmarks import results_file
 
 
 def seconds(statement: str, repeats: int = 11) -> float:
-    """Median wall time of a fresh interpreter that runs `statement`."""
+    """Return the median wall time of a fresh interpreter that runs `statement`."""
     runs = []
     for _ in range(repeats):
         started = time.perf_counter()

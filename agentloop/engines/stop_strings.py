@@ -1,7 +1,7 @@
 """Stop strings: a turn ends with the token that completes one of them in its text.
 
-Nothing is cut out of a token: where the last one says more than the stop string, that is part of the turn, and the ids
-stay those that were sampled.
+No token is cut: if the last one has text after the stop string, that text is part of the turn. The ids stay as they
+were sampled.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class StopStrings:
-    """Looks for some strings in the text of turns."""
+    """Search for stop strings in the text of turns."""
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
         assert strings
         assert all(strings), "an empty string would stop everywhere"
         self._tokenizer = tokenizer
         self._strings = tuple(strings)
-        # A token that shows anything has a byte at least. Two more: one may be the rest of a character, and some
-        # tokenizers write the first word of a text without the space before it.
+        # Each visible token has at least one byte. Two more tokens: one may complete a character, and some tokenizers
+        # decode the first word of a text without the space before it.
         self._window = max(len(string.encode()) for string in strings) + 2
 
     def completed_by(self, ids: Sequence[int]) -> bool:
-        """Whether the last token of a turn completes a stop string, given that none before it does."""
+        """Return whether the last token of a turn completes a stop string, if no earlier token does."""
         return self._is_in(ids[-self._window :])
 
     def end(self, ids: Sequence[int]) -> int | None:
-        """How many tokens a turn has up to and with the one that completes the first stop string; None without one.
+        """Return the number of tokens up to the one that completes the first stop string, inclusive; None without one.
 
-        Looked for from the end, where it mostly is: a turn is not decoded once a token.
+        The search starts at the end, where the string mostly is, so that a turn is not decoded once per token.
         """
         if not self._is_in(ids):
             return None
@@ -54,14 +54,14 @@ class StopFinder:
     """`StopStrings` of one model. Its tokenizer is loaded when the first turn has stop strings."""
 
     def __init__(self, model: object) -> None:
-        """`model`: a folder or a name."""
+        """Take the tokenizer of `model`, a folder or a name."""
         self._model = model
         self._tokenizer: Any = None
         self._made: dict[tuple[str, ...], StopStrings] = {}
 
     @property
     def tokenizer(self) -> Any:
-        """That of transformers. Raises `EngineError` where the engine was not given a model with one."""
+        """Tokenizer of transformers. Raises `EngineError` if the engine has no model folder or name."""
         if self._tokenizer is None:
             if not isinstance(self._model, str | Path):
                 raise EngineError("stop strings need the model's tokenizer: give the engine a folder or a name")
@@ -74,7 +74,7 @@ class StopFinder:
         return self._tokenizer
 
     def of(self, strings: tuple[str, ...]) -> StopStrings | None:
-        """None where there are no strings."""
+        """Return the search for some strings, or None without strings."""
         if not strings:
             return None
         if strings not in self._made:

@@ -1,11 +1,11 @@
-"""Hearing of a turn while it is sampled.
+"""Listen to the tokens of a turn while it is sampled.
 
     with listening(hear):
         turn = await engine.generate(...)      # meanwhile: hear([17, 4]), hear([9]), ...
 
-Who listens is known to everything that runs for this turn, so that engines which wrap others need not hand it on. An
-engine tells what it can: ids in their order, from its event loop. What it does not tell comes with the turn. Only the
-turn itself counts: where an engine was lost in the middle, the next one may sample something else.
+A context variable holds the listener, so that engines which wrap others need not pass it on. An engine reports ids in
+their order, from its event loop; ids that it does not report come with the turn. Only the returned turn is valid: if an
+engine is lost in the middle, the next one may sample other tokens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Listener = Callable[[Sequence[int]], None]
-"""Takes the ids that are new since it was called last."""
+"""Function that takes the ids sampled since its last call."""
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def listening(hear: Listener | None) -> Iterator[None]:
-    """`hear` is told of the turns that are sampled within, of which there is one at a time."""
+    """Call `hear` with the tokens of turns sampled in this context, one turn at a time."""
     token = _listener.set(hear)
     try:
         yield
@@ -30,5 +30,5 @@ def listening(hear: Listener | None) -> Iterator[None]:
 
 
 def listener() -> Listener | None:
-    """Of the turn that is asked for here."""
+    """Return the listener of the current turn."""
     return _listener.get()

@@ -1,4 +1,4 @@
-"""The gateway: somebody's agent calls OpenAI's API, and what it leaves are exact trajectories."""
+"""The gateway serves OpenAI's API to an existing agent and keeps its calls as exact trajectories."""
 
 from agentloop.gateway.server import Gateway
 from agentloop.gateway.session import Session

@@ -1,4 +1,4 @@
-"""Sampled turns as OpenAI's API answers them."""
+"""Convert sampled turns to answers of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Completion:
-    """What answers a request."""
+    """A sampled turn that answers a request."""
 
     request: ChatRequest
     prompt: Sequence[int]
@@ -35,7 +35,7 @@ class Completion:
 
 
 def response_message(parsed: ParsedTurn) -> dict[str, Any]:
-    """The assistant message. A call that cannot be read is text, as the model wrote it."""
+    """Return the assistant message. A malformed call is text, as the model wrote it."""
     unread = [call.raw for call in parsed.calls if isinstance(call, InvalidCall)]
     content = "\n".join(filter(None, [parsed.content, *unread]))
     calls = [_call(call) for call in parsed.calls if isinstance(call, ToolCall)]
@@ -53,7 +53,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def as_object(completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:
-    """The whole answer to a request: its turns are the choices."""
+    """Return the whole answer to a request: its turns are the choices."""
     first = completions[0]
     choices = []
     for index, completion in enumerate(completions):
@@ -73,19 +73,19 @@ def as_object(completions: Sequence[Completion], renderer: Renderer) -> dict[str
 
 
 def usage_of(completions: Sequence[Completion]) -> dict[str, int]:
-    """Tokens of a request. Its prompt counts once."""
+    """Count the tokens of a request. Its prompt counts once."""
     num_prompt = len(completions[0].prompt)
     num_sampled = sum(len(completion.generation.ids) for completion in completions)
     return {"prompt_tokens": num_prompt, "completion_tokens": num_sampled, "total_tokens": num_prompt + num_sampled}
 
 
 def head(request: ChatRequest, kind: str, name: str, created: int) -> dict[str, Any]:
-    """What an answer, and each part of a stream, begins with."""
+    """Return the first fields of an answer and of each part of a stream."""
     return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": request.model}
 
 
 def logprobs_of(completion: Completion, renderer: Renderer) -> dict[str, Any] | None:
-    """Of each sampled token, the one that ends the turn included: it is trained on, too."""
+    """Return the logprob of each sampled token, with the token that ends the turn: it is trained, too."""
     if not completion.request.logprobs:
         return None
     generation = completion.generation

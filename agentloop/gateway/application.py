@@ -1,4 +1,4 @@
-"""The routes of the gateway. An episode is known by its key: in the address, or as the API key."""
+"""The routes of the gateway. The key in the address, or the API key, identifies an episode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLIENT_GONE = 499
 
 
 def application(sessions: Mapping[str, Session], renderer: Renderer, model: str) -> Starlette:
-    """The ASGI application. `sessions` is read at every request; `model` is the name that /models says."""
+    """Return the ASGI application. `sessions` is read at every request; /models lists `model`."""
 
     def session_of(request: Request) -> Session:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -39,8 +39,8 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
         if key not in sessions:
             raise ApiError(
                 401,
-                "No episode is known by this key, or it is over. Use the base_url or the api_key that the agent was "
-                "given for its episode.",
+                "The key belongs to no running episode. Use the base_url or the api_key that the agent got for its "
+                "episode.",
                 code="invalid_api_key",
             )
         return sessions[key]
@@ -48,10 +48,10 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
     async def chat(request: Request) -> Response:
         session = session_of(request)
         body = await _read(request)
-        asked = await off_loop(len(body), ChatRequest.parse, body)
-        if asked.stream:
-            return await unless_gone(request, streamed(session, asked, renderer))
-        return JSONResponse(as_object(await unless_gone(request, session.complete_all(asked)), renderer))
+        parsed = await off_loop(len(body), ChatRequest.parse, body)
+        if parsed.stream:
+            return await unless_gone(request, streamed(session, parsed, renderer))
+        return JSONResponse(as_object(await unless_gone(request, session.complete_all(parsed)), renderer))
 
     async def models(request: Request) -> Response:
         session_of(request)
@@ -66,7 +66,7 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
     handlers = {
         ApiError: _refused,
         HTTPException: _no_route,
-        ClientDisconnect: _gone,  # as it asked
+        ClientDisconnect: _gone,
         ClientGoneError: _gone,
         Exception: _broken,
     }
@@ -95,7 +95,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = "POST /v1/chat/completions, GET /v1/models"
-    return _answer(ApiError(error.status_code, f"{request.method} {request.url.path} is not served here; {known} are."))
+    return _answer(ApiError(error.status_code, f"{request.method} {request.url.path} is not served here. Use {known}."))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -103,5 +103,5 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    _logger.exception("A request of an agent failed.", exc_info=error)
-    return _answer(ApiError(500, f"The gateway failed: {type(error).__name__}. Its log has more."))
+    _logger.exception("The gateway failed to answer a request.", exc_info=error)
+    return _answer(ApiError(500, f"The gateway failed: {type(error).__name__}. See the log of the run."))

@@ -1,4 +1,4 @@
-"""Messages as clients of OpenAI's API write them, and the keys by which a conversation is known again."""
+"""Read the messages of OpenAI's API, and compute the keys that identify a conversation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def read_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages as renderers take them. Raises `ApiError` that names the one at fault."""
+    """Return the messages as renderers take them. Raises an `ApiError` that names the invalid message."""
     names: dict[str, str] = {}
     return [_read(item, f"messages[{index}]", names) for index, item in enumerate(raw)]
 
 
 def _read(raw: Mapping[str, Any], where: str, names: dict[str, str]) -> Message:
-    """`names` has the function that each call so far calls: templates may show it beside the result."""
+    """Read a message. `names` maps ids of earlier calls to functions: templates may show them beside the result."""
     role = _ROLES.get(str(raw.get("role")))
     if role is None:
         raise ApiError(400, f"{where} has the role {raw.get('role')!r}; known: {', '.join(_ROLES)}.", param=where)
@@ -43,7 +43,7 @@ def _read(raw: Mapping[str, Any], where: str, names: dict[str, str]) -> Message:
 
 
 def reasoning_of(raw: Mapping[str, Any]) -> str:
-    """The thinking of an assistant message, under either name that servers give it; empty where there is none."""
+    """Return the thinking of an assistant message, under either name that servers use, or an empty text."""
     return str(raw.get("reasoning_content") or raw.get("reasoning") or "")
 
 
@@ -67,7 +67,7 @@ def _part(raw: Any, where: str) -> TextPart | ImagePart:
     url = raw.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise ApiError(400, f"A picture of {where} must be a data: URI: nothing is fetched here.", param=where)
+        raise ApiError(400, f"An image of {where} must be a data: URI, as the gateway fetches nothing.", param=where)
     try:
         return {"type": "image", "image": load_image(url)}
     except UserError as error:
@@ -83,7 +83,7 @@ def _call(raw: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(raw: Any) -> Any:
-    """The object that the text says, as templates want it; the text itself where it says none."""
+    """Return the object in a JSON text, as templates want it; the text itself if it has none."""
     if not isinstance(raw, str):
         return raw or {}
     try:
@@ -94,16 +94,16 @@ def _arguments(raw: Any) -> Any:
 
 
 def key_of_tools(tools: str) -> bytes:
-    """Where the keys of a conversation with these tools, as text, begin."""
+    """Return the key of an empty conversation with these tools, as text."""
     return hashlib.blake2b(tools.encode(), digest_size=16).digest()
 
 
 def conversation_keys(raw: Sequence[Mapping[str, Any]], before: bytes) -> list[bytes]:
-    """A key for the conversation up to each message; `before` is the key of what stands before the first.
+    """Return a key of the conversation up to each message; `before` is the key before the first one.
 
-    Two conversations have one key where clients mean the same by them: an empty content is None or left out, text is a
-    string or parts, arguments are JSON. Thinking is not part of it: many clients leave it out when they send a turn
-    back.
+    Conversations with the same meaning have one key: empty content may be None or omitted, text may be a string or
+    parts, and arguments are compared as JSON. Thinking is not part of the key: many clients omit it when they send a
+    turn back.
     """
     keys = []
     for message in raw:
@@ -119,10 +119,16 @@ def _meaning(raw: Mapping[str, Any]) -> list[Any]:
         for call in raw.get("tool_calls") or ()
     ]
     role = str(raw.get("role"))
-    return [_ROLES.get(role, role), _said(raw.get("content")), calls, raw.get("tool_call_id"), raw.get("name")]
+    return [
+        _ROLES.get(role, role),
+        _meaning_of_content(raw.get("content")),
+        calls,
+        raw.get("tool_call_id"),
+        raw.get("name"),
+    ]
 
 
-def _said(content: Any) -> Any:
+def _meaning_of_content(content: Any) -> Any:
     if not isinstance(content, list):
         return content or ""
     if all(part.get("type") == "text" for part in content):

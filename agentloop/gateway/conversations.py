@@ -1,8 +1,8 @@
-"""`Conversations`: the token streams of one episode, and which of them a request goes on with.
+"""`Conversations`: the token streams of one episode, and the stream that a request continues.
 
-A request brings a whole history. Where that begins with a turn that was sampled here, the stream up to that turn goes
-on as it is, id for id, and only what is new behind it is rendered. Two requests that go on from one turn are two
-streams: the second is a branch, which begins with what it shares with the first as context.
+A request brings a whole history. If it begins with a turn that the gateway sampled, the stream up to that turn is kept,
+id for id, and only the messages after it are rendered. Two requests that continue one turn are two streams. The second
+is a branch, which begins with the shared tokens as context.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
 
 Images = Callable[[Sequence[int], int], "Sequence[PlacedImage]"]
-"""(ids, where they begin in the stream) -> the new pictures, placed in them."""
+"""(ids, their start in the stream) -> the new images, placed in them."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A sampled turn: where its stream stands behind it."""
+    """A sampled turn and the end of its stream after it."""
 
     stream: Trajectory
     name: str
-    """Under which the engine knows the stream."""
+    """Trajectory id of the stream in the engine."""
     start: int
     end: int
-    """Its ids are `stream.ids[start:end]`."""
+    """End of the turn, whose ids are `stream.ids[start:end]`."""
     num_messages: int
-    """Of its conversation, this turn included."""
+    """Messages of its conversation, this turn included."""
     reasoning: str
     parent: Turn | None
     continued: bool = False
-    """Some request goes on from here in the same stream; all others branch off."""
+    """Whether a request continues this turn in the same stream; all others branch off."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -48,32 +48,32 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where the turn of a request will stand."""
+    """The place of a turn that is yet to be sampled."""
 
     request: ChatRequest
     parent: Turn | None
     name: str
-    """For the engine."""
+    """Trajectory id of the stream in the engine."""
     appends: bool
-    """To the stream of `parent`; else it begins a stream."""
+    """Whether it continues the stream of `parent` instead of beginning one."""
     prompt: list[int] = field(default_factory=list)
     """All ids before the turn."""
     continuation: Continuation | None = None
-    """Its end, where it goes on from `parent`."""
+    """The end of the prompt after `parent`; None if there is no parent."""
     new_images: Sequence[PlacedImage] = ()
 
     @property
     def images(self) -> list[Any]:
-        """Of the whole prompt."""
+        """Images of the whole prompt."""
         return [*(_images_before(self.parent) if self.parent else ()), *self.new_images]
 
     def begin(self, prompt: list[int], images: Images) -> None:
-        """Fill in a whole prompt."""
+        """Set the whole prompt."""
         self.prompt = prompt
         self.new_images = images(prompt, 0)
 
-    def go_on(self, continuation: Continuation, images: Images) -> None:
-        """Fill in what follows the parent turn."""
+    def extend(self, continuation: Continuation, images: Images) -> None:
+        """Set the part of the prompt that follows the parent turn."""
         assert self.parent is not None
         self.continuation = continuation
         before = [*self.parent.stream.ids[: self.parent.end], *continuation.closing]
@@ -93,14 +93,16 @@ class Conversations:
         self._turns: dict[bytes, Turn] = {}
         self._last: Turn | None = None
         self.streams: list[Trajectory] = []
-        """In the order in which their first turns were sampled."""
+        """Streams in the order of their first sampled turns."""
         self.names: list[str] = []
-        """All that the engine has seen."""
+        """All trajectory ids that the engine has seen."""
 
-    def open(self, request: ChatRequest, *, anew: bool = False) -> Place:
-        """The place of a request, which must be given back with `add` or `abandon`. `anew`: begin a stream, whatever
-        is known of the conversation."""
-        parent = None if anew else self._find(request)
+    def open(self, request: ChatRequest, *, new_stream: bool = False) -> Place:
+        """Return a place for a request, which the caller gives back with `add` or `abandon`.
+
+        With `new_stream` it begins a stream even if the conversation is known.
+        """
+        parent = None if new_stream else self._find(request)
         if parent is not None and not parent.continued:
             parent.continued = True
             return Place(request, parent, parent.name, appends=True)
@@ -109,12 +111,12 @@ class Conversations:
         return Place(request, parent, name, appends=False)
 
     def abandon(self, place: Place) -> None:
-        """Nothing was sampled: another request may go on in the stream."""
+        """Give back a place without a sampled turn: another request may continue the stream."""
         if place.appends and place.parent is not None:
             place.parent.continued = place.appends = False
 
     def add(self, place: Place, generation: Generation, message: Message, key: bytes) -> Turn:
-        """The turn was sampled; all of it joins its stream at once. `key` is that of the conversation with it."""
+        """Append the sampled turn to its stream. `key` identifies the conversation that ends with it."""
         parent = place.parent
         stream = parent.stream if parent is not None and place.appends else self._begin(place)
         if parent is None:
@@ -140,7 +142,7 @@ class Conversations:
         return turn
 
     def as_trajectories(self) -> list[Trajectory]:
-        """The stream of the last turn, then all others in their order; empty where nothing was sampled."""
+        """Return the stream of the last turn, then the others in their order; nothing if no turn was sampled."""
         if self._last is None:
             return []
         main = self._last.stream
@@ -150,15 +152,15 @@ class Conversations:
         return trajectories
 
     def _find(self, request: ChatRequest) -> Turn | None:
-        """The longest part of the conversation that ends in a turn sampled here."""
+        """Return the last turn of the conversation that the gateway sampled."""
         for key in reversed(request.keys):
             turn = self._turns.get(key)
-            if turn is not None and _is_as_said(turn, request):
+            if turn is not None and _has_same_thinking(turn, request):
                 return turn
         return None
 
     def _begin(self, place: Place) -> Trajectory:
-        """A new stream; a branch has all that it shares with its parent as context."""
+        """Begin a stream. A branch begins with the tokens of its parent as context."""
         stream = Trajectory()
         self.streams.append(stream)
         if (parent := place.parent) is not None:
@@ -171,12 +173,12 @@ def _images_before(turn: Turn) -> list[Any]:
     return [image for segment in turn.stream.segments if segment.end <= turn.end for image in segment.images]
 
 
-def _is_as_said(turn: Turn, request: ChatRequest) -> bool:
-    """Whether the client says no other thinking than was sampled; most say none."""
+def _has_same_thinking(turn: Turn, request: ChatRequest) -> bool:
+    """Return whether the client sends back the sampled thinking or none; most send none."""
     at: Turn | None = turn
     while at is not None:
-        said = request.messages[at.num_messages - 1].get("reasoning_content")
-        if said and said != at.reasoning:
+        reasoning = request.messages[at.num_messages - 1].get("reasoning_content")
+        if reasoning and reasoning != at.reasoning:
             return False
         at = at.parent
     return True

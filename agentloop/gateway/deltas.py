@@ -1,4 +1,4 @@
-"""What a client is told of a turn while it is sampled; all of it together is the turn as it is read at its end."""
+"""`Deltas`: the parts of a turn that a stream sends while it is sampled; together they are the parsed turn."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 _MAY_BEGIN_A_TAG = re.compile(r"[<\[{`|][^\n]{0,31}$")
-"""The end of a text that may turn out to be no text: the tag of a call, or of thinking."""
+"""The end of a text that may become the tag of a call or of thinking."""
 
-_READS = 256
-"""A turn is read again and again from its start: at each token while it is short, later when it has grown by a 256th,
-so that all readings together are of no more than 256 times its tokens."""
+_MAX_PARSES = 256
+"""A turn is parsed again from its start at each token while it is short, later when it has grown by a 256th. So all
+parsing together covers at most 256 times its tokens."""
 
 
 class Deltas:
-    """Of one turn. Text is told up to where it might become something else: half a tag, half a stop string, half a
-    character. A call is told when the turn is over."""
+    """The deltas of one turn.
+
+    Text is sent up to the point at which it may become something else: half a tag, half a stop string, half a
+    character. Calls are sent when the turn is over.
+    """
 
     def __init__(self, request: ChatRequest, renderer: Renderer) -> None:
         self._request, self._renderer = request, renderer
         self._ids: list[int] = []
-        self._num_read = 0
-        self._told = {"content": "", "reasoning_content": ""}
+        self._num_parsed = 0
+        self._sent = {"content": "", "reasoning_content": ""}
 
     async def more(self, ids: Sequence[int]) -> dict[str, str]:
-        """What these tokens add; empty where nothing is certain yet."""
+        """Return the delta that these tokens add; empty if nothing is certain yet."""
         self._ids.extend(ids)
-        if (len(self._ids) - self._num_read) * _READS < len(self._ids):
+        if (len(self._ids) - self._num_parsed) * _MAX_PARSES < len(self._ids):
             return {}
-        self._num_read = len(self._ids)
+        self._num_parsed = len(self._ids)
         parsed = await off_loop(len(self._ids), self._read, list(self._ids))
-        is_over = bool(parsed.calls)  # what stands behind a call comes at the end
+        is_over = bool(parsed.calls)  # text after a call is sent at the end
         found = {"reasoning_content": parsed.reasoning or "", "content": "" if is_over else parsed.content}
-        return self._tell({name: self._certain(text) for name, text in found.items()})
+        return self._advance({name: self._certain(text) for name, text in found.items()})
 
     def rest(self, parsed: ParsedTurn) -> dict[str, str]:
-        """What was not told of the whole turn."""
+        """Return the part of the whole turn that was not sent."""
         message: dict[str, Any] = response_message(parsed)
-        return self._tell({name: message.get(name) or "" for name in self._told})
+        return self._advance({name: message.get(name) or "" for name in self._sent})
 
     def _read(self, ids: Sequence[int]) -> ParsedTurn:
         request = self._request
@@ -61,10 +64,10 @@ class Deltas:
             text = text[: len(text) - begun].rstrip()
         return text
 
-    def _tell(self, found: dict[str, str]) -> dict[str, str]:
+    def _advance(self, found: dict[str, str]) -> dict[str, str]:
         new = {}
         for name, text in found.items():
-            told = self._told[name]
-            if len(text) > len(told) and text.startswith(told):
-                new[name], self._told[name] = text[len(told) :], text
+            sent = self._sent[name]
+            if len(text) > len(sent) and text.startswith(sent):
+                new[name], self._sent[name] = text[len(sent) :], text
         return new

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProgramPlayer:
-    """Plays agent programs against one engine, with one gateway for each address that they name."""
+    """Plays agent programs against one engine, with one gateway for each address in their options."""
 
     def __init__(self, engine: Engine, renderer: Renderer) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class ProgramPlayer:
     def episode(
         self, program: AgentProgram, trajectory: Trajectory, *, limits: Limits, sampling: Sampling, seed: int
     ) -> ProgramEpisode:
-        """Return the episode of a program, which has not begun."""
+        """Return the episode of a program, not started."""
         address = (program.host, program.advertised)
         if address not in self._gateways:
             host, advertised = address
@@ -85,7 +85,7 @@ class ProgramEpisode:
                 result = await self._program.play(endpoint)
         except UserError:
             raise
-        except Exception as problem:  # the program is somebody else's: an exception ends its own episode
+        except Exception as problem:  # user code: an exception ends its own episode
             if timeout.expired() and isinstance(problem, TimeoutError):
                 return None, StopReason.MAX_SECONDS
             error = problem

@@ -1,4 +1,4 @@
-"""`ApiError`: an answer that is an error, as OpenAI's API words it."""
+"""`ApiError`: an error in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class ApiError(Exception):
 
 
 HEADERS = {"x-should-retry": "false"}
-"""Of every error: the official clients repeat some of them by themselves, and none here goes away by that."""
+"""Headers of every error: without them the official clients retry some errors, and a retry helps with none of these."""

@@ -31,7 +31,7 @@ class _StreamOptions(BaseModel):
 
 
 class _Body(BaseModel):
-    """What is read of a body. What is not here is ignored: clients send much that concerns no model."""
+    """The fields of a body that are read; others are ignored, as clients send much that does not concern the model."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -51,7 +51,7 @@ class _Body(BaseModel):
     logprobs: bool | None = None
     return_token_ids: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
-    # What would change what is sampled, and is not done:
+    # Refused, since they would change the sampled tokens:
     top_logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -65,14 +65,14 @@ class ChatRequest:
     """One call of a model."""
 
     model: str
-    """As the client names it; whatever it is, the policy answers."""
+    """Name that the client sent; the policy answers in any case."""
     messages: Sequence[Message]
     keys: Sequence[bytes]
-    """Of the conversation up to each message; see `conversation_keys`."""
+    """Keys of the conversation up to each message (`conversation_keys`)."""
     tools: list[dict[str, Any]]
-    """The same object for the same tools."""
+    """Schemas of the tools; equal tools are one object."""
     reads_calls: bool
-    """False for `tool_choice: none`: what looks like a call is text."""
+    """Whether calls are parsed; False for `tool_choice: none`."""
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -80,7 +80,7 @@ class ChatRequest:
     stop: tuple[str, ...]
     seed: int | None
     n: int
-    """Turns that are sampled behind the conversation; all but one are branches."""
+    """Number of turns to sample after the conversation; all but one are branches."""
     logprobs: bool
     stream: bool
     include_usage: bool
@@ -88,14 +88,14 @@ class ChatRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
-        """Raises `ApiError` for what is no request, and for what the gateway does not do."""
+        """Read a body. Raises `ApiError` if it is invalid or uses unsupported fields."""
         try:
             read = _Body.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             param = ".".join(map(str, first["loc"]))
             raise ApiError(400, f"{param or 'The body'}: {first['msg']}.", param=param or None) from error
-        _refuse_what_is_not_done(read)
+        _refuse_unsupported(read)
         tools = [tool.model_dump() for tool in read.tools or ()]
         key = json.dumps(tools) if tools else ""
         return cls(
@@ -119,26 +119,26 @@ class ChatRequest:
 
 
 _NO_FORMAT = (
-    "Tokens that a grammar chose are not the policy's: their log-probabilities are of another distribution than the "
-    "learner's, and training on them is wrong. Ask for the format in a message, and let the reward judge it."
+    "A grammar changes the distribution of the tokens, so their log-probabilities would not be those of the learner. "
+    "Request the format in a message, and let the reward judge it."
 )
 
 
 @lru_cache(maxsize=512)
 def _shared(key: str) -> list[dict[str, Any]]:
-    """Renderers know tools by the identity of their list."""
+    """Return one object for equal tools: renderers identify tools by their list object."""
     tools: list[dict[str, Any]] = json.loads(key) if key else []
     return tools
 
 
-def _refuse_what_is_not_done(body: _Body) -> None:
-    """Nothing that would change what is sampled is passed over in silence."""
+def _refuse_unsupported(body: _Body) -> None:
+    """Raise `ApiError` for fields that would change the sampled tokens and are not supported."""
     plain = body.response_format is None or body.response_format.get("type") == "text"
     for param, is_fine, instead in (
         ("top_logprobs", not body.top_logprobs, "`logprobs` gives those of the sampled tokens."),
-        ("presence_penalty", not body.presence_penalty, "Leave it out."),
-        ("frequency_penalty", not body.frequency_penalty, "Leave it out."),
-        ("logit_bias", not body.logit_bias, "Leave it out."),
+        ("presence_penalty", not body.presence_penalty, "Remove it."),
+        ("frequency_penalty", not body.frequency_penalty, "Remove it."),
+        ("logit_bias", not body.logit_bias, "Remove it."),
         ("response_format", plain, _NO_FORMAT),
         ("functions", not body.functions, "Use `tools`."),
         ("tool_choice", body.tool_choice in (None, "auto", "none"), "It may be auto or none."),

@@ -1,10 +1,10 @@
-"""`Gateway`: OpenAI's chat API in front of an engine, in the process and the event loop of the engine.
+"""`Gateway`: OpenAI's chat API for an engine, in the process and event loop of the engine.
 
     async with gateway.session(limits=..., sampling=...) as (session, endpoint):
         ...                        # an agent calls endpoint.base_url
-    session.trajectories()         # what came of it
+    session.trajectories()         # its token streams
 
-It listens while there are sessions.
+It listens while a session is open.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 _IDLE_SECONDS = 600
-"""How long a connection may rest: agents wait for their tools."""
+"""Seconds that a connection may be idle: agents wait for their tools."""
 
 
 class Gateway:
     """One listening socket for all episodes of an engine.
 
-    `host` is where it listens: agents elsewhere need more than the default. `advertised` is the name under which they
-    reach it. Episodes are told apart by secret keys.
+    `host` is the address to listen on; agents on other machines need another one than the default. They connect to
+    `advertised`. A secret key identifies each episode.
     """
 
     def __init__(
@@ -52,8 +52,10 @@ class Gateway:
 
     @asynccontextmanager
     async def session(self, **options: Any) -> AsyncIterator[tuple[Session, Endpoint]]:
-        """A session (`options` are those of `Session`), and where its agent finds it. Raises `UserError` where the
-        gateway cannot listen."""
+        """Open a session (`options` are those of `Session`) and its endpoint for the agent.
+
+        Raises `UserError` if the gateway cannot listen.
+        """
         session = Session(self._engine, self._renderer, **options)
         key = secrets.token_urlsafe(18)
         self._sessions[key] = session
@@ -82,7 +84,7 @@ class Gateway:
 
 
 class _Server:
-    """uvicorn in this event loop."""
+    """A uvicorn server in this event loop."""
 
     def __init__(self, server: Any, listener: socket.socket) -> None:
         self._server = server
@@ -91,14 +93,14 @@ class _Server:
 
     @classmethod
     async def start(cls, sessions: dict[str, Session], renderer: Renderer, model: str, host: str) -> _Server:
-        """Raises `UserError` where the packages are missing, or the address cannot be listened on."""
+        """Start the server. Raises `UserError` if packages are missing or it cannot listen on the address."""
         try:
             import uvicorn
 
             from agentloop.gateway.application import application
         except ImportError as error:
             raise UserError(
-                f"Agent programs are served over HTTP, which needs {error.name}: pip install 'agentloop[serve]'."
+                f"The gateway for agent programs needs {error.name}: pip install 'agentloop[serve]'."
             ) from error
 
         class Server(uvicorn.Server):
@@ -117,7 +119,7 @@ class _Server:
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=1,
         )
-        return cls(Server(config), _listen(host))  # what connects before it accepts waits in the backlog
+        return cls(Server(config), _listen(host))  # early connections wait in the backlog
 
     async def stop(self) -> None:
         self._server.should_exit = True

@@ -1,4 +1,4 @@
-"""`Session`: one episode of somebody's agent, from its first call of the model to its last."""
+"""`Session`: one episode of an agent program, from its first call of the model to its last."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Chooser = Literal["run", "client"]
 
 
 class Session:
-    """The calls of one episode, and the token streams that they leave. Belongs to one event loop.
+    """Serves the calls of one episode and keeps their token streams. It belongs to one event loop.
 
-    With `chosen_by="run"`, the temperature, top_p and top_k of `sampling` hold whatever a request wants, and each call
-    has a seed of its own: a learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
-    would be equal. With "client" they are defaults.
+    With `chosen_by="run"`, temperature, top_p and top_k of `sampling` override those of requests, and each call has a
+    seed of its own. The learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
+    would be equal. With "client" the settings of `sampling` are defaults.
     """
 
     def __init__(
@@ -60,28 +60,31 @@ class Session:
         self._conversations = Conversations(trajectory_id)
         self._episode = current_episode()
         self._max_tokens = min(limits.max_tokens, engine.max_model_len)
-        self._asked: Counter[bytes] = Counter()
+        self._num_requests: Counter[bytes] = Counter()
         self._calls: set[asyncio.Task[Completion]] = set()
         self._invalid_in_a_row = 0
         self._closed = False
         self.refused: StopReason | None = None
-        """The limit for which a call was refused first, or a failure of the engine."""
+        """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None
-        """What the engine said when it failed."""
+        """Error message of the engine."""
         self.failures: Counter[FailureKind] = Counter()
         self.num_turns = 0
         self.num_calls = 0
-        """Tool calls that could be read."""
+        """Well-formed tool calls."""
         self.seconds_generating = 0.0
 
     async def complete(self, request: ChatRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
-        """Sample the turn that follows a conversation, or number `index` of several. Raises `ApiError`; cancelling it
-        leaves nothing behind. `hear` is told the ids as they are sampled, as far as the engine tells them."""
+        """Sample the turn that follows a conversation, or turn `index` of several.
+
+        `hear` gets the ids while they are sampled, if the engine streams them. Cancelling it leaves no trace. Raises
+        `ApiError`.
+        """
         self._check()
         return await self._tracked(self._complete(request, index, hear))
 
     async def complete_all(self, request: ChatRequest) -> list[Completion]:
-        """The `n` turns that a request asks for. Raises `ApiError` of the first that fails; the others end then."""
+        """Sample the `n` turns of a request. The first failure cancels the others and raises its `ApiError`."""
         turns = [asyncio.ensure_future(self.complete(request, index)) for index in range(request.n)]
         try:
             return await asyncio.gather(*turns)
@@ -92,7 +95,7 @@ class Session:
             raise
 
     async def close(self) -> None:
-        """The episode is over: what still runs is cancelled, later calls are refused. Again it does nothing."""
+        """End the episode: cancel running calls and refuse later ones. A second call does nothing."""
         self._closed = True
         for call in self._calls:
             call.cancel()
@@ -102,7 +105,7 @@ class Session:
             self._engine.release(name)
 
     def trajectories(self) -> list[Trajectory]:
-        """The token streams: first the one of the last turn. No sampled token is in two of them as a sampled one."""
+        """Return the token streams, the one of the last turn first. A token is sampled in only one of them."""
         return self._conversations.as_trajectories()
 
     async def _tracked(self, work: Coroutine[Any, Any, Completion]) -> Completion:
@@ -118,14 +121,16 @@ class Session:
             raise
 
     def _check(self) -> None:
-        """The limits that do not need the prompt, in the order of `agentloop.types.limits`."""
+        """Check the limits that do not need the prompt, in the order of `agentloop.types.limits`."""
         if self._closed:
             raise ApiError(410, "This episode is over.", code="episode_over")
         if self.num_turns >= self._limits.max_turns:
-            raise self._refusal(StopReason.MAX_TURNS, f"The episode has had the {self._limits.max_turns} turns it may.")
+            raise self._refusal(
+                StopReason.MAX_TURNS, f"The episode has reached its limit of {self._limits.max_turns} turns."
+            )
         if self._invalid_in_a_row >= self._limits.max_invalid_turns:
             raise self._refusal(
-                StopReason.INVALID_CALLS, f"{self._invalid_in_a_row} turns in a row had tool calls that cannot be read."
+                StopReason.INVALID_CALLS, f"{self._invalid_in_a_row} turns in a row had only malformed tool calls."
             )
 
     def _refusal(self, reason: StopReason, message: str, *, code: str | None = None, status: int = 400) -> ApiError:
@@ -152,7 +157,7 @@ class Session:
             raise
 
     async def _render_new(self, place: Place) -> bool:
-        """Fill in what follows the turn that the request goes on from; False where the template cannot append it."""
+        """Render the messages after the parent turn; return False if the template cannot append them."""
         assert place.parent is not None
         messages, tools = place.new_messages, place.request.tools
         render = self._renderer.render_continuation
@@ -160,14 +165,14 @@ class Session:
             continuation = await off_loop(_size(messages), render, place.parent.ids, messages, tools)
         except UserError:
             return False
-        place.go_on(continuation, await self._images(messages))
+        place.extend(continuation, await self._images(messages))
         return True
 
     async def _render_whole(self, place: Place) -> Place:
-        """Fill in the whole conversation, in a stream of its own."""
+        """Render the whole conversation, in a stream of its own."""
         if place.parent is not None:
             self._conversations.abandon(place)
-            place = self._conversations.open(place.request, anew=True)
+            place = self._conversations.open(place.request, new_stream=True)
         messages, tools = place.request.messages, place.request.tools
         try:
             prompt = await off_loop(_size(messages), self._renderer.render_prompt, messages, tools)
@@ -177,7 +182,7 @@ class Session:
         return place
 
     async def _images(self, messages: Sequence[Message]) -> Images:
-        """The pictures of messages as the model sees them, ready to be placed."""
+        """Prepare the images of messages for the model; return the function that places them."""
         images, vision = images_of(messages), self._renderer.vision
         if not images or vision is None:
             return lambda _ids, _start: ()
@@ -194,15 +199,15 @@ class Session:
             )
 
     def _tag(self, request: ChatRequest) -> bytes:
-        """Of this turn: the same in every run, and another one where the same is asked again."""
+        """Return the name of a turn: equal in every run, and different for a repeated request."""
         key = request.keys[-1]
-        self._asked[key] += 1
-        return hashlib.blake2b(key + f"{self._seed}-{self._asked[key]}".encode(), digest_size=8).digest()
+        self._num_requests[key] += 1
+        return hashlib.blake2b(key + f"{self._seed}-{self._num_requests[key]}".encode(), digest_size=8).digest()
 
     async def _sample(self, place: Place, tag: bytes, index: int) -> Generation:
         started = time.perf_counter()
         try:
-            with playing(self._episode):  # a request over HTTP comes from elsewhere
+            with playing(self._episode):  # an HTTP request has another context
                 generation = await self._engine.generate(
                     place.prompt, self._params(place, tag, index), trajectory_id=place.name, images=place.images
                 )
@@ -240,10 +245,10 @@ class Session:
         parsed = await off_loop(len(generation.ids), self._read, request, generation, tag)
         self._count(parsed)
         completion = Completion(request, place.prompt, generation, parsed, tag.hex())
-        # Nothing below waits: the turn is in its stream, and can be gone on from, before its client knows it.
-        said = response_message(parsed)
-        (key,) = conversation_keys([said], request.keys[-1])
-        self._conversations.add(place, generation, parsed.message() | {"content": said["content"] or ""}, key)
+        # No await below: the turn is in its stream before its client can continue it.
+        answer = response_message(parsed)
+        (key,) = conversation_keys([answer], request.keys[-1])
+        self._conversations.add(place, generation, parsed.message() | {"content": answer["content"] or ""}, key)
         return completion
 
     def _read(self, request: ChatRequest, generation: Generation, tag: bytes) -> ParsedTurn:
@@ -266,7 +271,7 @@ class Session:
 
 
 class _Heard:
-    """What a client was told of a turn must be what the turn is."""
+    """Checks that the streamed ids of a turn are those of the turn."""
 
     def __init__(self, hear: Listener | None) -> None:
         self._hear = hear
@@ -278,10 +283,12 @@ class _Heard:
         self._hear(ids)
 
     def check(self, generation: Generation) -> None:
-        """Raises `ApiError` where the engine was lost in the middle and another one began anew."""
+        """Raise `ApiError` if the engine died during the turn and its successor sampled other tokens."""
         both = zip(self._ids, generation.ids, strict=False)
-        if any(told != sampled for told, sampled in both):
-            raise ApiError(503, "The engine was lost while it streamed this turn. Ask again.", code="engine_restarted")
+        if any(heard != sampled for heard, sampled in both):
+            raise ApiError(
+                503, "The engine was lost while it streamed this turn. Send the request again.", code="engine_restarted"
+            )
 
 
 def _size(messages: Sequence[Message]) -> int:

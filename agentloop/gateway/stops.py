@@ -1,4 +1,4 @@
-"""Stop strings of requests, which engines heed and clients do not want to see."""
+"""Remove the stop strings of requests from the text for clients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from agentloop.types.messages import ParsedTurn
 
 
 def without_stop(parsed: ParsedTurn, stop: Sequence[str]) -> ParsedTurn:
-    """The turn as clients get it: its text ends before the first of the strings, which its tokens hold."""
+    """Return the turn with its text cut before the first stop string; its tokens keep the string."""
     found = [place for string in stop if (place := parsed.content.find(string)) >= 0]
     return replace(parsed, content=parsed.content[: min(found)].strip()) if found else parsed

@@ -1,4 +1,4 @@
-"""A request that is answered as a stream: server-sent events, as tokens are sampled."""
+"""Answer a request as a stream of server-sent events while tokens are sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def streamed(session: Session, request: ChatRequest, renderer: Renderer) -> StreamingResponse:
-    """The response, once there is something to tell: what is refused before raises `ApiError`, as without a stream."""
+    """Return the response when its first event is ready. An earlier failure raises `ApiError`, as without a stream."""
     turns = _Turns(session, request, renderer)
     try:
         await turns.begin()
@@ -34,7 +34,7 @@ async def streamed(session: Session, request: ChatRequest, renderer: Renderer) -
 
 
 class _Response(StreamingResponse):
-    """Nothing is sampled for a client that has left."""
+    """A response that stops sampling when its client leaves."""
 
     def __init__(self, turns: _Turns) -> None:
         super().__init__(turns.events(), media_type="text/event-stream")
@@ -48,7 +48,7 @@ class _Response(StreamingResponse):
 
 
 class _Turns:
-    """The `n` turns of a request; what is to be told of them comes in one queue."""
+    """The `n` turns of a request, whose events share one queue."""
 
     def __init__(self, session: Session, request: ChatRequest, renderer: Renderer) -> None:
         self._session, self._request, self._renderer = session, request, renderer
@@ -58,7 +58,7 @@ class _Turns:
         self._name, self._created = secrets.token_hex(8), int(time.time())
 
     async def begin(self) -> None:
-        """Until there is something to tell. Raises `ApiError`."""
+        """Wait for the first event. Raises `ApiError`."""
         self._first = await self._news.get()
         if isinstance(self._first, Exception):
             raise self._first
@@ -91,7 +91,7 @@ class _Turns:
         yield "data: [DONE]\n\n"
 
     async def _play(self, index: int) -> None:
-        """One turn, from its first token to its last."""
+        """Sample one turn and queue its events."""
         heard: list[int] = []
         is_more = asyncio.Event()
 
@@ -109,9 +109,9 @@ class _Turns:
                 ids = heard[:]
                 heard.clear()
                 if ids and (delta := await deltas.more(ids)):
-                    self._tell(index, delta)
+                    self._send(index, delta)
             completion = await turn
-        except Exception as error:  # whoever reads the events has to hear of it
+        except Exception as error:  # the reader of the events raises it
             self._news.put_nowait(error)
             return
         finally:
@@ -121,10 +121,10 @@ class _Turns:
 
     def _finish(self, index: int, completion: Completion, deltas: Deltas) -> None:
         if rest := deltas.rest(completion.parsed):
-            self._tell(index, rest)
+            self._send(index, rest)
         calls = response_message(completion.parsed).get("tool_calls", [])
         for number, call in enumerate(calls):
-            self._tell(index, {"tool_calls": [{"index": number, **call}]})
+            self._send(index, {"tool_calls": [{"index": number, **call}]})
         last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": completion.finish_reason}
         last["logprobs"] = logprobs_of(completion, self._renderer)
         if self._request.return_token_ids:
@@ -132,7 +132,7 @@ class _Turns:
         self._news.put_nowait(last)
         self._news.put_nowait(completion)
 
-    def _tell(self, index: int, delta: dict[str, Any]) -> None:
+    def _send(self, index: int, delta: dict[str, Any]) -> None:
         self._news.put_nowait({"index": index, "delta": delta, "finish_reason": None})
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:

@@ -38,9 +38,11 @@ class TextEncoder:
         self._codes = {text: chr(0xD800 + i // 1024) + chr(0xDC00 + i % 1024) for i, text in enumerate(self._texts)}
         self._added_re = _pattern([_with_flags(token) for token in _longest_first(added.values())])
         self._content_re = _pattern([re.escape(token.content) for token in _longest_first(added.values())])
-        self._plain, self._anchor = _plain_copy(backend, self._texts)
+        self.plain, self._anchor = _plain_copy(backend, self._texts)
+        """Tokenizer without added tokens."""
         self._leaks = self._find_leaks()
-        self._words = word_cache_for(self._plain) if not self._anchor and not self._leaks else None
+        self.words = word_cache_for(self.plain) if not self._anchor and not self._leaks else None
+        """Cache of encoded words; None if the tokenizer does not encode word by word."""
 
     def escape(self, text: str) -> str:
         """Return untrusted text whose added tokens are hidden from template and tokenizer."""
@@ -76,15 +78,15 @@ class TextEncoder:
 
     def encode_plain(self, text: str, *, at_start: bool = False) -> list[int]:
         """Return the ids of text without control tokens."""
-        if self._words is not None and text.isascii():
-            return self._words.encode(text)
+        if self.words is not None and text.isascii():
+            return self.words.encode(text)
         if self._leaks and self._leaks.search(text):
             return self._encode_broken(text)
         anchor = "" if at_start else self._anchor
         try:
-            ids: list[int] = self._plain.encode(anchor + text, add_special_tokens=False).ids
+            ids: list[int] = self.plain.encode(anchor + text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):  # lone surrogates, from bytes that are not UTF-8 (surrogateescape)
-            ids = self._plain.encode(anchor + _SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
+            ids = self.plain.encode(anchor + _SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
         return ids[1:] if anchor else ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -95,7 +97,7 @@ class TextEncoder:
         """Return a pattern of added tokens that the plain vocabulary contains, too, as some unigram vocabularies do."""
         added_ids = set(self.added.values())
         leaks = [
-            text for text in self._texts if len(text) > 1 and not added_ids.isdisjoint(self._plain.encode(text).ids)
+            text for text in self._texts if len(text) > 1 and not added_ids.isdisjoint(self.plain.encode(text).ids)
         ]
         return (
             re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in leaks))
@@ -108,7 +110,7 @@ class TextEncoder:
         assert self._leaks is not None
         cuts = [0, *(match.start() for match in self._leaks.finditer(text)), len(text)]
         pieces = (text[start:end] for start, end in pairwise(cuts))
-        return [token_id for piece in pieces for token_id in self._plain.encode(piece, add_special_tokens=False).ids]
+        return [token_id for piece in pieces for token_id in self.plain.encode(piece, add_special_tokens=False).ids]
 
 
 def _longest_first(tokens: Iterable[AddedToken]) -> list[AddedToken]:

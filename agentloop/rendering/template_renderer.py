@@ -54,10 +54,10 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.vision = vision
         self.encoder = TextEncoder(tokenizer.backend_tokenizer)
-        self._template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
+        self.template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
         self._trusted = trusted_roles
-        self._format = call_format
-        self._ends = TurnEnds(self._template, self.encoder, call_format or PLAIN)
+        self.call_format = call_format
+        self._ends = TurnEnds(self.template, self.encoder, call_format or PLAIN)
         end = self._ends.end
         self.stop_token_ids: tuple[int, ...] = tuple(self.encoder.encode_rendered(token)[0] for token in end.stops)
         self._end_ids = {*self.stop_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
@@ -65,7 +65,9 @@ class TemplateRenderer:
         self._closing = self.encoder.encode_rendered(end.behind)
         self._end_of_cut = self.encoder.encode_rendered(end.before + (end.token or ""))
         self._added_ids = frozenset(self.encoder.added.values())
-        self._parser = TurnParser(call_format, starts_in_thinking=self._opens_thinking())
+        self.starts_in_thinking = self._opens_thinking()
+        """Whether the generation prompt opens the think tag and leaves it open."""
+        self._parser = TurnParser(call_format, starts_in_thinking=self.starts_in_thinking)
         self._lock = threading.Lock()
         """Lock around changes of the caches."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -93,7 +95,7 @@ class TemplateRenderer:
     ) -> Continuation:
         ids = self._spliced(False, messages, tools)
         if ids is None:
-            ids = self._with_images(self.encoder.encode_rendered(self._continuation_text(messages, tools)), messages)
+            ids = self._with_images(self.encoder.encode_rendered(self.continuation_text(messages, tools)), messages)
         last = sampled[-1] if len(sampled) else None
         if ids[:1] and ids[0] in self._opening_ids:
             # The token that opens the next message also ends the turn, and a model that is done samples it.
@@ -129,6 +131,11 @@ class TemplateRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.encoder.decode(ids)
 
+    @property
+    def cache_sizes(self) -> tuple[int, int]:
+        """Numbers of cached prompts and of cached conversation shapes."""
+        return len(self._prompts), len(self._shapes)
+
     def _keep(self, cache: dict[Any, Any], size: int, key: Any, value: Any) -> None:
         """Add an entry, replacing the oldest one if the cache is full; threads render long texts, hence the lock."""
         with self._lock:
@@ -161,7 +168,7 @@ class TemplateRenderer:
             return self.vision.expand(ids, [self.vision.num_tokens(image) for image in images])
         if images:
             raise UserError(
-                f"A message has an image, but {self._template.name} has no vision tower. Use a vision-language model, "
+                f"A message has an image, but {self.template.name} has no vision tower. Use a vision-language model, "
                 "or remove images from the dataset and the tool results."
             )
         return ids
@@ -177,7 +184,7 @@ class TemplateRenderer:
         return tuple(key)
 
     def _make_splice(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> Splice | None:
-        text_of = self._prompt_text if prompt else self._continuation_text
+        text_of = self._prompt_text if prompt else self.continuation_text
         slots = [
             (index, name)
             for index, message in enumerate(messages)
@@ -191,30 +198,30 @@ class TemplateRenderer:
             return None
 
     def _prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
-        return self._template.render(messages, tools, generate=True)
+        return self.template.render(messages, tools, generate=True)
 
-    def _continuation_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
+    def continuation_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
+        """Return the text that the template writes after a complete assistant turn."""
         return self._ends.text_after(messages, tools)
 
     def _opens_thinking(self) -> bool:
-        """Return whether the generation prompt opens the think tag and leaves it open."""
         question = [{"role": "user", "content": "zUserQkx7w"}]
-        prompt = self._template.render(question, generate=True)
-        bare = self._template.render(question)
+        prompt = self.template.render(question, generate=True)
+        bare = self.template.render(question)
         prompt = prompt[len(bare) if prompt.startswith(bare) else 0 :]
-        opening, closing = (self._format or PLAIN).thinking
+        opening, closing = (self.call_format or PLAIN).thinking
         return prompt.rfind(opening) > prompt.rfind(closing)
 
     def _check_tools(self, prompt: str, tools: ToolSchemas) -> None:
         hidden = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in prompt]
         if hidden:
             raise UserError(
-                f"The chat template of {self._template.name} does not show the tools {', '.join(hidden)} to the model. "
+                f"The chat template of {self.template.name} does not show the tools {', '.join(hidden)} to the model. "
                 "Use a model whose template takes tools, or describe them in the system prompt."
             )
-        if tools and self._format is None:
+        if tools and self.call_format is None:
             raise UserError(
-                f"The chat template of {self._template.name} does not show how the model writes tool calls. "
+                f"The chat template of {self.template.name} does not show how the model writes tool calls. "
                 f"Set `tool_format` (rendering.tool_format of a run) to one of {', '.join(NAMES)}."
             )
 

@@ -1,4 +1,4 @@
-"""Cut the content of a tool result to the tokens that it may have: texts in their middle, pictures never."""
+"""Cut the content of a tool result to a number of tokens: cut texts in the middle, omit images that do not fit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 async def fit_content(content: Content, max_tokens: int, renderer: Renderer) -> Content:
-    """`content` with at most `max_tokens` tokens of pictures and texts together, each text encoded on its own.
+    """Return `content` with at most `max_tokens` tokens of images and texts together, each text encoded on its own.
 
-    Pictures come first, in their order: one that does not fit, or that the model cannot be shown, is left out, and a
-    note that says why is in its place, beyond the limit. Texts share what is left, in their order.
+    Images get their tokens first, in their order. A note with the reason replaces an image that does not fit or that
+    the model cannot see; notes do not count. Texts share the rest, in their order.
     """
     if isinstance(content, str):
         return await truncate_middle(content, max_tokens, renderer)
@@ -28,7 +28,7 @@ async def fit_content(content: Content, max_tokens: int, renderer: Renderer) -> 
     left = max_tokens
     for part in content:
         if part["type"] == "image":
-            tokens, refusal = _look(part["image"], renderer.vision, left)
+            tokens, refusal = _measure(part["image"], renderer.vision, left)
             if refusal:
                 notes.add(len(fitted))
                 part = _text(refusal)
@@ -46,8 +46,8 @@ def _text(text: str) -> TextPart:
     return {"type": "text", "text": text}
 
 
-def _look(image: Any, vision: ImageProcessor | None, left: int) -> tuple[int, str]:
-    """The tokens that a picture takes, or 0 and why it is left out."""
+def _measure(image: Any, vision: ImageProcessor | None, left: int) -> tuple[int, str]:
+    """Return the number of tokens of an image and an empty text, or 0 and the reason to omit it."""
     if vision is None:
         return 0, "[An image, left out: this model sees none.]"
     try:

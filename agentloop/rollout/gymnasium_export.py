@@ -1,8 +1,8 @@
-"""`ExportedEnv`: an environment of agentloop as a `gymnasium.Env`, for whatever plays those.
+"""`ExportedEnv`: an environment of agentloop as a `gymnasium.Env`.
 
-Observations and actions are text. An action is a turn of the model; a call in it is written as models of the Hermes
-family write one, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. What text does not hold is in
-`info["messages"]`: all new messages, with their roles and images.
+Observations and actions are text. An action is a turn of the model. It writes a call as Hermes models do:
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. `AgentLoop` plays the episode with an engine that waits for
+the next action, so tools, limits and scores behave as in training.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ from __future__ import annotations
 import asyncio
 import string
 import threading
-import time
+import uuid
+from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import gymnasium
 from gymnasium import spaces
 
+from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.envs.base import Env
 from agentloop.errors import EnvError
+from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.formats.json_calls import HERMES
 from agentloop.rendering.parsing import TurnParser
-from agentloop.tools.base import ToolResult
-from agentloop.types.limits import StopReason
-from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
+from agentloop.rollout.loop import AgentLoop
+from agentloop.types.limits import Limits
+from agentloop.types.messages import Message, ParsedTurn, text_of
 from agentloop.types.trajectory import Trajectory
 
 R = TypeVar("R")
+
+_END = 0x110000
+"""Id that ends a turn: the first that is not a code point."""
+_NO_LIMIT = 2**31 - 1
+_PARSER = TurnParser(HERMES)
 
 
 class AnyText(spaces.Text):
@@ -41,15 +49,17 @@ class AnyText(spaces.Text):
 
 
 class ExportedEnv(gymnasium.Env[str, str]):
-    """One environment after another: `reset` takes one of the rows at random, by its seed, or `options={"row": k}`.
+    """A `gymnasium.Env` whose `reset` draws a row by its seed, or takes `options={"row": k}`.
 
-    The reward of the last step includes what `Env.score` says. Raises `EnvError` where the environment fails.
+    The reward of the last step includes the result of `Env.score`. `info["messages"]` has the new messages with their
+    roles and images, `info["failures"]` counts failures by kind, and the last step adds `info["stop_reason"]`. Raises
+    `EnvError` if the environment or its reward fails.
 
     Args:
-        make_env: Gives the environment of a row, single-use: `partial(ToolEnv, toolset=..., reward=...)`.
+        make_env: Creates the environment of a row, for one episode: `partial(ToolEnv, toolset=..., reward=...)`.
         rows: The tasks.
-        max_turns: Steps after which an episode is truncated.
-        max_chars: Of an observation, which is cut to that, and of a sampled action.
+        max_turns: Number of steps after which an episode is truncated.
+        max_chars: Length at which observations, tool results and sampled actions are cut.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium has it
@@ -66,115 +76,138 @@ class ExportedEnv(gymnasium.Env[str, str]):
         self.action_space = AnyText(max_chars)
         self._make_env = make_env
         self._rows = rows
-        self._max_turns = max_turns
         self._max_chars = max_chars
+        no_limits = dict.fromkeys(("max_turn_tokens", "max_tokens", "max_seconds"), _NO_LIMIT)
+        self._limits = Limits(max_turns=max_turns, max_observation_tokens=max_chars, **no_limits)
         self._episode: _Episode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.close()
         row = self._rows[(options or {}).get("row", int(self.np_random.integers(len(self._rows))))]
-        self._episode = _Episode(self._make_env(row), int(self.np_random.integers(2**31)))
-        return self._shown(_run(self._episode.reset()))
+        self._episode = _Episode(self._make_env(row), self._limits)
+        messages = _run(self._episode.reset(int(self.np_random.integers(2**31))))
+        return self._observe(messages, self._episode)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._episode is None or self._episode.is_over:
-            raise gymnasium.error.ResetNeeded("This episode is over, or none was begun: call reset().")
-        messages, reward = _run(self._episode.step(str(action), self._max_turns))
+            raise gymnasium.error.ResetNeeded("The episode is over, or has not started. Call reset().")
+        messages, reward = _run(self._episode.step(str(action)))
+        observation, info = self._observe(messages, self._episode)
         reason = self._episode.trajectory.stop_reason
-        is_truncated = reason is StopReason.ENV_TRUNCATED or (reason is not None and reason.is_truncated)
-        observation, info = self._shown(messages)
-        if reason is not None:
-            info["stop_reason"] = str(reason)
-        return observation, reward, reason is not None and not is_truncated, is_truncated, info
+        if reason is None:
+            return observation, reward, False, False, info
+        info["stop_reason"] = str(reason)
+        return observation, reward, not reason.is_truncated, reason.is_truncated, info
 
     def close(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:
             _run(episode.close())
 
-    def _shown(self, messages: Sequence[Message]) -> tuple[str, dict[str, Any]]:
+    def _observe(self, messages: Sequence[Message], episode: _Episode) -> tuple[str, dict[str, Any]]:
         text = "\n\n".join(text_of(message.get("content", "")) for message in messages)
-        return text[: self._max_chars], {"messages": list(messages)}
+        return text[: self._max_chars], {"messages": list(messages), "failures": dict(episode.trajectory.failures)}
 
 
 class _Episode:
-    """What `AgentLoop` does with an environment, without tokens."""
+    """An episode that `AgentLoop` plays in a task, and the part of an engine that the loop calls."""
 
-    def __init__(self, env: Env, seed: int) -> None:
-        self.env = env
-        self.trajectory = Trajectory(trajectory_id=f"exported-{seed}", task=dict(env.task))
-        self.is_over = False
-        self._seed = seed
-        self._images: list[Any] = []
-        self._sessions: Any = None
+    max_model_len = _NO_LIMIT
 
-    async def reset(self) -> Sequence[Message]:
-        observation = await self.env.reset()
-        if self.env.toolset is not None:
-            await self.env.toolset.start()
-            self._sessions = self.env.toolset.sessions(
-                self.trajectory.trajectory_id, self.env.task, self._seed, self._images, self.env
-            )
-        self.trajectory.messages.extend(observation.messages)
-        return observation.messages
+    def __init__(self, env: Env, limits: Limits) -> None:
+        self.trajectory = Trajectory(trajectory_id=f"exported-{uuid.uuid4().hex}")
+        self._env = env
+        self._loop = AgentLoop(cast(Engine, self), _TextRenderer(), limits=limits)
+        self._task: asyncio.Task[Trajectory] | None = None
+        self._actions: asyncio.Queue[str] = asyncio.Queue()
+        self._is_due = asyncio.Event()
+        """Set if an action is due or the episode is over."""
 
-    async def step(self, text: str, max_turns: int) -> tuple[Sequence[Message], float]:
-        parsed = _parse(text, self.env)
-        self.trajectory.messages.append(parsed.message())
-        messages, reward, reason = await (self._calls(parsed) if parsed.calls else self._answer(parsed))
-        self.trajectory.messages.extend(messages)
-        self.trajectory.turn_rewards.append(reward)
-        if reason is None and len(self.trajectory.turn_rewards) >= max_turns:
-            reason = StopReason.MAX_TURNS
-        self.trajectory.stop_reason = reason
-        if reason is not None:
-            self.is_over = True
-            reward += await self.env.score(self.trajectory)
-        return messages, reward
+    @property
+    def is_over(self) -> bool:
+        return self._task is None or self._task.done()
 
-    async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], float, StopReason | None]:
-        observation, reward, terminated, truncated = await self.env.step(parsed.message())
-        reason = StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED if truncated else None
-        return observation.messages, reward, reason
+    async def reset(self, seed: int) -> Sequence[Message]:
+        if self._env.toolset is not None:
+            await self._env.toolset.start()
+        self._task = asyncio.create_task(self._loop.play(self._env, self.trajectory, seed=seed))
+        self._task.add_done_callback(lambda _: self._is_due.set())
+        return (await self._wait(self._task, 0))[0]
 
-    async def _calls(self, parsed: ParsedTurn) -> tuple[Sequence[Message], float, StopReason | None]:
-        results = [await self._call(call) for call in parsed.calls]
-        messages: list[Message] = [
-            {"role": "tool", "content": result.content, "tool_call_id": call.id}
-            for call, result in zip(parsed.calls, results, strict=True)
-        ]
-        stop = next((result.stop for result in results if result.stop), None)
-        reason = StopReason.TOOL_STOPPED if stop is True else stop or None
-        if reason is not None and reason.is_failure:
-            raise EnvError(text_of(messages[-1]["content"]))
-        return messages, sum(result.reward for result in results), reason
+    async def step(self, action: str) -> tuple[Sequence[Message], float]:
+        assert self._task is not None
+        self._is_due.clear()
+        self._actions.put_nowait(action)
+        return await self._wait(self._task, len(self.trajectory.messages) + 1)  # without the action's own message
 
-    async def _call(self, call: ToolCall | InvalidCall) -> ToolResult:
-        if isinstance(call, InvalidCall):
-            return ToolResult(call.error, is_error=True)
-        if self._sessions is None:
-            return ToolResult(f"There is no tool {call.name!r}: this task has no tools.", is_error=True)
-        result: ToolResult = await self._sessions.call(call, time.monotonic() + 3600)
-        return result
+    async def _wait(self, task: asyncio.Task[Trajectory], start: int) -> tuple[Sequence[Message], float]:
+        """Wait until an action is due or the episode is over; return the messages from `start`, and the reward."""
+        await self._is_due.wait()
+        trajectory = task.result() if task.done() else self.trajectory
+        *earlier, reward = trajectory.turn_rewards or [0.0]
+        if not task.done():
+            return trajectory.messages[start:], reward
+        if trajectory.reward is None:
+            raise EnvError(str(trajectory.error))
+        return trajectory.messages[start:], trajectory.reward - sum(earlier)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
+    ) -> Generation:
+        self._is_due.set()
+        ids = array("i", [*map(ord, await self._actions.get()), _END])
+        return Generation(ids, array("f", [0.0]) * len(ids), array("i", [0]) * len(ids), FinishReason.STOP)
+
+    def release(self, trajectory_id: str) -> None:
+        """Do nothing: there is no cache."""
 
     async def close(self) -> None:
-        if self._sessions is not None:
-            await self._sessions.close()
-        await self.env.close()
+        if self._task is None:
+            await self._env.close()
+        elif self._task.cancel():
+            await asyncio.wait([self._task])
 
 
-def _parse(text: str, env: Env) -> ParsedTurn:
-    schemas = env.toolset.schemas if env.toolset is not None else ()
-    return _PARSER.parse(text, tools=schemas)
+class _TextRenderer:
+    """Renders text to code points, and images to no tokens."""
 
+    stop_token_ids: tuple[int, ...] = (_END,)
+    stop_strings: tuple[str, ...] = ()
 
-_PARSER = TurnParser(HERMES)
+    def __init__(self) -> None:
+        self.vision: Any = self
+
+    def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
+        return self.encode("".join(text_of(message.get("content", "")) for message in messages))
+
+    def render_continuation(
+        self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
+    ) -> Continuation:
+        return Continuation([], self.render_prompt(messages))
+
+    def parse(self, sampled: Sequence[int], **options: Any) -> ParsedTurn:
+        return _PARSER.parse(self.decode(sampled[:-1]), **options)
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def num_tokens(self, image: Any) -> int:
+        return 0
+
+    def see(self, image: Any) -> Any:
+        return image
+
+    def place(self, ids: Sequence[int], images: Sequence[Any], start: int) -> Sequence[Any]:
+        return images
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop in a thread of its own: callers may have one running in theirs, as notebooks do."""
+    """Start one event loop in a thread of its own: callers may have one running in theirs, as notebooks do."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="agentloop-exported-envs", daemon=True).start()
     return loop

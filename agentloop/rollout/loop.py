@@ -1,6 +1,6 @@
 """`AgentLoop`: plays one episode, from the first prompt to the reward, as one append-only token stream.
 
-    reset -> render -> [ sample -> parse -> run the calls, or step the environment -> render what is new ]* -> score
+    reset -> render -> [ sample -> parse -> run the calls, or step the environment -> render the answers ]* -> score
 
 `agentloop.types.limits` states the order in which limits are checked. The stream always ends with the last sampled
 turn: messages after it are in `Trajectory.messages` only.
@@ -94,7 +94,7 @@ class AgentLoop:
     def _episode(
         self, env: Env | AgentProgram, trajectory: Trajectory, sampling: Sampling, seed: int
     ) -> TurnEpisode | ProgramEpisode:
-        """Choose who plays: the loop turn by turn, or the agent program behind the gateway."""
+        """Choose who plays: the loop turn by turn, or the agent program through the gateway."""
         if not isinstance(env, AgentProgram):
             return TurnEpisode(self, env, trajectory, sampling, seed)
         if self._programs is None:

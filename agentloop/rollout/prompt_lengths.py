@@ -1,4 +1,4 @@
-"""Tasks whose prompts are short enough."""
+"""Keep the tasks whose prompts are short enough."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Row = dict[str, Any]
 
 
 def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: ToolSchemas) -> list[Row]:
-    """Those whose messages are at most so many tokens, with the schemas of the tools and what pictures come to.
+    """Return the rows whose prompts have at most `most` tokens, tool schemas and images included.
 
-    Raises `UserError` where none is left.
+    Raises `UserError` if no row is left.
     """
     if most is None or not rows:
         return rows
@@ -25,7 +25,7 @@ def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: T
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
     if not kept:
         raise UserError(
-            f"data.max_prompt_tokens is {most}, and each of the {len(rows)} prompts is longer; the shortest has "
+            f"data.max_prompt_tokens is {most}, but each of the {len(rows)} prompts is longer; the shortest has "
             f"{min(lengths)} tokens. Raise it."
         )
     return kept

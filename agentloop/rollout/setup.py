@@ -1,4 +1,4 @@
-"""`RolloutSetup`: what the episodes of a run are made of, from its config; everything but models and weights."""
+"""`RolloutSetup`: the datasets, tools, reward and renderer that the config of a run names."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ class RolloutSetup:
     """Datasets, tools, reward and renderer of a run."""
 
     config: RunConfig
+    """The config, with the number of steps that follows from the number of tasks."""
     train: list[Row]
     eval: list[Row]
-    """Empty where the run has no held-out tasks."""
+    """Held-out tasks; empty if the run has none."""
     toolset: Toolset
     reward: RewardFunction | None
-    """None where the environment alone says what an episode is worth."""
+    """Reward function; None if the environment alone scores episodes."""
     renderer: Renderer
     make_env: Callable[[Row], Env | AgentProgram]
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
-        """With the tokenizer in the folder `model`. Raises `UserError` for whatever of it cannot be used."""
+        """Load the setup, with the tokenizer in the folder `model`. Raises `UserError` for unusable parts."""
         data = config.data
         factory = load_factory(config.env.factory, config.env.options)
         reward = _load_reward(config, factory)
@@ -79,18 +80,18 @@ class RolloutSetup:
         )
         episodes._check_images()
         if not engines.ENGINES.get(config.engine.name).takes_images:
-            episodes.renderer.vision = None  # pictures out of tools are left out, and the model is told
+            episodes.renderer.vision = None  # notes replace the images of tool results
         return episodes
 
     def _check_images(self) -> None:
-        """Rows with pictures need a model that sees them, and an engine that takes them."""
+        """Raise `UserError` if rows have images that the model or the engine cannot take."""
         rows = (row for row in [*self.train, *self.eval] if row.get("images") or has_row_images(row["messages"]))
         row = next(rows, None)
         if row is None:
             return
         if not engines.ENGINES.get(self.config.engine.name).takes_images:
             raise UserError(
-                f"Row {row['id']!r} has images, and the engine {self.config.engine.name} takes none. Set engine.name "
+                f"Row {row['id']!r} has images, but the engine {self.config.engine.name} takes none. Set engine.name "
                 "to vllm or hf."
             )
         if self.renderer.vision is None:
@@ -118,7 +119,7 @@ def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) 
     if config.env.reward is not None:
         return load_reward(config.env.reward, config.env.reward_options)
     if factory is ToolEnv:
-        raise UserError("env.reward is missing: name what the answers of this run are worth, such as `reward: exact`.")
+        raise UserError("env.reward is missing. Name the reward that judges the answers, such as `reward: exact`.")
     return None
 
 
@@ -135,7 +136,7 @@ def make_engine(config: ResolvedConfig) -> Engine:
 
 @asynccontextmanager
 async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engine]:
-    """The engine, the tools and the reward of the episodes, running; all are shut down whatever happens."""
+    """Run the engine, the tools and the reward of the episodes; shut them all down at the end."""
     try:
         await episodes.toolset.start()
         if episodes.reward is not None:

@@ -1,4 +1,4 @@
-"""Answer the calls of one turn: all at once, in order, every one of them."""
+"""Run the calls of one turn together, and answer each of them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ class CallAnswers:
 
     @property
     def stop(self) -> StopReason | None:
-        """Why a tool ended the episode: what the first one says that did."""
+        """Stop reason of the first result that ends the episode; None if none does."""
         stops = (result.stop for result in self.results if result.stop)
         stop = next(stops, None)
         return StopReason.TOOL_STOPPED if stop is True else stop or None
 
     @property
     def all_invalid(self) -> bool:
-        """No call could be used, through the model's own fault."""
+        """Whether every call was unusable, and the model's fault."""
         return all(result.failure is FailureKind.MODEL for result in self.results)
 
 
 async def answer_calls(
     calls: Sequence[Call], sessions: ToolSessions | None, limits: Limits, deadline: float, renderer: Renderer
 ) -> CallAnswers:
-    """Run the first `max_parallel_calls` well-formed calls together; tell the model about all others.
+    """Run the first `max_parallel_calls` well-formed calls together; answer the others with an error.
 
-    `deadline` is the `time.monotonic()` by which the episode is over."""
+    `deadline` is the `time.monotonic()` at which the episode ends.
+    """
     runnable: dict[int, ToolCall] = {}
     for index, call in enumerate(calls):
         if isinstance(call, ToolCall) and len(runnable) < limits.max_parallel_calls:

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 MAX_CHARS_PER_TOKEN = 32
-"""Texts longer than this times the limit are cut by characters before they are tokenised: they cannot fit, and
-tokenising megabytes would take seconds."""
+"""Texts longer than this times the limit are cut by characters before tokenization: they cannot fit, and tokenizing
+megabytes would take seconds."""
 
 
 async def truncate_middle(text: str, max_tokens: int, renderer: Renderer) -> str:
-    """`text`, or its beginning and end with a note between that says how much is missing; at most `max_tokens`
-    tokens (the note included) when encoded on its own."""
-    # A byte-level tokenizer makes at most one token of a byte: most results are known to fit without counting.
+    """Return `text`, or its beginning and end with a note between them about the missing characters.
+
+    The result, note included, has at most `max_tokens` tokens when it is encoded on its own.
+    """
+    # A byte-level tokenizer makes at most one token of a byte, so most results fit without counting.
     if len(text) * 4 <= max_tokens or len(text.encode("utf-8", "surrogatepass")) <= max_tokens:
         return text
     return await off_loop(len(text), _truncate, text, max_tokens, renderer)

@@ -1,4 +1,4 @@
-"""A picture as a model sees it, and where its tokens are."""
+"""Images as a model sees them, and the place of their tokens."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class PixelFormat:
-    """How the pixels of a scaled picture become the input of a vision tower: the fingerprint of its processor."""
+    """How a processor turns the pixels of a scaled image into the input of a vision tower."""
 
     patch_size: int
     merge_size: int
-    """Patches along a side of the square that becomes one token."""
+    """Patches along each side of the square that becomes one token."""
     temporal_patch_size: int
-    """Times each patch is repeated: the towers read two frames of a video at once, a picture is two equal ones."""
+    """Repetitions of each patch: the towers read two frames of a video at once, and an image is two equal frames."""
     scale: float
-    """Factor of the pixels, before mean and standard deviation."""
+    """Factor that scales the pixels before `mean` and `std` apply."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     @property
     def factor(self) -> int:
-        """Pixels along a side of what becomes one token."""
+        """Pixels along each side of the square that becomes one token."""
         return self.patch_size * self.merge_size
 
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class SeenImage:
-    """A picture after its processor has scaled it: an eighth of the memory of what the tower takes, and the same
-    information. Engines and learner compute that from it, so they cannot disagree about the pixels."""
+    """An image that its processor has scaled.
+
+    It takes an eighth of the memory of the tower's input and holds the same information. Engines and learner compute
+    that input from it, so they cannot disagree about the pixels.
+    """
 
     pixels: NDArray[np.uint8]
     """[height, width, 3], RGB; both sides are multiples of `format.factor`."""
     format: PixelFormat
     digest: str = field(init=False)
-    """Of pixels and format: equal digests, equal features."""
+    """Hash of pixels and format: images with equal digests have equal features."""
 
     def __post_init__(self) -> None:
         height, width, channels = self.pixels.shape
@@ -69,15 +72,15 @@ class SeenImage:
     def num_tokens(self) -> int:
         return self.num_patches // self.format.merge_size**2
 
-    def picture(self) -> Image.Image:
-        """As a `PIL.Image.Image`."""
+    def as_pil(self) -> Image.Image:
+        """Return the pixels as a `PIL.Image.Image`."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
 
 
 class PlacedImage(NamedTuple):
-    """A picture whose tokens are `start:end` of a stream."""
+    """An image whose tokens are `start:end` of a stream."""
 
     image: SeenImage
     start: int

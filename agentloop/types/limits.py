@@ -1,18 +1,17 @@
-"""What bounds an episode, and why it ended. A leaf: imports nothing of agentloop.
+"""`Limits` bound an episode, a `StopReason` says why it ended.
 
-The one order of checks, for every turn:
+Every turn is checked in this order:
 
-1. `max_turns`: as many turns were sampled as are allowed                       -> MAX_TURNS
-2. `max_seconds`: the wall time is over (also cuts generation and tools)        -> MAX_SECONDS
+1. `max_turns`: the episode has that many sampled turns                         -> MAX_TURNS
+2. `max_seconds`: the wall time ran out (this also cuts generation and tools)   -> MAX_SECONDS
 3. `max_tokens`: no room is left to sample into                                 -> MAX_TOKENS (turn 1: PROMPT_TOO_LONG)
 4. the turn is sampled; the engine failed                                       -> ENGINE_ERROR
 5. the turn was cut: its calls are not run                                      -> MAX_TURN_TOKENS or MAX_TOKENS
-6. no calls in it: the environment answers                                      -> COMPLETED or ENV_TRUNCATED
-7. calls: `max_parallel_calls` of them run, each one above that is answered with a notice;
+6. it has no calls: the environment answers                                     -> COMPLETED or ENV_TRUNCATED
+7. it has calls: `max_parallel_calls` of them run, the rest get a notice;
    a tool may end the episode                                                   -> TOOL_STOPPED
-8. every call was unusable, in so many turns in a row (`max_invalid_turns`)     -> INVALID_CALLS
-9. the answers are appended; where they leave no room in `max_tokens` they are left out
-                                                                                -> MAX_TOKENS
+8. `max_invalid_turns` turns in a row had only unusable calls                   -> INVALID_CALLS
+9. the answers are appended, unless they leave no room in `max_tokens`          -> MAX_TOKENS
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     COMPLETED = "completed"
-    """The environment said that it is over (gymnasium's terminated)."""
+    """The environment ended it (gymnasium's terminated)."""
     ENV_TRUNCATED = "env_truncated"
     """The environment cut it (gymnasium's truncated)."""
     TOOL_STOPPED = "tool_stopped"
-    """A tool result asked to stop."""
+    """A tool result ended it."""
     MAX_TURNS = "max_turns"
     MAX_SECONDS = "max_seconds"
     MAX_TURN_TOKENS = "max_turn_tokens"
@@ -41,7 +40,7 @@ class StopReason(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     """The first prompt alone leaves no room; nothing was sampled."""
     INVALID_CALLS = "invalid_calls"
-    """Too many turns in a row whose calls could not be used."""
+    """Too many turns in a row had only unusable calls."""
     ENGINE_ERROR = "engine_error"
     ENV_ERROR = "env_error"
     ABORTED = "aborted"
@@ -49,7 +48,7 @@ class StopReason(StrEnum):
 
     @property
     def is_truncated(self) -> bool:
-        """Ended by a limit, not by the model or by a failure."""
+        """Whether a limit ended the episode, not the model or a failure."""
         return self in _TRUNCATED
 
     @property
@@ -82,9 +81,9 @@ class Limits:
     max_seconds: float = 1800.0
     """Wall time of the episode, tools included."""
     max_invalid_turns: int = 3
-    """Turns in a row in which every call was unusable (malformed, unknown tool, bad arguments)."""
+    """Turns in a row whose calls were all unusable (malformed, unknown tool, bad arguments)."""
     max_parallel_calls: int = 8
-    """Calls of one turn that are run; those above are answered with a notice."""
+    """Calls of one turn that run; the rest get a notice."""
     max_observation_tokens: int = 2048
     """Tokens of one tool result; the middle of a longer one is cut out."""
 

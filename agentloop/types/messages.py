@@ -1,4 +1,4 @@
-"""Messages and tool calls, in the shape of chat templates and OpenAI-style APIs. A leaf of the import tree."""
+"""Messages and tool calls in the form of chat templates and OpenAI-style APIs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class TextPart(TypedDict):
+    """Text in the content of a message."""
+
     type: Literal["text"]
     text: str
 
 
 class ImagePart(TypedDict):
+    """An image in the content of a message."""
+
     type: Literal["image"]
     image: Any
     """A `PIL.Image.Image`."""
@@ -24,7 +28,7 @@ Content = str | list[TextPart | ImagePart]
 
 
 class Message(TypedDict, total=False):
-    """One chat message. `role` and `content` are always there; the rest as the role needs."""
+    """One chat message. It has `role` and `content`, and the other keys if its role needs them."""
 
     role: Role
     content: Content
@@ -37,7 +41,7 @@ class Message(TypedDict, total=False):
 
 @dataclass(slots=True, frozen=True)
 class ToolCall:
-    """A well-formed call: known to be a name and a JSON object. Whether the tool exists is not checked here."""
+    """A well-formed call: a name and a JSON object. The tool may not exist."""
 
     name: str
     arguments: dict[str, Any]
@@ -49,28 +53,28 @@ class ToolCall:
 
 @dataclass(slots=True, frozen=True)
 class InvalidCall:
-    """Something that was meant as a call and cannot be read as one. `error` is the feedback shown to the model."""
+    """A malformed call. The model gets `error` as feedback."""
 
     error: str
     raw: str
     id: str
     name: str = ""
-    """Of the function, as far as it could be read: some templates show it beside the result."""
+    """Name of the function if it could be read: some templates show it beside the result."""
 
 
 @dataclass(slots=True, frozen=True)
 class ParsedTurn:
-    """What one sampled turn says."""
+    """One sampled turn, split into text, thinking and calls."""
 
     content: str
     """The text outside of thinking and calls, stripped."""
     reasoning: str | None = None
-    """The text inside the think tags, None where the turn has none."""
+    """The text inside the think tags; None if the turn has none."""
     calls: Sequence[ToolCall | InvalidCall] = field(default_factory=tuple)
-    """In the order in which they were written."""
+    """Calls as the model wrote them, in their order."""
 
     def message(self) -> Message:
-        """The assistant message of this turn; invalid calls are not part of it, they only get feedback."""
+        """Return the assistant message of this turn, without invalid calls."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -80,14 +84,14 @@ class ParsedTurn:
 
 
 def text_of(content: Content) -> str:
-    """The text of a message's content, images left out."""
+    """Return the text of a message's content, without images."""
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def images_of(messages: Sequence[Message]) -> list[Any]:
-    """The images of messages, in the order in which they are shown."""
+    """Return the images of messages, in their order."""
     images = []
     for message in messages:
         content = message.get("content", "")

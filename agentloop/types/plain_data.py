@@ -1,8 +1,9 @@
-"""Python values to what JSON holds, and back: messages and dataset rows, which are anything. A leaf.
+"""Convert Python values, such as messages and dataset rows, to JSON values and back.
 
-A dictionary with one key that begins with `$` stands for what JSON has no word for: `{"$image": 0}` an image of the
-`ImageTable`, `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}` for a dictionary that
-looks like one of these. numpy values become lists and numbers; anything else becomes `str(value)` and stays text.
+A dictionary with one key that begins with `$` stands for a value that JSON does not have: `{"$image": 0}` is an image
+of the `ImageTable`. The others are `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}`
+for a dictionary that looks like one of these. numpy values become lists and numbers. Any other value becomes
+`str(value)` and stays text.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import numpy as np
 
 
 class ImageTable:
-    """Numbers images by identity and keeps them as PNG, which is lossless."""
+    """Numbers images by identity and encodes them as PNG, which is lossless."""
 
     def __init__(self) -> None:
         self._images: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []
-        """As long as it is here, its `id()` is its own."""
+        """The numbered objects: while they live, their `id()` stays unique."""
 
-    def number(self, image: Any, picture: Callable[[], Any] | None = None) -> int:
-        """The number of an image; the same object has the same. `picture` makes a `PIL.Image.Image` of another one."""
+    def number(self, image: Any, as_pil: Callable[[], Any] | None = None) -> int:
+        """Return the number of an image. `as_pil` converts an image that is not a `PIL.Image.Image`."""
         number = self._numbers.setdefault(id(image), len(self._images))
         if number == len(self._images):
-            self._images.append(image if picture is None else picture())
+            self._images.append(image if as_pil is None else as_pil())
             self._held.append(image)
         return number
 
@@ -63,7 +64,7 @@ class ImageTable:
 
 
 def to_plain(value: Any, images: ImageTable) -> Any:
-    """The JSON form of a value."""
+    """Return the JSON form of a value."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, str):  # StrEnum and other subclasses lose their class
@@ -89,7 +90,7 @@ def to_plain(value: Any, images: ImageTable) -> Any:
 
 
 def from_plain(value: Any, images: ImageTable) -> Any:
-    """The inverse of `to_plain`."""
+    """Return the value of which `to_plain` made this JSON form."""
     if isinstance(value, list):
         return [from_plain(item, images) for item in value]
     if not isinstance(value, dict):
@@ -110,12 +111,12 @@ def from_plain(value: Any, images: ImageTable) -> Any:
 
 
 def _is_image(value: Any) -> bool:
-    """Without importing PIL: a value cannot be an image before somebody did."""
+    """Return whether a value is a PIL image, without importing PIL."""
     return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, as on the command line, with their values."""
+    """Yield the dotted keys, as on the command line, with their values."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""What a rollout worker gets and what it answers: one request, one group of trajectories."""
+"""A rollout worker gets a `RolloutRequest` and returns a `Group` of trajectories."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Sampling:
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps all."""
+    """Number of most likely tokens to sample from; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn, besides those of the renderer."""
+    """Texts that end a turn, in addition to those of the renderer."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class RolloutRequest:
     """Seed of the group: episode k runs with seed * n + k."""
     split: Split = "train"
     sampling: Sampling | None = None
-    """None samples as the run does."""
+    """Sampling of these episodes; None uses that of the run."""
     places: tuple[int, ...] | None = None
-    """Places of the episodes to play; None plays all n. After a failure these are the episodes that did not end."""
+    """Places of the episodes to play; None plays all n. After a failure only unfinished episodes play again."""
 
     @property
     def played(self) -> Sequence[int]:
@@ -58,12 +58,12 @@ class RolloutRequest:
         return self.seed * self.n + place
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the request as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutRequest:
-        """Read what `as_json` returned, after a way through JSON."""
+        """Read the object that `as_json` returned, decoded from JSON."""
         sampling, places = data["sampling"], data["places"]
         if sampling is not None:
             sampling = Sampling(**sampling | {"stop_strings": tuple(sampling["stop_strings"])})

@@ -1,9 +1,9 @@
-"""`Trajectory`: the token stream of one episode, append-only, made of segments.
+"""`Trajectory`: the append-only token stream of one episode, made of segments.
 
-Loss mask, logprobs and policy versions follow from the segments, so they cannot disagree with the ids: only a
-`sampled` segment has logprobs and versions, everything else is context. 12 bytes a sampled token, 4 any other, in typed
-arrays that grow in place. Segments are kept as arrays, too: a thousand episodes of many turns are otherwise hundreds of
-thousands of small objects, which the garbage collector walks again and again.
+Loss mask, logprobs and policy versions follow from the segments, so they cannot disagree with the ids. Only a `sampled`
+segment has logprobs and versions; all others are context. Typed arrays that grow in place hold 12 bytes a sampled token
+and 4 bytes any other. Segments are arrays, too: a thousand long episodes would otherwise be hundreds of thousands of
+small objects, which the garbage collector walks again and again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ NO_VERSION = -1
 
 
 class SegmentKind(StrEnum):
+    """Origin of a segment's tokens."""
+
     PROMPT = "prompt"
     SAMPLED = "sampled"
     """Sampled by the policy: the only tokens that carry loss."""
     OBSERVATION = "observation"
-    """Tool results, environment messages and the generation prompt behind them."""
+    """Tool results, environment messages and the generation prompt after them."""
     TEMPLATE = "template"
-    """Inserted by the chat template behind a sampled turn."""
+    """Inserted by the chat template after a sampled turn."""
 
 
 _KINDS = tuple(SegmentKind)
@@ -50,7 +52,7 @@ class Segment(NamedTuple):
     start: int
     end: int
     images: tuple[Any, ...] = ()
-    """A `PlacedImage` each where a model sees them; what else was given, as it is."""
+    """A `PlacedImage` for each image that the model sees; other images as they were given."""
 
 
 def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
@@ -63,7 +65,7 @@ def _typed(code: str, values: Sequence[Any], what: str) -> array[Any]:
 
 
 def _check_places(images: Sequence[Any], start: int, end: int) -> None:
-    """Images lie behind each other in the segment `start:end`, none of them cut."""
+    """Raise `ValueError` if images overlap or leave the segment `start:end`."""
     for image in images:
         if isinstance(image, PlacedImage):
             if not start <= image.start <= image.end <= end:
@@ -73,7 +75,7 @@ def _check_places(images: Sequence[Any], start: int, end: int) -> None:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode as tokens, with what is known of how it went."""
+    """One episode as tokens, with its outcome."""
 
     trajectory_id: str = ""
     group_id: str = ""
@@ -81,36 +83,37 @@ class Trajectory:
     place: int = 0
     """Index of the episode in its group."""
     messages: list[Message] = field(default_factory=list)
-    """The same episode as messages, for rewards and for people; never rendered again."""
+    """The episode as messages, for rewards and for people; they are never rendered again."""
     stop_reason: StopReason | None = None
     """None while the episode runs."""
     reward: float | None = None
-    """None until judged, and where judging failed."""
+    """Total reward; None until the episode is judged, and if judging failed."""
     turn_rewards: list[float] = field(default_factory=list)
-    """Of each sampled turn, from the environment and its tools."""
+    """Reward of each sampled turn, from the environment and its tools."""
     failures: dict[str, int] = field(default_factory=dict)
     """`FailureKind` -> count."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Turns, calls, seconds by stage, and what tools reported."""
+    """Turns, calls, seconds by stage, and the metrics of tools."""
     task: dict[str, Any] = field(default_factory=dict)
     """The dataset row."""
     error: str | None = None
-    """What ended the episode, where `stop_reason` is a failure or judging failed."""
+    """Message of the failure that ended the episode or its judging."""
     answer: str | None = None
-    """What an agent program answered beside what the model said last; None where that is the answer."""
+    """Answer of an agent program; None if the last turn of the model is the answer."""
     branches: list[Trajectory] = field(default_factory=list)
-    """Further token streams of the same episode: an agent program (`agentloop.gateway`) may rewrite its history, try a
-    turn again, or hold several conversations. What a branch shares with another stream is context in one of the two,
-    so that no sampled token carries loss twice."""
+    """Further token streams of the same episode.
+
+    An agent program (`agentloop.gateway`) may rewrite its history, retry a turn, or hold several conversations. Tokens
+    that two streams share are context in one of them, so no sampled token carries loss twice."""
     _ids: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _sampled_logprobs: array[float] = field(default_factory=lambda: array("f"), repr=False)
-    """One behind the other, without gaps for what was not sampled; the same for the versions."""
+    """Logprobs of the sampled tokens only, without gaps; `_sampled_versions` likewise."""
     _sampled_versions: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _kinds: array[int] = field(default_factory=lambda: array("b"), repr=False)
-    """Of each segment, an index into `_KINDS`."""
+    """Kind of each segment, as an index into `_KINDS`."""
     _ends: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _segment_images: dict[int, tuple[Any, ...]] = field(default_factory=dict, repr=False)
-    """Index of a segment -> the images that it shows."""
+    """Index of a segment -> its images."""
 
     def append(
         self,
@@ -121,10 +124,10 @@ class Trajectory:
         versions: Sequence[int] | None = None,
         images: Sequence[Any] = (),
     ) -> None:
-        """Add a segment, whole or not at all.
+        """Append a whole segment.
 
-        `sampled` needs a logprob and a policy version for each id; every other kind must have neither. The tokens of a
-        `PlacedImage` are among the new ones. Raises `ValueError` and leaves the trajectory as it was.
+        `sampled` needs a logprob and a policy version for each id; other kinds must have neither. The tokens of a
+        `PlacedImage` are among the new ones. Raises `ValueError` and then leaves the trajectory unchanged.
         """
         new_ids = _typed("i", ids, "ids")
         num_new = len(new_ids)
@@ -144,8 +147,8 @@ class Trajectory:
         if num_new == 0 and not shown:
             return
         _check_places(shown, len(self._ids), len(self._ids) + num_new)
-        self._ids.extend(new_ids)  # raises where somebody holds the buffer
-        # Nothing below can fail but for want of memory.
+        self._ids.extend(new_ids)  # raises if a caller holds the buffer
+        # Only a lack of memory can make the lines below fail.
         if kind is SegmentKind.SAMPLED:
             self._sampled_logprobs.extend(new_logprobs)
             self._sampled_versions.extend(new_versions)
@@ -169,28 +172,28 @@ class Trajectory:
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """[num_tokens]; 0 where not sampled."""
+        """Logprobs, [num_tokens]; 0 for tokens that were not sampled."""
         logprobs = np.zeros(len(self), dtype=np.float32)
         logprobs[self.loss_mask] = self._sampled_logprobs
         return logprobs
 
     @property
     def versions(self) -> NDArray[np.int32]:
-        """[num_tokens]; -1 where not sampled."""
+        """Policy versions, [num_tokens]; -1 for tokens that were not sampled."""
         versions = np.full(len(self), NO_VERSION, dtype=np.int32)
         versions[self.loss_mask] = self._sampled_versions
         return versions
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """[num_tokens]; True where sampled."""
+        """Whether each token was sampled, [num_tokens]."""
         sampled = np.frombuffer(self._kinds, dtype=np.int8) == _SAMPLED if self._kinds else np.zeros(0, dtype=np.bool_)
         lengths = np.diff(np.array(self._ends, dtype=np.int64), prepend=0)
         return np.repeat(sampled, lengths)
 
     @property
     def segments(self) -> list[Segment]:
-        """What the stream is made of, in order."""
+        """Segments of the stream, in order."""
         images = self._segment_images
         starts = itertools.chain((0,), self._ends)
         return [
@@ -211,13 +214,15 @@ class Trajectory:
 
     @property
     def images(self) -> list[Any]:
-        """All images, in the order in which the stream shows them."""
+        """All images, in the order of the stream."""
         return [image for shown in self._segment_images.values() for image in shown]
 
     @property
     def final_text(self) -> str:
-        """The answer: `answer`, else the text of the last assistant message, without thinking and calls; empty where
-        there is none."""
+        """The answer: `answer`, or else the text of the last assistant message without thinking and calls.
+
+        It is empty if the episode has no answer.
+        """
         if self.answer is not None:
             return self.answer
         for message in reversed(self.messages):

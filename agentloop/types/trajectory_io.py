@@ -1,8 +1,8 @@
-"""Trajectories to files and back: JSON, JSONL and npz.
+"""Write trajectories to JSON and JSONL files and read them.
 
-The JSON form keeps ids as plain lists, one a segment, so that `jq` and people can read them; logprobs are base64 of
-little-endian float32 and come back bit for bit; versions are run lengths. About 8 bytes a token. Images are PNG,
-stored once each, and messages that show the image of a segment share it again after loading.
+The JSON form has a plain list of ids for each segment, so `jq` and people can read it. Logprobs are base64 of
+little-endian float32 and survive bit for bit; versions are run lengths. A token takes about 8 bytes. Each image is
+stored once, as PNG; after loading, messages and segments share it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zipfile
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -21,7 +20,6 @@ from typing import Any, TextIO, cast
 import numpy as np
 
 from agentloop.errors import UserError
-from agentloop.process.atomic import atomic_file
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
@@ -32,7 +30,7 @@ _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failure
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """What `json.dumps` takes. What JSON cannot hold in `task` and `metrics` (see `to_plain`) becomes text."""
+    """Return an object for `json.dumps`. Values of `task` and `metrics` that `to_plain` does not know become text."""
     images = ImageTable()
     head = _head(trajectory, images)
     ids = trajectory.ids
@@ -51,7 +49,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Trajectory:
-    """The inverse of `to_dict`. Raises `UserError` for another format."""
+    """Return the trajectory of an object that `to_dict` made. Raises `UserError` for another format."""
     _check_version(data.get("format") if isinstance(data, dict) else None)
     try:
         images = ImageTable.from_base64(data["images"])
@@ -66,15 +64,17 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
             shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
             trajectory.append(kind, entry["ids"], images=shown, **sampled)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise UserError(f"This is not a whole trajectory: {type(error).__name__}: {error}. Write it again.") from error
+        raise UserError(
+            f"The data is not a whole trajectory: {type(error).__name__}: {error}. Write it again."
+        ) from error
     return trajectory
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
-    """One trajectory a line, compressed where the name ends in .gz; returns how many.
+    """Write one trajectory a line, compressed if the name ends in .gz; return their number.
 
-    Each line of a plain file is flushed, so that a killed run keeps those before it; with `append`, a line that a kill
-    left unfinished is dropped first. Raises `ValueError` for appending to a compressed file.
+    Each line of a plain file is flushed, so a killed run keeps the lines before it. `append` first drops a line that a
+    kill left unfinished. Raises `ValueError` for appending to a compressed file.
     """
     path = Path(path)
     if append:
@@ -91,64 +91,21 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, one at a time. Raises `UserError` with the line that cannot be read; a last line
-    that a kill left unfinished is passed over."""
+    """Yield the trajectories of a file.
+
+    Skips a last line that a kill left unfinished. Raises `UserError` with the number of any other unreadable line.
+    """
     with _open(Path(path), "rt") as file:
         yield from _read_lines(file, str(path))
 
 
-def save_npz(path: str | Path, trajectory: Trajectory) -> None:
-    """One trajectory as arrays, for numpy readers: `ids` int32, `logprobs` float32, `versions` int32 [num_tokens],
-    `segment_ends` int64 [num_segments], `head` (JSON as bytes) and `image_0`, ... (PNG as bytes). No pickle. Replaces
-    the file in one step."""
-    images = ImageTable()
-    head = _head(trajectory, images)
-    head["segments"] = [
-        {
-            "kind": str(segment.kind),
-            "images": [_image_entry(image, segment.start, images) for image in segment.images],
-        }
-        for segment in trajectory.segments
-    ]
-    pictures = {f"image_{number}": np.frombuffer(png, np.uint8) for number, png in enumerate(images.pngs())}
-    path = Path(path)
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(
-            file,
-            allow_pickle=False,
-            head=np.frombuffer(json.dumps(head).encode(), np.uint8),
-            ids=trajectory.token_ids,
-            logprobs=trajectory.logprobs,
-            versions=trajectory.versions,
-            segment_ends=np.array([segment.end for segment in trajectory.segments], np.int64),
-            **pictures,
-        )
-
-
-def load_npz(path: str | Path) -> Trajectory:
-    """The inverse of `save_npz`. Raises `UserError` for another format."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(arrays["head"].tobytes())
-            _check_version(head.get("format"))
-            count = sum(name.startswith("image_") for name in arrays.files)
-            images = ImageTable.from_pngs(arrays[f"image_{number}"].tobytes() for number in range(count))
-            trajectory = _from_head(head, images)
-            _fill(trajectory, head["segments"], images, arrays)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UserError | FileNotFoundError):
-            raise
-        raise UserError(f"{path} is not a trajectory that save_npz wrote: {type(error).__name__}: {error}.") from error
-    return trajectory
-
-
 def same(first: Trajectory, second: Trajectory) -> bool:
-    """Whether two trajectories say the same, images compared by pixels and logprobs by bits."""
+    """Return whether two trajectories are equal; images are compared by pixels and logprobs by bits."""
     return to_dict(first) == to_dict(second)
 
 
 def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
-    """Everything but tokens. Images are numbered in the order of the stream, then of the messages."""
+    """Return all fields but tokens. Images are numbered in the order of the stream, then of the messages."""
     for image in trajectory.images:
         _image_entry(image, 0, images)
     return {
@@ -163,16 +120,16 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
 
 
 def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
-    """An image of a segment that begins at `start`: its number, and where a model sees it what that needs."""
+    """Return the entry of an image whose segment begins at `start`: its number, and its place if it has one."""
     if not isinstance(image, PlacedImage):
         return images.number(image)
     seen = image.image
-    number = images.number(seen, seen.picture)
+    number = images.number(seen, seen.as_pil)
     return {"image": number, "at": image.start - start, "format": asdict(seen.format)}
 
 
 def _image_of(entry: Any, start: int, images: ImageTable) -> Any:
-    """The inverse of `_image_entry`."""
+    """Return the image of which `_image_entry` made this entry."""
     if isinstance(entry, int):
         return images[entry]
     values = entry["format"]
@@ -190,28 +147,6 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
         place=head.get("place", 0),
         branches=[from_dict(branch) for branch in head.get("branches", ())],
     )
-
-
-def _fill(trajectory: Trajectory, segments: list[dict[str, Any]], images: ImageTable, arrays: Any) -> None:
-    """Put the segments of an npz file into an empty trajectory."""
-    ids, logprobs, versions = (
-        array(code, arrays[name].astype(dtype).tobytes())
-        for code, name, dtype in (("i", "ids", np.int32), ("f", "logprobs", np.float32), ("i", "versions", np.int32))
-    )
-    start = 0
-    for entry, end in zip(segments, arrays["segment_ends"].tolist(), strict=True):
-        kind, shown = SegmentKind(entry["kind"]), [_image_of(one, start, images) for one in entry["images"]]
-        sampled = kind is SegmentKind.SAMPLED
-        trajectory.append(
-            kind,
-            ids[start:end],
-            logprobs=logprobs[start:end] if sampled else None,
-            versions=versions[start:end] if sampled else None,
-            images=shown,
-        )
-        start = end
-    if not len(ids) == len(logprobs) == len(versions) == start == len(trajectory):
-        raise ValueError("its arrays differ in length")
 
 
 def _check_version(found: Any) -> None:

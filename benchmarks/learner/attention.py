@@ -1,10 +1,10 @@
-"""Speed and accuracy of the attention kernels over a packed row, forward and backward.
+"""Measure speed and accuracy of the attention kernels over a packed row, forward and backward.
 
     python -m benchmarks.learner.attention [--tokens 32768 --kernels fa4 fa2]
 
 Lengths are lognormal. TFLOP/s count half of the pairs (causal) and a backward of 2.5 forwards. Accuracy is the relative
-error against float32 on a shorter row; `shared` has the same sequences with a prefix that a group of them shares, once
-in the row, and its error is against the sequences one by one.
+error against float32 on a shorter row. `shared` has the same sequences with a prefix that a group shares, once in the
+row. Its error is against separate sequences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADS, _KV_HEADS, _DIM = 16, 8, 128
 
 
 def lengths_of(tokens: int, seed: int = 0) -> list[int]:
-    """Lognormal (median 1,500, sigma 0.6) up to 4,096, cut to add up to `tokens`."""
+    """Return lognormal lengths (median 1,500, sigma 0.6) up to 4,096, cut to add up to `tokens`."""
     rng = np.random.default_rng(seed)
     lengths: list[int] = []
     while sum(lengths) < tokens:

@@ -1,13 +1,12 @@
-"""Do engine and learner agree on the tokens that are trained? And how fast are both, and the step between them?
+"""Compare log-probabilities of engine and learner on trained tokens, and time both and the weight update.
 
     python -m benchmarks.learner.engine_learner_parity --engine vllm --shape tiny      # two CPU cores
     python -m benchmarks.learner.engine_learner_parity --engine vllm --shape 0.6b      # one CUDA device
     python -m benchmarks.learner.engine_learner_parity --model recipes/tiny/checkpoint
 
-A model (--model, or a random Qwen3 of the given shape) samples one batch, the learner makes two GRPO updates on exactly
-those ids (bf16 compute on both sides, or --dtype float32) and publishes its weights into the running engine, and the
-engine samples again, so that the difference of log-probabilities is measured before and after an update. Rewards are
-random: only numbers matter here.
+A model (--model, or a random Qwen3 of the given shape) samples one batch. The learner makes two GRPO updates on exactly
+those ids (bf16 compute on both sides, or --dtype float32) and publishes its weights into the running engine. Then the
+engine samples again, so the difference of log-probabilities is measured before and after an update. Rewards are random.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def to_groups(prompts: list[list[int]], turns: list[Generation], rng: np.random.
 
 
 def difference(learner: FsdpLearner, groups: list[list[Trajectory]]) -> dict[str, float]:
-    """Of log-probabilities of the sampled tokens, learner less engine."""
+    """Return differences of the log-probabilities of sampled tokens, learner minus engine."""
     samples = make_batch(groups).samples
     theirs = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
     ours = np.concatenate(learner.logprobs(samples))
@@ -94,7 +93,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     await engine.start()
     result: dict[str, Any] = {"engine_start_seconds": time.perf_counter() - started}
     learner = FsdpLearner(LearnerConfig(model=str(folder), compute_dtype=args.dtype, lr=args.lr))
-    await learner.publish(engine, 0)  # the engine loaded bf16 and so did the learner: the same weights, once more
+    await learner.publish(engine, 0)  # engine and learner both loaded bf16: publish the same weights again
     await sample(engine, prompts, 8, wave=0)  # warm-up
     turns, seconds = await sample(engine, prompts, args.new_tokens, wave=1)
     groups = to_groups(prompts, turns, rng)
@@ -126,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--model", type=Path, help="a folder, in place of a random model")
+    parser.add_argument("--model", type=Path, help="model folder, instead of a random model")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--requests", type=int, default=64, help="a multiple of 8, the size of a group")
     parser.add_argument("--prompt-tokens", type=int, default=128)

@@ -1,4 +1,4 @@
-"""How busy a GPU is while something runs on it, and how fast its memory lets a model sample."""
+"""Utilisation of a GPU during a measurement, and the sampling speed that its memory bandwidth allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY = 0.05
 
 
 class GpuUse:
-    """Asks the driver for the first GPU's use until it is left. Nothing is known without CUDA and `nvidia-ml-py`."""
+    """Context manager that polls the utilisation of the first GPU, if CUDA and `nvidia-ml-py` are there."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -25,7 +25,7 @@ class GpuUse:
 
     @property
     def busy(self) -> float | None:
-        """Share of the time in which some kernel ran."""
+        """Share of the time in which a kernel ran, or None if unknown."""
         return statistics.mean(self._found) / 100 if self._found else None
 
     def _ask(self) -> None:
@@ -50,8 +50,11 @@ class GpuUse:
 
 
 def sampling_bound(config: Qwen3Config, *, context: float, in_flight: int, bandwidth: float) -> float:
-    """Sampled tokens a second if reading memory were all there is to do: the keys and values of `context` tokens for
-    each, and the weights once for `in_flight` of them; all in bfloat16, `bandwidth` in bytes a second."""
+    """Return sampled tokens per second if memory bandwidth is the only limit.
+
+    Each token reads the keys and values of `context` tokens, and `in_flight` tokens share one read of the weights.
+    All values are bfloat16; `bandwidth` is in bytes per second.
+    """
     width, head = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     cache = 2 * 2 * config.num_hidden_layers * kv_heads * head * context

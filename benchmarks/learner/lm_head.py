@@ -1,8 +1,8 @@
-"""How long loss and gradient of the LM head take next to the three matrix products they cannot do without.
+"""Compare loss and gradient of the LM head with the three matrix products that they need at least.
 
     python -m benchmarks.learner.lm_head [--tokens 8192 --hidden 4096 --vocab 151936]
 
-`bare` is logits, gradient of hidden states and gradient of the weight, one product each, nothing else. `fused` is
+`bare` is one matrix product each for logits, gradient of hidden states and gradient of the weight. `fused` is
 `fused_head.head_loss`, `recomputing` is `logprobs.token_logprobs`, both forward and backward with a PPO loss. Memory is
 the peak beyond inputs and the gradients of both. `gspo` and `gmpo` are `fused` with these losses, as the learner
 computes them, over trajectories of `--lengths` trained tokens. Accuracy is of gradients against float64, on fewer
@@ -29,7 +29,7 @@ from benchmarks import results_file
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = 20) -> float:
-    """Median of `repeats` after two that warm up."""
+    """Return the median of `repeats` after two warm-up calls."""
     times = []
     for number in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -43,7 +43,7 @@ def milliseconds(run: Callable[[], Any], repeats: int = 20) -> float:
 
 
 class Case:
-    """Random hidden states and weights with the logits of a trained model's spread."""
+    """Return random hidden states and weights whose logits have the spread of a trained model."""
 
     def __init__(self, tokens: int, hidden: int, vocab: int, dtype: torch.dtype = torch.bfloat16) -> None:
         torch.manual_seed(0)
@@ -73,7 +73,7 @@ class Case:
         head_loss(self.hidden, self.weight, self.targets, self.loss)[0].backward()
 
     def trajectories(self, loss: str, length: int) -> Callable[[], None]:
-        """The same with a loss of whole trajectories, this many tokens each."""
+        """Measure a loss of whole trajectories of this many tokens each."""
         objective = Objective(LearnerConfig(model="", loss=loss))
         counts = [length] * (len(self.targets) // length)
         counts += [rest] if (rest := len(self.targets) - sum(counts)) else []
@@ -113,7 +113,7 @@ def peak_gib(case: Case, run: Callable[[], None]) -> float:
 
 
 def errors(tokens: int, hidden: int, vocab: int) -> dict[str, list[float]]:
-    """Relative error of the gradients of hidden states and weight, of ours and of plain bfloat16 autograd."""
+    """Return the relative error of the gradients of hidden states and weight: ours, and plain bfloat16 autograd."""
     case = Case(tokens, hidden, vocab)
     exact = [tensor.detach().double().requires_grad_() for tensor in (case.hidden, case.weight)]
 

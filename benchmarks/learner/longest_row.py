@@ -1,12 +1,12 @@
-"""The longest packed row that one GPU can train on, and how fast it is there: agentloop, or verl on the same card.
+"""Find the longest packed row that one GPU can train on, and its speed: agentloop, or verl on the same GPU.
 
     python -m benchmarks.learner.longest_row --model 4B --checkpointing full sparse
     PYTHONPATH=<verl 0.9.1 and its dependencies> python -m benchmarks.learner.longest_row --engine verl --fused triton
 
 A step is one micro-batch: all tokens in one row of sequences with lognormal lengths, the last quarter of each trained.
-Rows become longer until memory does not do, then the bounds close in: a row of a quarter of a million tokens takes half
-a minute, so `--first` is best near what is expected. The first steps, which make the state of the optimizer and
-compile, are not timed. Tokens a second are of one step.
+Rows become longer until memory runs out, then a bisection follows. A row of a quarter of a million tokens takes half a
+minute, so set `--first` near the expected length. The first steps create the optimizer state and compile, and are not
+timed. Tokens per second are those of one step.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from benchmarks import results_file
 from benchmarks.learner.qwen3 import SHAPES, batch_of, lengths_of, model_config, random_model
 
 Step = Callable[[TrainBatch], float]
-"""Returns the norm of the gradient."""
+"""Run a step and return the norm of the gradient."""
 _ANY = 10**9
-"""Token budget that no row reaches."""
+"""Token budget above any row."""
 _CLOSE = 1.05
-"""Times the longest row that fits: a row that does not."""
+"""Stop when the shortest row that fails is at most this many times the longest that fits."""
 _SHORTEST = 4096
 
 
 class Agentloop:
-    """Its modes are kinds of checkpointing; the learner is the same for all."""
+    """agentloop. Its modes are kinds of checkpointing, and the learner is the same for all."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from agentloop.config.learner import LearnerConfig
@@ -88,7 +88,7 @@ class Verl:
 
 
 def attempt(step: Step, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One row; a line of the result."""
+    """Measure one row and return a line of the result."""
     batch = batch_of(lengths_of(tokens, args.median, 0.8, args.cap), 0.25, vocab=model_config(args.model).vocab_size)
     is_cuda = torch.cuda.is_available()
     gc.collect()
@@ -114,8 +114,7 @@ def estimated_gib(tokens: int, mode: str, args: argparse.Namespace) -> float:
 
 
 def search(try_row: Callable[[int], bool], first: int, most: int) -> None:
-    """Rows twice as long each until one does not fit or `most` does, then between the longest that fits and the
-    shortest that does not, until they are `_CLOSE`."""
+    """Double the row until one does not fit or `most` does, then bisect until the bounds are `_CLOSE`."""
     low, high = 0, most * 2
     tokens = first
     while True:
@@ -134,7 +133,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["agentloop", "verl"], default="agentloop")
     parser.add_argument("--model", choices=SHAPES, default="4B")
     parser.add_argument("--first", type=int, default=131_072, help="tokens of the first row")
-    parser.add_argument("--most", type=int, default=480_000, help="no longer row is tried")
+    parser.add_argument("--most", type=int, default=480_000, help="tokens of the longest row to try")
     parser.add_argument("--checkpointing", nargs="+", default=["full"])
     parser.add_argument("--offload", default="off", help="of agentloop; for verl off or activations")
     parser.add_argument("--fused", choices=["triton", "torch"], help="verl's fused LM head")

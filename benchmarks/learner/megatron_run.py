@@ -1,12 +1,12 @@
-"""The tiny tool recipe on several layouts with one seed: do they learn the same?
+"""Compare learning curves of the tiny recipe on several layouts with one seed.
 
     python -m benchmarks.learner.megatron_run --device cuda --layouts fsdp megatron,tp2 megatron,pp2 [--together]
     python -m benchmarks.learner.megatron_run --layouts fsdp megatron,tp2,pp2 --seeds 0 1 [--sandbox none]
 
 Each layout is a run of `agentloop train tiny` from the shipped checkpoint, on the same tasks: hf engine, real tool
-calls, `learner.ranks` of its own. A layout is a backend and its degrees; fsdp has as many ranks as the others.
-Rewards are those of training, step by step, and of 100 held-out questions before and after. How far the curves of two
-layouts may be apart by chance is what fsdp's of two seeds show.
+calls, its own `learner.ranks`. A layout is a backend and its degrees; fsdp has as many ranks as the others. Rewards
+are those of each training step, and of 100 held-out questions before and after. Two seeds of fsdp show how far two
+curves differ by chance.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def log_file(folder: Path) -> Path:
 
 
 def run(settings: list[str], folder: Path) -> None:
-    """In this process."""
+    """Train in this process."""
     from agentloop.cli.recipe import load_run_config
     from agentloop.trainer.run.train import train
 
@@ -71,7 +71,7 @@ def run(settings: list[str], folder: Path) -> None:
 
 
 def curve(folder: Path) -> dict[str, Any]:
-    """What the run wrote down."""
+    """Return the metrics that the run wrote."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward/mean" in line]
     held_out = [line["eval/reward/mean"] for line in lines if "eval/reward/mean" in line]
@@ -85,7 +85,7 @@ def curve(folder: Path) -> dict[str, Any]:
 
 
 def compared(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each pair of runs: the largest difference of a step's mean reward, and of the means of the last quarter."""
+    """Return the largest difference of a step's mean reward and of the last quarter's mean, for each pair of runs."""
     found = {}
     for one, other in itertools.combinations(runs, 2):
         first, second = np.array(one["rewards"]), np.array(other["rewards"])
@@ -103,11 +103,11 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", nargs="+", default=["fsdp", "megatron,tp2", "megatron,pp2"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of fsdp; the others have the first")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of fsdp; other layouts use the first")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sandbox", default="local", help="isolation level of the code interpreter")
-    parser.add_argument("--together", action="store_true", help="all runs at the same time")
+    parser.add_argument("--together", action="store_true", help="start all runs at the same time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "megatron-run")
     parser.add_argument("--settings", nargs="*", default=[], help="key=value, for all runs")
     parser.add_argument("--one", nargs=3, metavar=("LAYOUT", "RANKS", "SEED"), help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
-"""What it saves that the copies of an optimizer on the host overlap: the same steps with and without.
+"""Measure what the overlap of copies saves for an optimizer on the host.
 
     python -m benchmarks.learner.optimizer_offload --model 4B
 
-Steps of a learner with `offload=optimizer`, once as they are, once so that nothing else happens while something is
-copied, and in parts four times as large, as before copies overlapped. Beside them, AdamW whose state is on the device.
+Runs steps of a learner with `offload=optimizer`, with overlap and without. Without overlap, parts are four times as
+large. Also runs AdamW with its state on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.learner.qwen3 import SHAPES, batch_of, lengths_of, model_config,
 
 
 class _OneByOne(offload._Lanes):
-    """Nothing overlaps."""
+    """Copy lanes that never overlap."""
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
@@ -45,7 +45,7 @@ class _OneByOne(offload._Lanes):
 
 
 def measured(learner: FsdpLearner, batch: TrainBatch, steps: int) -> dict[str, Any]:
-    """The fastest of some steps, and of their optimizer."""
+    """Return the seconds of the fastest step, and of its optimizer."""
     seconds, optimizer = [], []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(steps):
@@ -82,7 +82,7 @@ def main() -> None:
         )
     )
     batch = batch_of(lengths_of(args.tokens, 2000, 0.8, 8192), 0.25, vocab=model_config(args.model).vocab_size)
-    measured(learner, batch, 1)  # compiles, and makes the state
+    measured(learner, batch, 1)  # compiles, and creates the state
     optimizer = learner.optimizer
     assert isinstance(optimizer, offload.OffloadedAdamW)
     result: dict[str, Any] = {"options": {key: str(value) for key, value in vars(args).items()}}

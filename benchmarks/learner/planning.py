@@ -1,13 +1,13 @@
-"""How evenly plans load the ranks, beside verl's: ideal time over the time that all ranks take, and milliseconds.
+"""Compare the balance of plans over ranks with verl's: ideal over actual time of all ranks, and milliseconds to plan.
 
     pip download verl==0.9.1 --no-deps -d build/verl && unzip -o 'build/verl/*.whl' -d build/verl 'verl/utils/seqlen_*'
     python -m benchmarks.learner.planning [--verl build/verl] [--seeds 40]
 
 Lengths are lognormal around 4,096 tokens, 64 to 65,536; micro-batches have 65,536 tokens at most; 8 ranks. A sequence
-takes the time of its FLOPs, those of attention at 45% of the peak and the others at 60%. Same draws for all:
+takes the time of its FLOPs: those of attention at 45% of the peak, others at 60%. All plans get the same lengths:
 
     lockstep     agentloop; ranks wait for each other after each micro-batch
-    one_barrier  agentloop; ranks wait once a mini-batch (gradients are synchronised once)
+    one_barrier  agentloop; ranks wait once per mini-batch (gradients are synchronised once)
     verl         0.9.1, its own partition code in the way `_balance_batch` and `rearrange_micro_batches` call it,
                  in lockstep; micro-batches grow in number until all are within the budget
     naive        an equal number of sequences to each rank as they come, micro-batches filled in this order, in lockstep
@@ -39,7 +39,7 @@ CASES = [("0.6B", 0.6, 128), ("0.6B", 1.0, 128), ("0.6B", 1.0, 512), ("0.6B", 1.
 CASES += [("8B", 1.0, 128), ("8B", 1.0, 512)]
 
 Bins = list[list[list[int]]]
-"""[rank][micro-batch] -> indices."""
+"""Indices of sequences by [rank][micro-batch]."""
 
 
 def cost_model(shape: str) -> CostModel:
@@ -55,7 +55,7 @@ def draw(seed: int, sigma: float, count: int) -> list[int]:
 
 
 def efficiency(ranks: Bins, costs: Sequence[float], *, lockstep: bool) -> float:
-    """Checks that the plan is one."""
+    """Assert that the plan contains every sequence once."""
     assert sorted(index for rows in ranks for row in rows for index in row) == list(range(len(costs)))
     loads = [[sum(costs[index] for index in row) for row in rows] for rows in ranks]
     if lockstep:
@@ -67,7 +67,7 @@ def efficiency(ranks: Bins, costs: Sequence[float], *, lockstep: bool) -> float:
 
 
 def load_verl(folder: Path) -> ModuleType:
-    """verl's partition code alone: what it imports of the rest of verl is not used by the functions called here."""
+    """Import only verl's partition code. Its other imports are stubs, which the functions do not use."""
     for name in ("verl", "verl.protocol", "verl.utils", "verl.utils.device"):
         sys.modules[name] = ModuleType(name)
     vars(sys.modules["verl.protocol"])["DataProto"] = None

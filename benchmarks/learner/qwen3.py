@@ -1,4 +1,4 @@
-"""Qwen3 shapes with random weights, batches of unequal lengths, and what a step on them has to compute."""
+"""Qwen3 shapes with random weights, batches of unequal lengths, and the FLOPs of a step."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def model_config(name: str) -> Qwen3Config:
 
 
 def empty_model(name: str, folder: Path) -> Path:
-    """config.json and a tokenizer, which knows the first ids of the vocabulary only. vLLM makes its own weights
-    (`load_format=dummy`)."""
+    """Write config.json and a tokenizer that knows only the first ids of the vocabulary.
+
+    vLLM makes its own weights (`load_format=dummy`).
+    """
     from agentloop.recipes.tiny.tokenizer import build_tokenizer
 
     model_config(name).save_pretrained(folder)
@@ -49,7 +51,7 @@ def empty_model(name: str, folder: Path) -> Path:
 
 
 def random_model(name: str, folder: Path) -> Path:
-    """A model folder, written once; whoever finds it finds it whole."""
+    """Return a model folder, which is written once and atomically."""
     path = folder / f"qwen3-{name}-random"
     if not path.exists():
         torch.manual_seed(0)
@@ -63,7 +65,7 @@ def random_model(name: str, folder: Path) -> Path:
 
 
 def lengths_of(tokens: int, median: float, sigma: float, cap: int, seed: int = 0) -> list[int]:
-    """Lognormal lengths that add up to `tokens`."""
+    """Return lognormal lengths that add up to `tokens`."""
     rng = np.random.default_rng(seed)
     lengths: list[int] = []
     while sum(lengths) < tokens:
@@ -73,7 +75,7 @@ def lengths_of(tokens: int, median: float, sigma: float, cap: int, seed: int = 0
 
 
 def batch_of(lengths: list[int], trained: float, seed: int = 0, vocab: int = VOCAB) -> TrainBatch:
-    """The trained tokens of a sequence are its last ones, `trained` of all."""
+    """Return a batch in which the last tokens of each sequence are trained, `trained` of all."""
     rng = np.random.default_rng(seed)
     samples = []
     for length in lengths:
@@ -91,8 +93,11 @@ def batch_of(lengths: list[int], trained: float, seed: int = 0, vocab: int = VOC
 
 
 def flops(config: Qwen3Config, lengths: list[int], head_tokens: int, *, is_frozen: bool = False) -> float:
-    """Of forward and backward, nothing twice: 6 a parameter of the layers and token, causal attention, the LM head at
-    `head_tokens`. Of a frozen model, beside which adapters are trained, 4: it has no gradients of weights."""
+    """Return the FLOPs of forward and backward, without recomputation.
+
+    Counts 6 per token and parameter of the layers, causal attention, and the LM head at `head_tokens`. A frozen model
+    with trained adapters counts 4, because it has no gradients of weights.
+    """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = config.hidden_size * config.head_dim * (2 * heads + 2 * kv_heads)
     layers = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)

@@ -1,10 +1,10 @@
-"""What a prompt that a group shares saves: steps with and without sharing, next to the ratio of their tokens.
+"""Measure the speedup of shared prompts: steps with and without sharing, beside the ratio of their tokens.
 
     python -m benchmarks.learner.shared_prefix --model 0.6B [--cases 2048,2048,8 4096,1024,8 ...]
 
 A case is prompt, response, group size (P, R, G); all tokens of the responses are trained. `ideal` is the
-token ratio G(P + R) / (P + G R); `flop_ideal` that of what must be computed: the head and the attention of responses to
-the prompt are not shared.
+token ratio G(P + R) / (P + G R), and `flop_ideal` the ratio of FLOPs. The head and the attention of responses to the
+prompt are not shared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def groups(prompt: int, response: int, size: int, count: int) -> TrainBatch:
 
 
 def needed(model: str, prompt: int, response: int, size: int, *, share: bool) -> float:
-    """FLOPs of one group; the head and the responses' attention cost the same either way."""
+    """Return the FLOPs of one group. The head and the attention of responses cost the same with and without sharing."""
     config = model_config(model)
     separate = flops(config, [prompt + response] * size, size * response)
     if not share:
@@ -57,7 +57,7 @@ def needed(model: str, prompt: int, response: int, size: int, *, share: bool) ->
 
 
 def steps(args: argparse.Namespace, cases: list[tuple[int, ...]], *, share: bool) -> list[dict[str, Any]]:
-    """What `measure` says of each case."""
+    """Return the result of `measure` for each case."""
     learner = FsdpLearner(
         LearnerConfig(
             model=str(random_model(args.model, args.folder)),
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
     parser.add_argument("--cases", nargs="+", default=["2048,2048,8", "4096,1024,8", "8192,1024,8"])
     parser.add_argument("--token-budget", type=int, default=32768)
-    parser.add_argument("--tokens", type=int, default=131072, help="of a step without sharing, about")
+    parser.add_argument("--tokens", type=int, default=131072, help="approximate tokens of a step without sharing")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Scaling of a training step over the GPUs of one host, at Qwen3 shapes with random weights and unequal lengths.
+"""Measure the scaling of a training step over the GPUs of one host.
+
+Models have Qwen3 shapes and random weights, and sequences have unequal lengths.
 
     python -m benchmarks.learner.train_scale --model 1.7B --ranks 1 2 [--tokens 262144 --sigma 0.8 ...]
 
@@ -28,7 +30,7 @@ from benchmarks import results_file
 from benchmarks.learner import qwen3
 
 _WARM_UP = 2
-"""Steps; the first compiles."""
+"""Untimed first steps; the first one compiles."""
 _STARTED = time.perf_counter()
 
 
@@ -36,8 +38,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=qwen3.SHAPES, default="1.7B")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--trained", type=float, default=0.25, help="part of the tokens that carries loss")
-    parser.add_argument("--tokens", type=int, default=262144, help="of a step, over all ranks")
+    parser.add_argument("--trained", type=float, default=0.25, help="share of trained tokens")
+    parser.add_argument("--tokens", type=int, default=262144, help="tokens of a step, over all ranks")
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
     parser.add_argument("--cap", type=int, default=8192)

@@ -1,4 +1,4 @@
-"""Speed and memory of a training step at Qwen3 shapes with random weights: backends and layouts, one after the other.
+"""Measure speed and memory of a training step for several backends and layouts, at Qwen3 shapes with random weights.
 
     python -m benchmarks.learner.train_step --model 0.6B --trained 0.25
     python -m benchmarks.learner.train_step --layouts fsdp fsdp,checkpointing=full fsdp,offload=optimizer
@@ -7,9 +7,9 @@
 
 A layout is a backend, degrees of parallelism and settings of `learner`. A step is everything from a batch of
 trajectories to changed weights: planning, packing, forward, backward, clipping, optimizer. Lengths are lognormal, the
-trained tokens of a sequence its last ones. MFU counts what the step needs, and nothing computed twice;
+trained tokens of a sequence its last ones. MFU counts the necessary FLOPs, without recomputation;
 `mfu_full_head` counts the head at all tokens, as most published figures do. Memory is the peak of tensors on the rank
-that has most; `estimated_gib` is what `agentloop plan` says of the layout with the largest row that there was.
+that has most. `estimated_gib` is the estimate of `agentloop plan` for the layout and the largest row of the step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_p
 
 
 def config_of(layout: str, args: argparse.Namespace) -> LearnerConfig:
-    """Of 'megatron,tp2,checkpointing=full'."""
+    """Parse a layout such as 'megatron,tp2,checkpointing=full'."""
     backend, *parts = layout.split(",")
     options: dict[str, Any] = {}
     for part in parts:
@@ -78,8 +78,10 @@ def make(config: LearnerConfig) -> BaseLearner:
 
 
 def measure(learner: BaseLearner, batch: TrainBatch, steps: int, *, before: int = 0) -> dict[str, Any]:
-    """Median seconds of `steps` after two that warm up (the first compiles), and the largest rank's peak of memory,
-    without the `before` bytes that were allocated before the learner."""
+    """Return the median seconds of `steps` after two warm-up steps, and the largest peak of memory of a rank.
+
+    The first step compiles. The peak excludes the `before` bytes that were allocated before the learner.
+    """
     seconds, last = [], {}
     is_cuda = torch.cuda.is_available()
     for number in range(steps + 2):
@@ -110,7 +112,7 @@ def measure(learner: BaseLearner, batch: TrainBatch, steps: int, *, before: int 
 
 
 def measure_layout(layout: str, args: argparse.Namespace, lengths: list[int], ranks: int) -> list[dict[str, Any]]:
-    """A line for each part of trained tokens; where memory does not do, the line says so."""
+    """Return a result for each share of trained tokens; out of memory is a result, too."""
     config, vocab = config_of(layout, args), model_config(args.model).vocab_size
     gc.collect()
     before = 0
@@ -137,7 +139,7 @@ def measure_layout(layout: str, args: argparse.Namespace, lengths: list[int], ra
 def derived(
     line: dict[str, Any], config: LearnerConfig, batch: TrainBatch, lengths: list[int], ranks: int, model: str
 ) -> dict[str, float]:
-    """What follows from the seconds of a step, and the estimate of its memory."""
+    """Return the speeds that follow from the seconds of a step, and the estimate of its memory."""
     hf_config = model_config(model)
     of = replace(Layout.of(config, ranks), token_budget=line["largest_row"])
     once = ranks > 1 and config.gather_once is not False
@@ -160,11 +162,11 @@ _KINDS = {
     "elementwise, compiled": ("triton_",),
     "copies": ("memcpy", "memset"),
 }
-"""Parts of the names of kernels; the first kind that matches."""
+"""Parts of kernel names by kind; the first kind that matches counts."""
 
 
 def profile(learner: BaseLearner, batch: TrainBatch, path: Path | None) -> dict[str, float]:
-    """Seconds of one more step by the kind of kernel, and of no kernel; a table of all kernels goes to `path`."""
+    """Return seconds of one more step by kind of kernel, and idle seconds. Write a table of all kernels to `path`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         start = time.perf_counter()  # the profiler has started
         learner.step(batch)
@@ -184,11 +186,11 @@ def profile(learner: BaseLearner, batch: TrainBatch, path: Path | None) -> dict[
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
-    parser.add_argument("--backend", choices=["fsdp", "megatron"], default="fsdp", help="where no layouts are given")
+    parser.add_argument("--backend", choices=["fsdp", "megatron"], default="fsdp", help="if no layouts are given")
     parser.add_argument("--layouts", nargs="+")
     parser.add_argument("--ranks", type=int, default=1, help="processes, each on a GPU of its own")
-    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="part with loss; a result each")
-    parser.add_argument("--tokens", type=int, default=131072, help="of a step, over all ranks")
+    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="shares of trained tokens")
+    parser.add_argument("--tokens", type=int, default=131072, help="tokens of a step, over all ranks")
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
     parser.add_argument("--cap", type=int, default=8192)
@@ -196,7 +198,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--name", help="of the result, before _25")
+    parser.add_argument("--name", help="name of the result, before _25")
     parser.add_argument("--profile", type=Path, help="write a table of the kernels of one more step here")
     return parser.parse_args()
 
@@ -246,7 +248,7 @@ def measure_all(args: argparse.Namespace) -> None:
                 print(json.dumps(line), flush=True)
                 gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
                 file = f"{name}_{round(trained * 100)}" + (f"_{ranks}gpus" if ranks > 1 else "")
-                print(results_file.write(file, result, gpu=gpu))  # whatever comes after, this is kept
+                print(results_file.write(file, result, gpu=gpu))  # keep this result if a later one fails
     dist.destroy_process_group()
 
 

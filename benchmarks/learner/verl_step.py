@@ -1,14 +1,14 @@
-"""The step of train_step.py on verl's FSDP engine: same model, same sequences, same card.
+"""Measure the step of train_step.py on verl's FSDP engine: same model, same sequences, same GPU.
 
     PYTHONPATH=<verl 0.9.1, flash_attn.ops.triton> python -m benchmarks.learner.verl_step --model 0.6B [...]
 
-Drives `FSDPEngineWithLMHead.train_batch` with verl's own `ppo_loss`, as its actor worker does. What verl imports and
-the engine does not use (ray, datasets, ...) is replaced by empty modules where it is missing. `--attention` names an
-attention of transformers. The default is the kernel that agentloop uses, without the work that transformers does in
-every layer to find out where sequences start (with its flash_attention_4 each call compiled the kernel again).
+Calls `FSDPEngineWithLMHead.train_batch` with verl's own `ppo_loss`, as its actor worker does. Empty modules replace
+missing imports of verl that the engine does not use (ray, datasets, ...). `--attention` names an attention of
+transformers. The default is agentloop's kernel, which skips the search for sequence starts that transformers repeats in
+every layer (with its flash_attention_4 each call compiled the kernel again).
 
-Without the cross-entropy of the package flash-attn verl goes through the logits row by row, which takes 3 times as long
-at 4B: it is refused, unless `--fused` takes verl's own head.
+Without the cross-entropy of the package flash-attn, verl computes the logits row by row, which takes 3 times as long at
+4B. The benchmark refuses this, unless `--fused` selects verl's own head.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNUSED = ("ray", "orjson", "datasets", "wandb", "torchdata", "pyarrow", "pylate
 
 
 class _Anything:
-    """Stands for any class, decorator or value of a module that is not there."""
+    """Stand-in for any class, decorator or value of a missing module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -80,7 +80,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class SameKernel:
-    """agentloop's attention for a model that gives it position ids; where sequences start is found once a row."""
+    """agentloop's attention for a model with position ids; it finds sequence starts once per row."""
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
@@ -101,7 +101,7 @@ class SameKernel:
 
 
 def prepare() -> None:
-    """What verl wants to find: its imports, a process group of one rank, and the kernel under its name."""
+    """Provide what verl needs: its imports, a process group of one rank, and the kernel under its name."""
     missing = {name for name in _UNUSED if importlib.util.find_spec(name) is None}
     sys.meta_path.append(_Finder(missing))
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511"), ("RANK", "0"), ("WORLD_SIZE", "1")):
@@ -113,7 +113,7 @@ def prepare() -> None:
 
 
 def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
-    """The engine and its loss."""
+    """Return the engine and its loss."""
     from verl.trainer.config import CheckpointConfig
     from verl.utils import torch_functional
     from verl.workers.config import ActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -122,7 +122,7 @@ def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
 
     if torch.cuda.is_available() and not args.fused and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
         sys.exit(
-            "flash_attn.ops.triton.cross_entropy is missing, without which verl is slow. Add it, or --fused triton."
+            "flash_attn.ops.triton.cross_entropy is missing, and verl is slow. Install it, or pass --fused triton."
         )
     engine_config = FSDPEngineConfig(
         strategy="fsdp2",
@@ -149,7 +149,7 @@ def build_engine(args: argparse.Namespace, model: Path) -> tuple[Any, Any]:
 
 
 def tensors(batch: TrainBatch, args: argparse.Namespace) -> Any:
-    """The batch as the actor worker hands it to the engine: jagged tensors, responses without their prompts."""
+    """Return the batch as the actor worker passes it to the engine: jagged tensors, responses without their prompts."""
     from verl.utils import tensordict_utils as tu
 
     def nested(parts: list[Any]) -> Any:
@@ -185,7 +185,7 @@ def tensors(batch: TrainBatch, args: argparse.Namespace) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.6B")
-    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="a result each")
+    parser.add_argument("--trained", type=float, nargs="+", default=[0.25], help="one result each")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--median", type=float, default=2000)
     parser.add_argument("--sigma", type=float, default=0.8)
@@ -205,7 +205,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, engine: Any, loss: Any, trained: float) -> None:
-    """Time steps with this part of the tokens trained, and write the result."""
+    """Time steps with this share of the tokens trained, and write the result."""
     on_cuda = torch.cuda.is_available()
     lengths = lengths_of(args.tokens, args.median, args.sigma, args.cap)
     batch = batch_of(lengths, trained, vocab=model_config(args.model).vocab_size)

@@ -1,19 +1,19 @@
-"""Tokens a second: vLLM alone, the same engine under agentloop's agent loops, and several engines on one GPU.
+"""Measure tokens per second of vLLM alone, of the same engine under agent loops, and of several engines on one GPU.
 
     python -m benchmarks.rollout.engine_throughput --shape 0.6B --engines 2 3 4
 
-Random weights of the shape of a Qwen3 model; episodes of one turn of `--sampled` tokens behind prompts of each of
-`--prompt-words`. All engines start at the same time, stay, and have the same part of the card and the same options:
+Engines have random weights of the shape of a Qwen3 model. Episodes have one turn of `--sampled` tokens after a prompt
+of one of `--prompt-words`. All engines start together, stay, and have the same share of the GPU and the same options:
 
 - `bare`: `AsyncLLM.generate` of one engine in this process, with the sampling parameters that the engine adapter uses;
 - `engines_N`: N Ray workers with agent loops (`workers.gpus`), the others idle. `in_flight` is for each engine;
-- `loops`: agent loops on the engine of `bare`, at the most `in_flight`;
+- `loops`: agent loops on the engine of `bare`, at most `in_flight`;
 - `..._of_4_turns`: as many sampled tokens in four turns with an answer between them.
 
-A measurement is `--waves` times as many episodes as are in flight. No prompt comes twice, so that none is in a cache.
-Every measurement is repeated, all others in between, and the median counts. `memory_bound` is what the card's memory
-allows (`gpu_use.sampling_bound`), `gpu_busy` the share of the time in which a kernel ran, as the driver says. What is
-not measured after `--seconds` is left out; the result is written after each measurement.
+A measurement has `--waves` times as many episodes as are in flight. No prompt occurs twice, so none is cached. Rounds
+of all measurements are repeated, and the median counts. `memory_bound` is the limit by the GPU's memory bandwidth
+(`gpu_use.sampling_bound`), and `gpu_busy` the share of the time in which a kernel ran, according to the driver. After
+`--seconds` no further measurement starts. The result is written after each measurement.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.engines.vllm.requests import vllm_params
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.workers.factory import has_gpus, make_workers
+from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from benchmarks import results_file
@@ -51,12 +51,12 @@ ANSWER = 28
 """Tokens of an answer of `Replies`."""
 _REPLIES = Path(__file__).parent / "replies.py"
 _LIMIT = 120.0
-"""Seconds that one measurement may take."""
+"""Maximum seconds of one measurement."""
 _names = itertools.count()
 
 
 class EndingEngine(VllmEngine):
-    """Takes a turn that was cut for one that ended: random weights never end one."""
+    """Engine wrapper that reports cut turns as ended, because random weights never end a turn."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         turn = await super().generate(*args, **kwargs)
@@ -92,8 +92,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 async def bare(
     engine: VllmEngine, prompts: list[list[int]], args: argparse.Namespace, in_flight: int, turns: int
 ) -> int:
-    """Tokens sampled by vLLM itself, in one request an episode or in several, each with what was sampled before and
-    `ANSWER` tokens more."""
+    """Return the tokens that vLLM samples without agent loops, in one request per episode or several.
+
+    Each further request has the tokens sampled before and `ANSWER` more.
+    """
     from vllm.inputs import tokens_input
 
     params = vllm_params(SamplingParams(max_tokens=args.sampled // turns), args.longest)
@@ -111,7 +113,7 @@ async def bare(
 
 
 class Closed:
-    """The limit of a worker that gets nothing."""
+    """Limit of a worker that gets no requests."""
 
     limit = 0
 
@@ -121,18 +123,18 @@ class Closed:
 
 @dataclass(slots=True)
 class Bench:
-    """Everything that was started."""
+    """All engines and workers of the benchmark."""
 
     args: argparse.Namespace
     engine: VllmEngine
     loops: dict[int, LocalWorkers]
-    """On that engine, by the number of turns."""
+    """Agent loops on that engine, by number of turns."""
     workers: RayWorkers | None
     rows_used: list[int] = field(default_factory=lambda: [0, 0])
-    """Of each kind of prompt."""
+    """Number of rows already played, for each kind of prompt."""
 
     def rows(self, kind: int, count: int) -> list[int]:
-        """That were not played before: every so many'th row has a prompt of that kind."""
+        """Return rows that were not played before, with prompts of that kind."""
         kinds = len(self.args.prompt_words)
         first = self.rows_used[kind]
         self.rows_used[kind] += count
@@ -140,7 +142,7 @@ class Bench:
         return [kind + kinds * place for place in range(first, first + count)]
 
     async def run(self, what: str, kind: int, in_flight: int, *, waves: int | None = None) -> dict[str, float | None]:
-        """One measurement: `what` is bare, loops, engines_N, or one of the first two with `_of_4_turns`."""
+        """Make one measurement: `what` is bare, loops, engines_N, or one of the first two with `_of_4_turns`."""
         engines = int(what.removeprefix("engines_")) if what.startswith("engines") else 0
         turns = 4 if what.endswith("_of_4_turns") else 1
         episodes = in_flight * max(engines, 1)
@@ -148,8 +150,8 @@ class Bench:
         prompts = self.prompts(rows) if what.startswith("bare") else []
         if engines:
             assert self.workers is not None
-            limits = [slot.limit for slot in self.workers._slots]
-            for slot in self.workers._slots[engines:]:
+            limits = [slot.limit for slot in self.workers.slots]
+            for slot in self.workers.slots[engines:]:
                 slot.limit = Closed()  # type: ignore[assignment]
         started = time.perf_counter()
         with GpuUse() as gpu:
@@ -160,7 +162,7 @@ class Bench:
             sampled = await asyncio.wait_for(job, _LIMIT)
         seconds = time.perf_counter() - started
         if engines:
-            for slot, limit in zip(self.workers._slots, limits, strict=True):  # type: ignore[union-attr]
+            for slot, limit in zip(self.workers.slots, limits, strict=True):  # type: ignore[union-attr]
                 slot.limit = limit
         return {"tokens_per_second": sampled / seconds, "seconds": seconds, "gpu_busy": gpu.busy}
 
@@ -185,7 +187,7 @@ async def start(folder: Path, args: argparse.Namespace) -> Bench:
 
 
 def cases(args: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """(what, kind of prompt, in flight on each engine), the most telling ones first."""
+    """Return (what, kind of prompt, in flight on each engine), the most informative ones first."""
     most = max(args.in_flight)
     turns = [(what, 0, most) for what in ("bare", "loops", "bare_of_4_turns", "loops_of_4_turns")]
     kinds = range(len(args.prompt_words))
@@ -200,7 +202,7 @@ def cases(args: argparse.Namespace) -> list[tuple[str, int, int]]:
 
 
 def summary(args: argparse.Namespace, found: dict[tuple[str, int, int], list[dict[str, Any]]]) -> dict[str, Any]:
-    """One entry a kind of prompt, with one a number in flight: medians, and ratios to `bare` beside it."""
+    """Return medians and their ratios to `bare`, by kind of prompt and number in flight."""
     shape = model_config(args.shape)
     result: dict[str, Any] = {}
     for (what, kind, in_flight), runs in found.items():
@@ -265,9 +267,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--rows", type=int, default=40_000)
-    parser.add_argument("--memory", type=float, default=0.19, help="of the card, for each engine")
-    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="of the card's memory, in bytes a second")
-    parser.add_argument("--engine-options", type=json.loads, default={}, help="further ones of vLLM, as JSON")
+    parser.add_argument("--memory", type=float, default=0.19, help="share of the GPU for each engine")
+    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="GPU memory bandwidth in bytes per second")
+    parser.add_argument("--engine-options", type=json.loads, default={}, help="further options of vLLM, as JSON")
     parser.add_argument("--name", default="engine_throughput")
     args = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -1,10 +1,10 @@
-"""What the gateway costs: calls per second of one process, and how long its event loop is held.
+"""Measure the cost of the gateway: calls per second of one process, and the time that it blocks its event loop.
 
     python -m benchmarks.rollout.gateway [--agents 128] [--turns 16]
 
 Agents in processes of their own hold a conversation each, over plain HTTP: every call sends the whole history, and
-adds a message of 120 words. The engine takes no time. The same episodes without HTTP, through the agent loop, are
-played in the same run: what an agent of one's own costs more than an environment.
+adds a message of 120 words. The engine takes no time. The same run also plays these episodes through the agent loop,
+without HTTP, to compare an external agent with an environment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Talk(Env):
 
 
 async def converse(urls: list[str], turns: int) -> None:
-    """All agents of a client process."""
+    """Run all agents of a client process."""
     import httpx
 
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:

@@ -1,4 +1,4 @@
-"""Work and episodes, so many at a time: for benchmarks that measure what an engine gives in a second."""
+"""Run work and episodes with a fixed number in flight, for benchmarks of throughput."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = itertools.count()
 
 
 async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -> list[Any]:
-    """All of them, so many at a time."""
+    """Await all of them, a fixed number at a time."""
     room = asyncio.Semaphore(in_flight)
 
     async def one(job: Callable[[], Awaitable[Any]]) -> Any:
@@ -25,7 +25,7 @@ async def window(jobs: Sequence[Callable[[], Awaitable[Any]]], in_flight: int) -
 
 
 async def played(workers: Workers, rows: Sequence[int], in_flight: int) -> int:
-    """Tokens sampled by episodes of these rows."""
+    """Return the tokens sampled by episodes of these rows."""
     orders = make_requests(f"x{next(_numbers)}", rows, n=1, seed=next(_numbers))
     groups = await window([lambda order=order: workers.play(order) for order in orders], in_flight)
     episodes = [episode for group in groups for episode in group.trajectories]

@@ -1,10 +1,10 @@
-"""What the agent loop itself costs: turns per second with an engine and a tool that take no time, on one core.
+"""Measure the cost of the agent loop itself: turns per second with an engine and a tool that take no time, on one core.
 
     python -m benchmarks.rollout.loop_overhead [--episodes 1024] [--turns 64]
 
 Every turn samples a hermes call and observes one tool result, through a real 32k byte-level BPE tokenizer (trained
-here on the standard library's sources). Three figures a case: turns/s over all episodes; turns/s of a bare asyncio
-loop that only encodes what is new, in the same run; and how much longer turn 63 takes than turn 2. All episodes
+here on the standard library's sources). Each case has three figures: turns/s over all episodes; turns/s of a bare
+asyncio loop that only encodes new text, in the same run; and the time of turn 63 over that of turn 2. All episodes
 advance together (the engine yields once a turn, as a real one does), so the time between the first calls of two turns
 is the time of one turn of every episode.
 """
@@ -84,7 +84,7 @@ def load_tokenizer(vocab_size: int = 32_000) -> Any:
 
 
 class CountingEngine(ScriptedEngine):
-    """Yields once a turn and notes when the first episode asks for each turn."""
+    """Engine that yields once per turn and notes when the first episode asks for each turn."""
 
     def __init__(self, call: list[int]) -> None:
         super().__init__([call])
@@ -109,7 +109,7 @@ class LookupEnv(Env):
 
 
 def result_text(tokenizer: Any, num_tokens: int) -> str:
-    """A tool result such that the whole observation has `num_tokens` tokens."""
+    """Return a tool result such that the whole observation has `num_tokens` tokens."""
     renderer = renderer_for(tokenizer)
     words = ["value", "of", "the", "next", "line", "in", "file", "is", "not", "known", "to", "self", "and", "other"]
     text = ""
@@ -123,7 +123,7 @@ def result_text(tokenizer: Any, num_tokens: int) -> str:
 
 
 async def run_loop(tokenizer: Any, episodes: int, turns: int, text: str) -> tuple[float, float, int, int]:
-    """(turns/s, time of turn 63 over turn 2, sampled tokens a turn, observed tokens a turn)"""
+    """Return (turns/s, time of turn 63 over turn 2, sampled tokens a turn, observed tokens a turn)"""
 
     @tool(inline=True)
     async def lookup(key: str) -> str:
@@ -152,7 +152,7 @@ async def run_loop(tokenizer: Any, episodes: int, turns: int, text: str) -> tupl
 
 
 async def run_bare(tokenizer: Any, episodes: int, turns: int, text: str) -> float:
-    """Turns/s of the least that any loop must do: encode what is new, extend a list."""
+    """Return turns/s of the minimum that any loop must do: encode new text and extend a list."""
     backend = tokenizer.backend_tokenizer
     call = tokenizer(CALL, add_special_tokens=False).input_ids
     new = f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"

@@ -1,8 +1,8 @@
-"""What Ray workers cost beside workers in this process: episodes a second, messages, bytes, and weights on their way.
+"""Compare Ray workers with workers in this process: episodes per second, messages, bytes, and transfer of weights.
 
     python -m benchmarks.rollout.ray_workers [--gigabytes 1]        writes results/ray_workers.json
 
-A scripted engine answers at once, so that only the machinery is measured. All ratios are of this one run.
+A scripted engine answers at once, so only the overhead of workers is measured. All ratios are of one run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rollout.setup import RolloutSetup
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.weights.shelf import WeightShelf
@@ -43,7 +43,7 @@ def script(trajectory_id, turn, prompt, params):
 
 
 def recipe(folder: Path) -> Path:
-    """A recipe of five turns and four calls an episode."""
+    """Write a recipe of five turns and four calls an episode."""
     from transformers import Qwen3ForCausalLM
 
     from agentloop.recipes.tiny.model import model_config
@@ -67,7 +67,7 @@ def recipe(folder: Path) -> Path:
 
 
 async def episodes_per_second(workers: Workers, num_groups: int) -> tuple[float, Any]:
-    """Of 8 episodes a group; also one trajectory."""
+    """Return episodes per second for groups of 8, and one trajectory."""
     await play_all(workers, make_requests("warm", range(8), n=8, seed=0))
     started = time.perf_counter()
     orders = make_requests("x", [place % 64 for place in range(num_groups)], n=8, seed=0)
@@ -76,7 +76,7 @@ async def episodes_per_second(workers: Workers, num_groups: int) -> tuple[float,
 
 
 async def seconds_of_update(workers: Workers, weights: list[tuple[str, torch.Tensor]]) -> float:
-    """The best of three."""
+    """Return the best of three measurements."""
     times = []
     for version in (1, 2, 3):
         started = time.perf_counter()
@@ -86,7 +86,7 @@ async def seconds_of_update(workers: Workers, weights: list[tuple[str, torch.Ten
 
 
 def seconds_of_shelf(weights: list[tuple[str, torch.Tensor]]) -> float:
-    """Of writing them to where the engines of a host map them."""
+    """Return the seconds to write weights to the shelf that the engines of a host map."""
     shelf, times = WeightShelf(), []
     for _ in range(3):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The environment of engine_throughput.py: somebody who answers every turn with one line and asks for more."""
+"""Environment of engine_throughput.py: answers every turn with one line that requests another turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MORE = "Go on, and then take the sum of that and 12."
 
 
 def questions(num_rows: int, num_words: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Rows whose prompts share no prefix, of each number of words in turn."""
+    """Return rows whose prompts share no prefix, with each number of words in turn."""
     rng = random.Random(0)
     for number in range(num_rows):
         words = " ".join(rng.choices(_WORDS, k=num_words[number % len(num_words)]))
@@ -22,7 +22,7 @@ def questions(num_rows: int, num_words: Sequence[int]) -> Iterator[dict[str, Any
 
 
 class Replies(Env):
-    """`turns` turns, none of which calls anything."""
+    """Environment of `turns` turns without tool calls."""
 
     def __init__(self, row: Mapping[str, Any], *, turns: int = 1, **_: Any) -> None:
         self._prompt = row["messages"]

@@ -1,10 +1,10 @@
-"""The two kinds of local index of the tool `search`, side by side: time to build, size, time of a query.
+"""Compare the two local indexes of the tool `search`: time to build, size, and time of a query.
 
     python -m benchmarks.rollout.search_index [--passages 50000] [--queries 300]
 
-Passages of 60 words from a vocabulary of 50,000 whose frequencies fall as in a language (Zipf), and queries of 6 words
-of the same kind, common ones included. Both indexes answer the same queries in one run, in turns. Times are processor
-time of this process: other work on the machine does not count.
+Passages have 60 words from a vocabulary of 50,000 with Zipf frequencies, and queries 6 words of the same distribution.
+Both indexes answer the same queries in one run, alternately. Times are processor time of this process, so other work on
+the machine does not count.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Tokens a second of an SGLang server alone and under agentloop's agent loops; how long new weights hold it up.
+"""Measure tokens per second of an SGLang server alone and under agent loops, and its pause for new weights.
 
     python -m benchmarks.rollout.sglang_engine --shape 0.6B
 
-One server of random weights in the shape of a Qwen3 model. `bare` are requests to its `/generate`, with what the engine
-adapter asks for; `loops` are episodes through `LocalWorkers` on the same server; `..._of_4_turns` is as many sampled
-tokens in four turns with an answer between them. Each is measured `--repeats` times in turn, the median counts, and no
-prompt comes twice.
+One server has random weights in the shape of a Qwen3 model. `bare` sends requests to its `/generate` with the
+parameters of the engine adapter. `loops` plays episodes through `LocalWorkers` on the same server. `..._of_4_turns`
+samples as many tokens in four turns with an answer between them. Each is measured `--repeats` times in turn. The
+median counts, and no prompt occurs twice.
 
-For the pauses `--busy` turns are in flight all the time, and one more request that tells of each token as it comes.
-`pause_seconds` is the time between the last token of the old weights and the first one of the new weights there,
-`step_seconds` the usual one. The learner's side are parameters in float32 on the same GPU, cast to bfloat16 one by one.
+For the pauses, `--busy` turns are always in flight, and one more request streams its tokens. `pause_seconds` is the
+time between its last token of the old weights and its first one of the new weights, `step_seconds` the usual time
+between tokens. The learner has parameters in float32 on the same GPU and casts them to bfloat16 one by one.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _numbers = itertools.count()
 
 
 class EndingEngine(SglangEngine):
-    """Takes a turn that was cut for one that ended: random weights never end one."""
+    """Engine wrapper that reports cut turns as ended, because random weights never end a turn."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         return replace(await super().generate(*args, **kwargs), finish_reason=FinishReason.STOP)
 
     async def post(self, request: dict[str, Any]) -> list[int]:
-        """One request to the server, around the adapter."""
+        """Send one request to the server, without the adapter."""
         response = await self._client._http.post("/generate", json=request)
         return list(response.json()["output_ids"])
 
@@ -76,7 +76,7 @@ def workers_of(engine: SglangEngine, folder: Path, args: argparse.Namespace, tur
 
 
 async def bare(engine: EndingEngine, prompts: list[list[int]], args: argparse.Namespace, turns: int) -> int:
-    """Tokens that the server samples in one request an episode or in several, each with what was sampled before."""
+    """Return the tokens sampled in one request per episode or several, each with the tokens sampled before."""
     sampling = _sampling(SamplingParams(max_tokens=args.sampled // turns), args.sampled // turns)
 
     async def one(prompt: list[int]) -> int:
@@ -92,7 +92,7 @@ async def bare(engine: EndingEngine, prompts: list[list[int]], args: argparse.Na
 
 
 async def throughput(engine: EndingEngine, folder: Path, args: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
-    """What was found by now, after each round."""
+    """Yield the results so far after each round."""
     loops = {turns: workers_of(engine, folder, args, turns) for turns in args.turns}
     episodes = loops[args.turns[0]].episodes
     count = args.in_flight * args.waves
@@ -103,7 +103,7 @@ async def throughput(engine: EndingEngine, folder: Path, args: argparse.Namespac
         at = next(first)
         rows = range(at, at + count)
         prompts = [episodes.renderer.render_prompt(episodes.train[row]["messages"], ()) for row in rows]
-        engine._updates += 1  # what older prompts left in the cache is not found
+        engine._updates += 1  # drop the cache of older prompts
         started = time.perf_counter()
         is_bare = name.startswith("bare")
         sampled = await (bare(engine, prompts, args, turns) if is_bare else played(loops[turns], rows, args.in_flight))
@@ -125,7 +125,7 @@ async def throughput(engine: EndingEngine, folder: Path, args: argparse.Namespac
 
 
 def summary(found: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians, and ratios of what was measured one after the other."""
+    """Return medians, and ratios of consecutive measurements."""
     result: dict[str, Any] = {
         name: {"tokens_per_second": statistics.median(rates), "all": rates} for name, rates in found.items()
     }
@@ -137,7 +137,7 @@ def summary(found: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def parameters(folder: Path, device: str) -> dict[str, torch.Tensor]:
-    """Of the learner, float32."""
+    """Return float32 parameters, those of the learner."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -146,7 +146,7 @@ def parameters(folder: Path, device: str) -> dict[str, torch.Tensor]:
 
 
 class Probe:
-    """One turn after another, token by token; it is ended by a pause and goes on after it as the engine's turns do."""
+    """Stream one turn after another. A pause ends a turn, which continues afterwards as the engine's turns do."""
 
     def __init__(self, engine: EndingEngine, args: argparse.Namespace) -> None:
         self.times: list[float] = []
@@ -175,7 +175,7 @@ class Probe:
         return ids
 
     def gap(self, start: float, end: float) -> float:
-        """Between the last token before `start` and the first one after `end`, the longest in between."""
+        """Return the longest gap between the last token before `start` and the first one after `end`."""
         first = max(t for t in self.times if t <= start)
         last = min(t for t in self.times if t >= end)
         times = [t for t in self.times if first <= t <= last]
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=64, help="turns in flight while weights are updated")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--memory", type=float, default=0.5)
-    parser.add_argument("--server-args", type=json.loads, default={}, help="further ones of SGLang, as JSON")
+    parser.add_argument("--server-args", type=json.loads, default={}, help="further options of SGLang, as JSON")
     parser.add_argument("--name", default="sglang_engine")
     args = parser.parse_args()
     settings = dict(vars(args))

@@ -1,13 +1,13 @@
-"""256 episodes whose tool blocks for 2 s on 64 slots: how long it takes (8 s at best), and whether the event loop lags.
+"""Measure 256 episodes whose tool blocks for 2 s on 64 slots: total time (8 s at best), and lag of the event loop.
 
     python -m benchmarks.rollout.tool_concurrency [--episodes 256] [--slots 64] [--seconds 2] [--cases function sandbox]
 
-Whole episodes through `AgentLoop`: a call, its answer, a last turn. The cases:
+Whole episodes run through `AgentLoop`: a call, its answer, a last turn. The cases:
 
 function   a plain Python function that sleeps, in threads; the slots are the tool's `max_concurrency`
 sandbox    `code_interpreter` on the machine's isolation level with so many slots; the program sleeps
 
-Loop lag is by how much a 1 ms sleep on the event loop is late, while the episodes run.
+Loop lag is the delay of a 1 ms sleep on the event loop while the episodes run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The chain recipe on a GPU, synchronous and asynchronous: what is learned, how fast, and when what was busy.
+"""Run the recipe chain on a GPU, synchronously and asynchronously: rewards, speed, and utilisation over time.
 
     python -m agentloop.recipes.chain.warmup --device cuda
-    python -m benchmarks.runs.chain_runs plain               # tools as they are
-    python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as tool calls of agents take
-    python benchmarks/plot_chain_runs.py                # draws what the two wrote
+    python -m benchmarks.runs.chain_runs plain               # plain tools
+    python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as agents' tool calls take
 
 vLLM, the FSDP learner and the sandbox are real. Both modes start from the same model, with the same tasks and settings,
 one after the other on the same GPU. `asynchronous` is `staleness={mode: partial, max_staleness: 2}` with truncated
@@ -34,7 +33,7 @@ from agentloop.types.trajectory import Trajectory
 MEDIAN, SIGMA = 0.3, 2.98
 _THIS = Path(__file__).resolve()
 BIN = 0.25
-"""Seconds of the timeline."""
+"""Seconds per bin of the timeline."""
 _CURVES = ("reward/mean", "time/step", "time/rollout", "time/train", "time/publish", "staleness/mean", "staleness/max",
            "learner/entropy", "learner/grad_norm", "learner/logprob_diff", "time/tools_mean")  # fmt: skip
 CASES = {
@@ -44,7 +43,7 @@ CASES = {
 
 
 class SlowInterpreter(CodeInterpreter):
-    """The code interpreter behind a slow network."""
+    """Code interpreter with a slow network."""
 
     name = "code_interpreter"
     description = CodeInterpreter.description
@@ -60,7 +59,7 @@ class SlowInterpreter(CodeInterpreter):
 
 
 class Recorder(Observer):
-    """Stages as [name, step, start, end], and how many episodes were in flight, in bins; seconds from the start."""
+    """Return stages as [name, step, start, end] and binned numbers of episodes in flight; seconds from the start."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int, float, float]] = []
@@ -94,7 +93,7 @@ def curves(lines: Sequence[dict[str, float]]) -> dict[str, list[float | None]]:
 
 
 async def measure(case: list[str], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One run; its steps a second do not count what comes before the second step, and no evaluation."""
+    """Make one run. Its steps per second exclude evaluations and everything before the second step."""
     settings = [f"run.steps={args.steps}", f"run.save_every={args.steps}", f"eval.every={args.steps}"]
     settings += ["run.loggers=[]", f"model={args.model}", *args.set]
     tool = {"name": "agentloop.tools.code_interpreter:CodeInterpreter", "options": {"sandbox": args.sandbox}}

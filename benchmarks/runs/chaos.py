@@ -1,12 +1,11 @@
-"""Asynchronous runs whose parts are killed at random: the run itself, its Ray workers, Ray's head, the sandbox daemon.
+"""Kill parts of asynchronous runs at random: the run itself, its Ray workers, Ray's head, the sandbox daemon.
 
     python -m benchmarks.runs.chaos [--steps 40] [--rounds 4] [--modes partial ...] [--workers local ray]
 
-Every part is ended by SIGKILL at moments that nobody chose, in a random order. A killed run and a killed daemon are
-started again, as a supervisor would do it; workers come back by themselves. Then the books are checked: all steps were
-made, every task of the sampler was trained, every episode once, none failed. Model and engine are small (a scripted
-model that runs Python in the sandbox, a learner that really learns); all that is killed is real. Writes
-results/chaos.json.
+SIGKILL ends the parts at random moments, in a random order. The script starts a killed run or daemon again, as a
+supervisor would; workers restart by themselves. Then it checks the records: all steps were made, every task of the
+sampler and every episode was trained exactly once, and none failed. The model is a script that runs Python in the
+sandbox, and the learner is small; all killed parts are real. Writes results/chaos.json.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from agentloop.trainer.run.folder import RunFolder
 from agentloop.types.trajectory_io import read_jsonl
 
 ROWS, GROUPS, SIZE = 50, 3, 4
-"""Tasks; groups of a step; episodes of a group."""
+"""Number of tasks, groups per step, episodes per group."""
 HANGS = 300.0
-"""Seconds without a new step after which a run is taken for hung, on a machine with much else to do."""
+"""Seconds without a new step after which a run counts as hung, on a busy machine."""
 PARTS = {"local": ("run", "daemon"), "ray": ("run", "daemon", "worker", "head")}
-"""What can be killed, by `workers.kind`."""
+"""Parts that can be killed, by `workers.kind`."""
 SLOW_IMPORTS = [
     "agentloop.cli.train",
     "agentloop.cli.progress",
@@ -47,7 +46,7 @@ SLOW_IMPORTS = [
     "agentloop.recipes.tiny.tokenizer",
     "transformers.models.qwen3.modeling_qwen3",
 ]
-"""Of a run that trains: a server that has them starts processes at once."""
+"""Modules of a training run, preloaded so that processes start at once."""
 _TASK = '''
 import re
 from functools import cache
@@ -76,7 +75,7 @@ def script(trajectory_id, turn, prompt, params):
 
 
 def write_recipe(folder: Path, *, workers: str, mode: str, daemon: str) -> Path:
-    """A recipe that needs the sandbox daemon at that address."""
+    """Write a recipe that uses the sandbox daemon at that address."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -115,7 +114,7 @@ def write_recipe(folder: Path, *, workers: str, mode: str, daemon: str) -> Path:
 
 
 class Daemon:
-    """A sandbox daemon that can be killed and started again at the same address."""
+    """Sandbox daemon that can be killed and started again at the same address."""
 
     def __init__(self, isolation: str) -> None:
         self._options = ["--isolation", isolation, "--slots", "2"]
@@ -143,7 +142,7 @@ class Daemon:
 
 
 class Driver:
-    """The process of `agentloop train`, forked from one that has the slow imports behind it."""
+    """Process of `agentloop train`, forked from one that has done the slow imports."""
 
     def __init__(self, config: Path, folder: Path, steps: int) -> None:
         self.folder = RunFolder(folder)
@@ -154,7 +153,7 @@ class Driver:
 
     @property
     def num_steps(self) -> int:
-        """Done so far."""
+        """Number of steps done so far."""
         file = self.folder.metrics_file
         return file.read_bytes().count(b"\n") if file.is_file() else 0
 
@@ -169,7 +168,7 @@ class Driver:
         self.process.start()
 
     def children(self, name: str = "") -> list[psutil.Process]:
-        """Processes below it whose command has the name."""
+        """Return descendants whose command contains the name."""
         assert self.process is not None
         found = []
         with suppress(psutil.NoSuchProcess):
@@ -180,7 +179,7 @@ class Driver:
         return found
 
     def kill(self) -> None:
-        """With whatever of it did not end by itself: there is no machine left in what a supervisor sees."""
+        """Kill the process and every descendant that has not ended."""
         assert self.process is not None
         below = self.children()
         self.process.kill()
@@ -192,7 +191,7 @@ class Driver:
 
 
 class Chaos:
-    """One run, and what was done to it."""
+    """One run and its kills."""
 
     def __init__(self, driver: Driver, daemon: Daemon, rng: random.Random, pause: float) -> None:
         self.driver, self.daemon = driver, daemon
@@ -201,8 +200,7 @@ class Chaos:
         self.starts = 0
         """Of the run."""
         self.silences: dict[str, float] = {}
-        """What was killed last -> the longest time between two steps then, in seconds, all that was started again
-        included."""
+        """Longest seconds between two steps after a kill, restarts included, by the part killed last."""
         self._last = "nothing"
         self._rng = rng
         self._seen, self._since = 0, time.monotonic()
@@ -214,7 +212,7 @@ class Chaos:
         }
 
     def run(self, parts: Sequence[str]) -> None:
-        """Kill these one after the other, each after some progress, then let the run come to its end."""
+        """Kill these parts one after the other, each after some progress, then let the run finish."""
         for part in parts:
             self._until_progress()
             killed = False
@@ -227,14 +225,14 @@ class Chaos:
             self._wait(0.05)
 
     def _until_progress(self) -> None:
-        """A new step and a moment, so that a kill hits any stage of the next one."""
+        """Wait for a new step and a random moment, so that a kill can hit any stage of the next one."""
         before = self.driver.num_steps
         while self._keep_running() and self.driver.num_steps <= before:
             self._wait(0.02)
         self._wait(self._rng.uniform(0.0, self._pause))
 
     def _keep_running(self) -> bool:
-        """Whether the run is not over; one that was ended by what was killed beside it is started again."""
+        """Return whether the run continues. Start it again if another kill ended it."""
         if self.driver.is_alive:
             return True
         if self.driver.process is not None and self.driver.process.exitcode == 0:
@@ -272,7 +270,7 @@ class Chaos:
 
 
 def check(folder: RunFolder, steps: int) -> dict[str, float]:
-    """The books of a run that is over: no step is missing, no task, no episode, and nothing was trained twice."""
+    """Check the records of a finished run: no step, task or episode is missing or was trained twice."""
     lines = [line for line in folder.read_metrics() if line["step"]]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert [line["policy_version"] for line in lines] == list(range(1, steps + 1))
@@ -308,8 +306,10 @@ def torment(
     isolation: str = "slots",
     pause: float = 1.0,
 ) -> dict[str, Any]:
-    """A run of which these parts are killed, each up to `pause` seconds after a step. Raises `AssertionError` where
-    anything is lost."""
+    """Make a run and kill these parts, each up to `pause` seconds after a step.
+
+    Raises `AssertionError` if anything is lost.
+    """
     daemon = Daemon(isolation)
     try:
         config = write_recipe(folder, workers=workers, mode=mode, daemon=daemon.url)
@@ -336,7 +336,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=4, help="kills of each part")
+    parser.add_argument("--rounds", type=int, default=4, help="number of kills of each part")
     parser.add_argument("--modes", nargs="+", default=["stream", "stale", "partial"])
     parser.add_argument("--workers", nargs="+", default=["local", "ray"])
     parser.add_argument("--isolation", default="slots", help="of the sandbox daemon")

@@ -1,12 +1,12 @@
-"""Steps on one GPU that engine and learner share: what each has of its memory, and what handing it over costs.
+"""Measure steps on one GPU that engine and learner share: memory of each, and the cost of switches.
 
-    python -m benchmarks.runs.colocated_sleep --shape 1.7B --engine-share 0.85              # in turns: placement.sleep=true
-    python -m benchmarks.runs.colocated_sleep --shape 0.6B --engine-share 0.35 --awake      # beside each other
+    python -m benchmarks.runs.colocated_sleep --shape 1.7B --engine-share 0.85              # placement.sleep=true
+    python -m benchmarks.runs.colocated_sleep --shape 0.6B --engine-share 0.35 --awake      # both awake
     python -m benchmarks.runs.colocated_sleep --shape tiny --engine hf --steps 2            # on a CPU
 
-A run as `agentloop train` makes it, with a model of random weights of the shape of a Qwen3: episodes of one turn, which
-end at `--tokens`. `expected_gib` is the learner's peak as the planner counts it; beside it the engine's share says
-whether both would have fitted at the same time. The file is written anew after every step.
+The script runs `agentloop train` with random weights of the shape of a Qwen3, and episodes of one turn of `--tokens`.
+`expected_gib` is the planner's estimate of the learner's peak. With the engine's share it shows whether both would fit
+at the same time. The result is written again after every step.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ KEPT = (
 
 
 def tasks(num: int = 4096) -> list[dict[str, Any]]:
-    """Rows that have nothing to do with each other."""
+    """Return unrelated rows."""
     return [{"id": str(k), "prompt": [{"role": "user", "content": f"Count from {k}."}]} for k in range(num)]
 
 
 def reward(trajectory: Any, task: Any) -> float:
-    """Of no meaning, and unequal."""
+    """Return arbitrary, unequal rewards."""
     return float(sum(trajectory.token_ids.tolist()) % 7)
 
 
@@ -73,7 +73,7 @@ def config_of(args: argparse.Namespace, model: Path) -> RunConfig:
 
 
 def expected_gib(config: RunConfig, shape: str) -> float:
-    """Of the learner at its peak."""
+    """Return the expected peak memory of the learner."""
     run = planned(config, model_config(shape))
     layout = Layout.of(config.learner, 1)
     micro_batches = run.work.micro_batches(layout)
@@ -82,7 +82,7 @@ def expected_gib(config: RunConfig, shape: str) -> float:
 
 
 class Results(Observer):
-    """Writes what a step came to."""
+    """Logger that writes the results of each step."""
 
     def __init__(self, name: str, result: dict[str, Any]) -> None:
         self._name, self._result = name, result
@@ -98,8 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.7B")
     parser.add_argument("--engine", choices=["vllm", "hf"], default="vllm")
-    parser.add_argument("--engine-share", type=float, default=0.85, help="of the GPU's memory, while it is awake")
-    parser.add_argument("--awake", action="store_true", help="nobody sleeps: both have to fit")
+    parser.add_argument("--engine-share", type=float, default=0.85, help="share of the GPU's memory while the engine is awake")
+    parser.add_argument("--awake", action="store_true", help="no sleep: both must fit at the same time")
     parser.add_argument("--engine-options", type=json.loads, default={}, help="as JSON")
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512)

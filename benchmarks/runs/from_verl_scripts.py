@@ -1,12 +1,12 @@
-"""How many of verl's own launch scripts become configs here, and what the others lack?
+"""Count verl's launch scripts that `agentloop from-verl` converts, and why the others fail.
 
     git clone --recurse-submodules https://github.com/verl-project/verl
     python -m benchmarks.runs.from_verl_scripts verl [--show OUTCOME]
 
-Every shell script of the checkout that starts a trainer of verl goes through `agentloop from-verl`; what comes out
-through the checks of `agentloop train --dry-run`, with a small model in place of the one that it names (64 heads, 96
-layers, 128 experts where experts are divided) and without its datasets, tools and reward. Variables that a script
-insists on are set to a placeholder. Writes results/from_verl_scripts.json.
+Every shell script of the checkout that starts a trainer of verl is converted. The result passes through the checks of
+`agentloop train --dry-run` with a small model instead of the script's (64 heads, 96 layers, and 128 experts if experts
+are divided), and without datasets, tools and reward. Required variables of a script are set to a placeholder. Writes
+results/from_verl_scripts.json.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OUTCOMES = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one script."""
+    """Outcome of one script."""
 
     script: str
     outcome: str
@@ -77,13 +77,13 @@ def outcome_of(script: Path, root: Path, models: dict[str, Path]) -> Outcome:
 
 
 def _plain(said: list[str], root: Path) -> list[str]:
-    """Without the folders of this machine."""
+    """Remove the folders of this machine from a message."""
     texts = [text.replace(f"{root}/", "").replace(str(Path.home()), "~") for text in said]
     return [re.sub(r"/\S*/(tmp\w+\.yaml)", "run.yaml", text) for text in texts]
 
 
 def _check(settings: dict[str, Any], model: Path) -> None:
-    """What a dry run does before it loads data."""
+    """Run the checks that a dry run makes before it loads data."""
     settings = settings | {"model": str(model), "placement": settings["placement"] | {"gpu": "H100"}}
     if "reference" in settings["learner"]:
         settings["learner"] = settings["learner"] | {"reference": str(model)}
@@ -96,7 +96,7 @@ def _check(settings: dict[str, Any], model: Path) -> None:
 
 
 def stand_ins(folder: Path) -> dict[str, Path]:
-    """Folders with the config.json of a model, no weights."""
+    """Write folders with the config.json of a model and no weights."""
     from transformers import Qwen3Config, Qwen3MoeConfig
 
     made = {"dense": Qwen3Config(**_SHAPE), "experts": Qwen3MoeConfig(**_SHAPE, **_EXPERTS)}
@@ -106,7 +106,7 @@ def stand_ins(folder: Path) -> dict[str, Path]:
 
 
 def scripts(root: Path) -> list[Path]:
-    """Those that start verl, once the variables are set that they insist on."""
+    """Return the scripts that start verl."""
     found = (path for folder in FOLDERS for path in sorted((root / folder).rglob("*.sh")))
     return [path for path in found if _starts_verl(path)]
 
@@ -125,7 +125,7 @@ def _starts_verl(path: Path) -> bool:
 
 
 def table(outcomes: list[Outcome]) -> dict[str, dict[str, int]]:
-    """Outcomes by folder."""
+    """Count outcomes by folder."""
     counts: dict[str, Counter[str]] = {}
     for each in outcomes:
         folder = each.script.split("/")[0]
@@ -137,7 +137,7 @@ def table(outcomes: list[Outcome]) -> dict[str, dict[str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--show", choices=OUTCOMES, help="print what was said of these scripts")
+    parser.add_argument("--show", choices=OUTCOMES, help="print the messages of scripts with this outcome")
     arguments = parser.parse_args()
     root = arguments.checkout.resolve()
     with tempfile.TemporaryDirectory() as folder, chdir(root):

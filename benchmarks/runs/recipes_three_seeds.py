@@ -1,10 +1,10 @@
-"""Do the small runs of the recipes learn? Held-out reward before and after, and time, for several seeds of each.
+"""Measure held-out reward before and after the recipes' small runs, and their time, for several seeds.
 
     python -m benchmarks.runs.recipes_three_seeds [RECIPE ...] [--seeds 3] [--jobs 1] [--threads 1] [--set KEY=VALUE]
 
-Without names all recipes that have a tiny.yaml. A seed is the one of the run and of its training tasks; held-out tasks
-are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores look at
-processor seconds only.
+Without names, runs all recipes with a tiny.yaml. The seed is that of the run and of its training tasks; held-out tasks
+are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores, only processor
+seconds are meaningful.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloo
 
 
 def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]) -> dict[str, Any]:
-    """One training run in a process of its own."""
+    """Make one training run in a process of its own."""
     here = folder / f"{recipe}-{seed}"
     here.mkdir(parents=True)
     arguments = [
@@ -59,7 +59,7 @@ def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]
 
 
 def rewards(metrics: Path) -> dict[str, Any]:
-    """Mean held-out reward of the first and the last evaluation, and the mean reward of every step between."""
+    """Return the mean held-out reward of the first and the last evaluation, and the mean reward of every step between."""
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     held_out = [step["eval/reward/mean"] for step in steps if "eval/reward/mean" in step]
     return {

@@ -1,4 +1,4 @@
-"""A sandbox daemon to measure, and what it takes of the machine."""
+"""Start a sandbox daemon for a benchmark, and measure its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[int, int]]:
-    """`agentloop tools serve` with these options on a free port: its pid and port."""
+    """Run `agentloop tools serve` with these options on a free port; yield its pid and port."""
     command = [sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--log-level", "warning", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -32,7 +32,7 @@ def _port(output: Iterator[str]) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -47,7 +47,7 @@ def family(pid: int) -> list[int]:
 
 
 def pss_mb(pid: int) -> float:
-    """MiB of memory of a process, what it shares divided by those who share it; 0 where it is gone."""
+    """Return the proportional set size of a process in MiB, or 0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

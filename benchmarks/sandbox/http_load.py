@@ -1,6 +1,6 @@
-"""A load generator that takes little of the machine it shares with the server: one process, one thread, plain sockets.
+"""Generate load with little CPU time, beside the server: one process, one thread, plain sockets.
 
-It runs as a process of its own (`measure`), so that its work is not in the event loop of anything measured.
+It runs in its own process (`measure`), so its work does not block an event loop under measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def request(path: str, body: Any = None, method: str = "POST") -> bytes:
-    """An HTTP/1.1 request whose connection stays open."""
+    """Return an HTTP/1.1 request whose connection stays open."""
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
@@ -36,7 +36,7 @@ class Connection:
         self.socket.sendall(message)
 
     def receive(self) -> tuple[int, bytes] | None:
-        """Status and body once both are whole. Raises `ConnectionError` where the server ends the connection."""
+        """Return status and body. Raises `ConnectionError` if the server closes the connection."""
         data = self.socket.recv(1 << 18)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -58,9 +58,9 @@ class Connection:
 
 
 def drive(port: int, clients: int, messages: Iterable[bytes], must_contain: bytes) -> tuple[float, list[float]]:
-    """Send the messages, each client one after the other. Seconds in all, and of each.
+    """Send the messages, each client one after the other. Return total seconds and those of each message.
 
-    Raises `RuntimeError` at the first answer that is not 200 or lacks `must_contain`: what fails must not be fast.
+    Raises `RuntimeError` at the first answer that is not 200 or lacks `must_contain`, so failures do not count as fast.
     """
     waiting = iter(messages)
     latencies: list[float] = []
@@ -91,7 +91,7 @@ def drive(port: int, clients: int, messages: Iterable[bytes], must_contain: byte
 
 
 def sessions(port: int, count: int, cells: Sequence[str]) -> list[float]:
-    """Open `count` sessions one after the other, run the cells in each, close it. Seconds of each cell."""
+    """Open `count` sessions one after the other, run the cells in each and close it. Return seconds of each cell."""
     latencies = []
     connection = Connection(port)
     for _ in range(count):
@@ -111,7 +111,7 @@ def sessions(port: int, count: int, cells: Sequence[str]) -> list[float]:
 
 
 def measure(kind: str, port: int, **arguments: Any) -> dict[str, float]:
-    """`main` in a process of its own. Raises `CalledProcessError` where an answer is wrong."""
+    """Run `main` in a process of its own. Raises `CalledProcessError` if an answer is wrong."""
     command = [
         sys.executable,
         "-m",

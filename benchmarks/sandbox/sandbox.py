@@ -1,4 +1,4 @@
-"""How fast and how large the sandbox is: over HTTP, in the process, each level, beside a floor of the same machine.
+"""Measure speed and memory of the sandbox over HTTP and in process, for each level, beside a bare process start.
 
 python -m benchmarks.sandbox.sandbox [--quick] [--check]
 """
@@ -25,11 +25,11 @@ PLAIN = "print(1)"
 NUMPY = "import numpy as np; print(int((np.ones((20, 20)) @ np.ones((20, 20))).sum()))"
 CELLS = ["x = 0", *(f"x += {index}; print(x)" for index in range(18)), "x"]
 LEVELS = {"none": 1.0, "slots": 1.0, "bubblewrap": 0.2, "landlock": 0.2, "docker": 0.02}
-"""How many executions each gets, for every one of the fastest."""
+"""Number of executions of each level, relative to the fastest."""
 ROUNDS = 3
 LEVEL_SECONDS = 120.0
 
-# (where in the result, the target, whether more is better); for two cores.
+# (key of the result, target, whether more is better), for two cores.
 TARGETS = [
     ("http.plain_8_clients.per_second", 500, True),
     ("http.plain_1_client.median_ms", 4, False),
@@ -40,13 +40,13 @@ TARGETS = [
 
 
 def middle(rounds: list[dict[str, float]], key: str) -> dict[str, Any]:
-    """The round in the middle, neither the one that something disturbed nor the lucky one, and what all gave."""
+    """Return the median round and the values of all rounds."""
     chosen = sorted(rounds, key=lambda found: found[key])[len(rounds) // 2]
     return {**chosen, "all_rounds": [found[key] for found in rounds]}
 
 
 def floor(count: int) -> dict[str, float]:
-    """What a machine needs to start a process that does nothing, one after the other."""
+    """Measure starts of processes that do nothing, one after the other."""
     runs = []
     for _ in range(count):
         start = time.perf_counter()
@@ -56,8 +56,11 @@ def floor(count: int) -> dict[str, float]:
 
 
 def over_http(count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Requests to a daemon with the default level. Throughput with two slots a core, which is fastest for code that
-    computes, and with the default number, which leaves room for code that waits or hangs; memory with 8 slots."""
+    """Measure requests to a daemon with the default level.
+
+    Throughput is with two slots per core, which is fastest for code that computes, and with the default number, which
+    leaves room for code that waits or hangs. Memory is with 8 slots.
+    """
     two_a_core = ("--slots", str(2 * (os.cpu_count() or 1)))
     with daemon.serving(*two_a_core) as (_, port):
         measure("run", port, code=PLAIN, clients=8, count=100)
@@ -86,7 +89,7 @@ def over_http(count: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 async def in_process(sandbox: Sandbox, count: int) -> dict[str, float]:
-    """Executions without HTTP: one after the other, and 8 at once."""
+    """Measure executions without HTTP: one after the other, and 8 at once."""
     execution = Execution(code=PLAIN)
     await asyncio.gather(*(sandbox.run(execution) for _ in range(8)))
     runs = []
@@ -122,7 +125,7 @@ async def level(name: str, count: int) -> dict[str, Any]:
 
 
 def check(result: dict[str, Any]) -> list[str]:
-    """The targets that are missed."""
+    """Return the targets that are missed."""
     missed = []
     for path, target, more_is_better in TARGETS:
         value: Any = result
@@ -136,7 +139,7 @@ def check(result: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests; writes no file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a target of the issue is missed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()
     count = 200 if options.quick else 2000
     result: dict[str, Any] = {"floor_start_of_python": floor(count // 20)}

@@ -1,5 +1,4 @@
-"""What an execution in a slot costs: processor time and page faults, which say more than rates on a machine with other
-work.
+"""Measure processor time and page faults of an execution in a slot. On a busy machine they say more than rates.
 
 python -m benchmarks.sandbox.sandbox_cost [--executions 1000]
 """
@@ -27,13 +26,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def _slot_of(pid: int) -> int:
-    """The only slot of the only sandbox of this process."""
+    """Return the only slot of the only sandbox of this process."""
     _, _template, slot = daemon.family(pid)
     return slot
 
 
 def _used(slot: int) -> dict[str, float]:
-    """Of this process, of a slot, and of the processes that have ended in it. man 5 proc, /proc/pid/stat"""
+    """Return the costs of this process, of a slot, and of processes that ended in it (man 5 proc, /proc/pid/stat)."""
     with open(f"/proc/{slot}/stat") as file:
         words = file.read().rpartition(")")[2].split()
     minor, of_children = int(words[7]), int(words[8])

@@ -1,4 +1,4 @@
-"""Whether the daemon stays as it is: its memory and descriptors over very many executions of all kinds.
+"""Check that memory and descriptors of the daemon do not grow over very many executions of all kinds.
 
 python -m benchmarks.sandbox.sandbox_soak [--executions 50000]
 """
@@ -19,9 +19,9 @@ from benchmarks.sandbox.http_load import drive, request, sessions
 CLIENTS = 8
 SAMPLES = 50
 WARM_UP = 0.2
-"""This part of the samples is not judged: caches and arenas fill."""
+"""Share of the first samples to ignore, while caches and arenas fill."""
 MAX_GROWTH = {"daemon_mb": 4.0, "family_mb": 12.0, "descriptors": 8.0, "processes": 2.0}
-"""What the fitted line may rise by over the rest of the run: a leak of 100 bytes per execution is 4 MiB in 40,000."""
+"""Allowed rise of the fitted line over the rest of the run: a leak of 100 bytes per execution is 4 MiB in 40,000."""
 
 _BIG = "import sys; print('x' * 300_000); print('y' * 2_000_000, file=sys.stderr)"
 _KINDS: list[tuple[int, dict[str, Any]]] = [
@@ -39,7 +39,7 @@ _KINDS: list[tuple[int, dict[str, Any]]] = [
 
 
 def mixture(count: int) -> Iterator[bytes]:
-    """Messages of all kinds, each as often as its weight says, in one order."""
+    """Return messages of all kinds, each as often as its weight, in a fixed order."""
     hundred = [request("/run_code", {"run_timeout": 10.0, **body}) for weight, body in _KINDS for _ in range(weight)]
     assert len(hundred) == 100
     spread = [hundred[index * 37 % 100] for index in range(100)]
@@ -57,7 +57,7 @@ def sample(pid: int) -> dict[str, float]:
 
 
 def growth(values: list[float]) -> float:
-    """By how much the line through the values rises from the first to the last (least squares)."""
+    """Return the rise of the least-squares line from the first value to the last."""
     middle = (len(values) - 1) / 2
     mean = sum(values) / len(values)
     products = sum((index - middle) * (value - mean) for index, value in enumerate(values))

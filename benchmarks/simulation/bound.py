@@ -1,10 +1,9 @@
-"""`least_seconds`: what no policy with a bound on staleness can be faster than, even one that knows every length.
+"""Lower bound on the time of any policy with bounded staleness, even one that knows every length (`least_seconds`).
 
-T(v) is when the v-th training step ends. Groups begin in the order of the dataset, B of them are trained a step, and
-what begins with the weights of version v is trained in step v + s + 1 at the latest (s is `max_staleness`). So block b
-(the groups b * B to b * B + B - 1) begins at version b - s at the earliest, since at most (s + 1) * B groups are
-admitted and not trained, and at version b at the latest, and is trained by T(b + s + 1). From that follow, whatever the
-policy does:
+T(v) is the end of the v-th training step. Groups begin in the order of the dataset, and each step trains B of them. A
+group that begins with the weights of version v is trained in step v + s + 1 at the latest (s is `max_staleness`). At
+most (s + 1) * B groups are admitted and untrained. So block b (the groups b * B to b * B + B - 1) begins at version
+b - s at the earliest and at version b at the latest, and is trained by T(b + s + 1). For every policy follows:
 
     T(b + s + 1) >= T(b - s) + the longest episode of block b alone on the machine + a training step
     T(t)         >= T(u) + the work of the blocks u + s to t - s - 1, which begin and end between
@@ -12,9 +11,9 @@ policy does:
 
 A training step counts with its fixed seconds only, as if its tokens took no time.
 
-The work of episodes is the time in which the machine, full all the time, plays them: with n requests that are sampled
-and m episodes that wait for a tool n + m is at most its concurrency, and the tokens a second are concave in n, so they
-are most where n is always the same.
+The work of episodes is the time in which a machine that is always full plays them. With n sampling requests and m
+episodes that wait for a tool, n + m is at most its concurrency. Tokens per second are concave in n, so a constant n
+gives the most.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _HALVINGS = 60
 
 @dataclass(slots=True, frozen=True)
 class _Blocks:
-    """Of groups that are trained in one step. All arrays are [steps]."""
+    """Work of the groups that are trained in one step. All arrays are [steps]."""
 
     tokens: NDArray[np.float64]
     tool_seconds: NDArray[np.float64]
     longest: NDArray[np.float64]
-    """Seconds of the longest episode, where nothing else runs."""
+    """Seconds of the longest episode if nothing else runs."""
 
 
 def least_seconds(
     workload: Workload, machine: Machine, *, steps: int, groups_per_step: int, group_size: int, max_staleness: int
 ) -> float:
-    """Seconds from the first admission to the end of the last step, at least."""
+    """Return the least seconds from the first admission to the end of the last step."""
     blocks = _blocks(workload, machine, steps, groups_per_step * group_size, group_size)
     step = machine.learner_step_seconds
     ends = np.zeros(steps + 1)
@@ -73,7 +72,7 @@ def _blocks(workload: Workload, machine: Machine, steps: int, size: int, group_s
 
 
 def _full_machine_seconds(tokens: float, tool_seconds: float, machine: Machine) -> float:
-    """Least time in which it samples so many tokens while episodes wait for tools that long in all."""
+    """Return the least time to sample this many tokens while episodes wait this long for tools in total."""
     if not tokens:
         return 0.0
     low, high = 0.0, tool_seconds / machine.concurrency + tokens * (machine.step_seconds + machine.request_seconds)

@@ -1,4 +1,4 @@
-"""`SimulatedEngine`: says what a script says, and takes the time that a batching engine would take for it."""
+"""Scripted engine that takes the time of a batching engine (`SimulatedEngine`)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A turn that is being sampled."""
+    """A turn in flight."""
 
     start: float
-    """Tokens that every running request had got when this one began."""
+    """Tokens that a request running from the start had when this one began."""
     num_tokens: int
     done: asyncio.Future[None]
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens, version): so many had been sampled when the weights of that version were replaced, or when it ended."""
+    """(tokens, version): tokens sampled when the weights of that version were replaced, or when the turn ended."""
 
 
 class SimulatedEngine(ScriptedEngine):
-    """Continuous batching in the time of the event loop, which is meant to be a `VirtualClockLoop`.
+    """Engine with continuous batching on the clock of the event loop, usually a `VirtualClockLoop`.
 
     A decoding step gives each of n running requests one token and takes `step_seconds + n * request_seconds`: reading
     the weights, and each request's share of arithmetic and cache. At most `max_running` requests run, others wait in
@@ -54,7 +54,7 @@ class SimulatedEngine(ScriptedEngine):
         self._max_running = max_running
         self._update_seconds = update_seconds
         self._served = 0.0
-        """Tokens that a request which always ran would have got."""
+        """Tokens of a request that runs from the start."""
         self._served_at = 0.0
         self._num_running = 0
         self._finishing: list[tuple[float, int, _Request]] = []
@@ -64,14 +64,14 @@ class SimulatedEngine(ScriptedEngine):
         self._paused = self._asleep = False
         self._number = 0
         self.num_tokens = 0
-        """Sampled so far, by turns that ended."""
+        """Tokens sampled by ended turns."""
         self.history: list[tuple[float, int]] = []
         """(seconds, running requests) whenever that number changed."""
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
     ) -> Generation:
-        """See `Engine.generate`. Cancelling it takes the request out of the batch."""
+        """Sample a turn. Cancellation takes the request out of the batch."""
         said = await super().generate(prompt, params, trajectory_id=trajectory_id, images=images)
         request = _Request(0.0, len(said.ids), asyncio.get_running_loop().create_future())
         self._waiting.append(request)
@@ -86,31 +86,26 @@ class SimulatedEngine(ScriptedEngine):
         return Generation(said.ids, said.logprobs, self._versions(request), reason)
 
     async def pause(self) -> None:
-        """See `Engine.pause`."""
         self._advance()
         self._paused = True
         self._advance()
 
     async def resume(self) -> None:
-        """See `Engine.resume`."""
         self._advance()
         self._paused = False
         self._advance()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """See `Engine.sleep`."""
         self._advance()
         self._asleep = True
         self._advance()
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
         self._advance()
         self._asleep = False
         self._advance()
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """See `Engine.update_weights`."""
         was_paused = self._paused
         await self.pause()
         await asyncio.sleep(self._update_seconds)
@@ -121,7 +116,6 @@ class SimulatedEngine(ScriptedEngine):
             await self.resume()
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         await super().close()
         for request in [*self._waiting, *(request for _, _, request in self._finishing)]:
             if not request.done.done():
@@ -129,11 +123,11 @@ class SimulatedEngine(ScriptedEngine):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of a full batch: nothing makes more."""
+        """Tokens per second of a full batch, the maximum."""
         return self._max_running / (self._step_seconds + self._max_running * self._request_seconds)
 
     def _advance(self) -> None:
-        """Bring everything up to now: give tokens, end what is complete, begin what waits, and set the timer."""
+        """Advance to the present: add tokens, end complete requests, start waiting ones, and set the timer."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         stands = self._paused or self._asleep

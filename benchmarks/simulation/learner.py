@@ -1,4 +1,4 @@
-"""`SimulatedLearner`: learns nothing, and takes the time of one that does."""
+"""Learner that takes the time of a real one and learns nothing (`SimulatedLearner`)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class SimulatedLearner:
         """There is no memory."""
 
     def save(self, folder: Path) -> None:
-        """See `Learner.save`."""
         self.capture().write(folder)
 
     def capture(self) -> SimulatedLearner:
@@ -65,7 +64,6 @@ class SimulatedLearner:
         return self
 
     def write(self, folder: Path) -> None:
-        """See `Captured.write`."""
         folder.mkdir(parents=True)
 
     def load(self, folder: Path) -> None:

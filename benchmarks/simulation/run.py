@@ -1,4 +1,4 @@
-"""`simulate`: a whole run in seconds, to compare policies before they cost a cluster."""
+"""Simulate a whole run in seconds, to compare policies without a cluster (`simulate`)."""
 
 from __future__ import annotations
 
@@ -29,42 +29,44 @@ _HERE = "benchmarks.simulation.workload"
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Machine:
-    """Speeds. The defaults give the median turn of a workload 5.7 s at full concurrency, and train a step in the time
-    in which a full engine samples a third of it."""
+    """Speeds of engine and learner.
+
+    With the defaults the median turn of a workload takes 5.7 s at full concurrency, and training takes the time in
+    which a full engine samples a third of a step.
+    """
 
     concurrency: int = 256
-    """Episodes in flight."""
+    """Maximum episodes in flight."""
     step_seconds: float = 0.05
-    """Of a decoding step, for reading the weights."""
+    """Seconds of a decoding step to read the weights."""
     request_seconds: float = 0.00035
-    """Of each request in it."""
+    """Seconds of a decoding step for each request in it."""
     update_seconds: float = 0.5
-    """In which the engine stands still for new weights."""
+    """Seconds of the pause for new weights."""
     learner_step_seconds: float = 5.0
     learner_token_seconds: float = 0.0002
 
 
 @dataclass(slots=True)
 class Outcome(Observer):
-    """What a simulated run came to."""
+    """Results of a simulated run."""
 
     seconds: float = 0.0
-    """From the first admission to the last training step."""
+    """Seconds from the first admission to the last training step."""
     tokens: int = 0
     """Sampled."""
     busy: float = 0.0
-    """Tokens sampled over those that a full engine would have sampled in that time."""
+    """Sampled tokens divided by those of a full engine in the same time."""
     metrics: list[dict[str, float]] = field(default_factory=list)
-    """A line for each step."""
+    """Metrics of each step."""
     episodes: list[tuple[float, float, int]] = field(default_factory=list)
-    """(start, end, training step in which it ended) of each."""
+    """(start, end, training step in which it ended) of each episode."""
     engine: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, running requests) whenever that changed."""
     learner: list[tuple[float, float, int]] = field(default_factory=list)
     """(start, end, episodes) of each training step."""
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
-        """See `Observer`."""
         now = asyncio.get_running_loop().time()
         self.episodes.append((now - trajectory.metrics["seconds"], now, step))
 
@@ -75,7 +77,7 @@ def simulate(
     """Play and train `steps` steps on a virtual clock.
 
     `model` is a folder with a tokenizer. `run` has further sections of the `RunConfig`, such as `staleness`. Raises
-    `UserError` where a run would.
+    `UserError` if a run would.
     """
     config = make_config(workload, machine, model, steps, groups_per_step, group_size, run)
     return on_virtual_clock(_simulate(config, workload, machine, model))
@@ -84,13 +86,13 @@ def simulate(
 def simulate_without_barrier(
     workload: Workload, machine: Machine, *, model: Path, steps: int, groups_per_step: int, group_size: int
 ) -> Outcome:
-    """The same episodes with nobody to wait for but the machine: what no policy can beat."""
+    """Play the same episodes without barriers: a limit for every policy."""
     config = make_config(workload, machine, model, steps, groups_per_step, group_size, {})
     return on_virtual_clock(_play(config, workload, machine, model))
 
 
 def on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
-    """What it returns; its seconds take no time."""
+    """Run the coroutine on a virtual clock and return its result."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         return runner.run(main)
 
@@ -138,7 +140,7 @@ def _measured(outcome: Outcome, engine: SimulatedEngine, seconds: float) -> Outc
 
 
 def make_engine(machine: Machine, script: Script) -> SimulatedEngine:
-    """One that is as fast as the machine."""
+    """Return an engine with the speed of the machine."""
     return SimulatedEngine(
         script,
         step_seconds=machine.step_seconds,
@@ -157,7 +159,7 @@ def make_config(
     group_size: int,
     run: dict[str, Any],
 ) -> RunConfig:
-    """Of a run that plays the workload; `run` has further sections."""
+    """Return the config of a run that plays the workload; `run` has further sections."""
     known = {
         "model": str(model),
         "data": {"train": f"{_HERE}:tasks", "train_options": {"num": steps * groups_per_step}, "shuffle": False},

@@ -1,13 +1,12 @@
-"""The four modes of staleness on one workload: what each makes of an engine while tools are slow.
+"""Compare the four staleness modes on one workload with slow tools.
 
     python -m benchmarks.simulation.staleness_simulation [--steps 40] [--groups 32] [--processes 2]
 
-Runs are simulated: run loop, policy, queue, agent loops, rendering and parsing are the real ones; the clock is virtual,
-and engine, learner and tool take the time of a model (`benchmarks.simulation`). Turns and tool calls have the
-distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them with nobody to wait
-for but the machine: no policy can keep the engine busier. `least_seconds` is what no policy with that bound on
-staleness can be faster than, though it knew all lengths. `speeds` has learners that are faster or slower, in half as
-many steps.
+Runs are simulated (`benchmarks.simulation`). Run loop, policy, queue, agent loops, rendering and parsing are real.
+The clock is virtual, and models give the times of engine, learner and tool. Turns and tool calls have the
+distributions that TraceLab measured. All modes play the same episodes. `without_barrier` plays them without any
+barrier, so no policy keeps the engine busier. `least_seconds` is a lower bound for every policy with that bound on
+staleness, even one that knows all lengths. `speeds` has faster and slower learners, in half as many steps.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SIZE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One simulated run."""
+    """Settings of one simulated run."""
 
     section: str = "cases"
     mode: str
@@ -59,7 +58,7 @@ class Case:
     groups: int
     """Of a step."""
     learner: float = 1.0
-    """Seconds of a token, over those of the other cases."""
+    """Seconds per token, relative to those of the other cases."""
 
     @property
     def name(self) -> str:
@@ -76,7 +75,7 @@ class Case:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """What it came to."""
+    """Run the case and return its results."""
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         build_tokenizer().save_pretrained(folder)
@@ -90,7 +89,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The figures of a case by itself."""
+    """Return the figures of a single case."""
     lines = outcome.metrics
     last = lines[-1] if lines else {}
     shown = {name: round(last[name], 4) for name in ("bias/tokens", "time/bias_seconds") if name in last}
@@ -108,7 +107,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def compare(cases: dict[str, dict[str, Any]]) -> None:
-    """Add what each is over the run without barriers, and over `on_policy`."""
+    """Add the ratios of each case to the run without barriers, and to `on_policy`."""
     for case in cases.values():
         if BARE in cases:
             case["engine_busy_over_bound"] = round(case["engine_busy"] / cases[BARE]["engine_busy"], 4)
@@ -136,7 +135,7 @@ def all_cases(steps: int, groups: int) -> list[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--groups", type=int, default=32, help="of a step, with 8 episodes each")
+    parser.add_argument("--groups", type=int, default=32, help="groups of a step, with 8 episodes each")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     cases = all_cases(args.steps, args.groups)

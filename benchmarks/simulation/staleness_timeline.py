@@ -22,7 +22,7 @@ MACHINE = Machine(concurrency=32, learner_step_seconds=40.0)
 
 
 def draw(axes: plt.Axes, name: str, outcome: Outcome, until: float) -> None:
-    """Requests that are sampled, as an area; training steps, as bars below."""
+    """Draw sampling requests as an area, and training steps as bars below."""
     times, running = zip(*outcome.engine, strict=True)
     axes.fill_between(times, running, step="post", color="#4878a8", linewidth=0)
     spans = [(start, end - start) for start, end, _ in outcome.learner]

@@ -1,7 +1,7 @@
-"""An asyncio event loop whose clock jumps: whatever waits for a time has it at once, in the order of the times.
+"""Asyncio event loop with a virtual clock, which jumps to the next timer instead of waiting.
 
-What is simulated is only time. Tasks, timeouts, semaphores and queues are asyncio's own, so that code runs as it is; an
-hour of sleeping tools takes as long as the code around them computes. Runs are repeatable, since nothing depends on the
+Only time is simulated. Tasks, timeouts, semaphores and queues are asyncio's own, so code runs unchanged. An hour of
+sleeping tools takes only the time of the code around them. Runs are repeatable, because nothing depends on the
 machine's speed.
 
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
@@ -19,8 +19,11 @@ T = TypeVar("T")
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """Its time starts at 0 seconds. Work in threads (`asyncio.to_thread`) is done in place and takes no time, unless it
-    says so with `spend`. Nothing outside of the process can be waited for."""
+    """Event loop whose time starts at 0 seconds.
+
+    Work in threads (`asyncio.to_thread`) runs in place and takes no time, unless it calls `spend`. The loop cannot
+    wait for anything outside the process.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -32,7 +35,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def spend(self, seconds: float) -> None:
-        """Called by work in a 'thread': it takes so many virtual seconds, in which others go on."""
+        """Take this many virtual seconds for work in a 'thread', while other tasks continue."""
         self._spent += seconds
 
     def run_in_executor(  # type: ignore[override]
@@ -51,12 +54,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
     def _jump(self, seconds: float | None) -> None:
         if seconds is None:
-            raise RuntimeError("every task waits for something that no other task does, and no time is waited for")
+            raise RuntimeError("deadlock: every task waits, and no timer is set")
         self._now += seconds
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Waits for nothing: where no file is ready, it is the time that was waited for."""
+    """Selector that never waits: if no file is ready, it advances the clock instead."""
 
     def __init__(self, jump: Callable[[float | None], None]) -> None:
         super().__init__()

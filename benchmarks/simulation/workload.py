@@ -1,4 +1,4 @@
-"""`Workload`: how long episodes are, drawn from distributions that were measured on real agents.
+"""Lengths of episodes, drawn from distributions that were measured on real agents (`Workload`).
 
 Turns and tools are lognormal. The defaults are those of TraceLab (4,265 coding sessions, 432,510 tool calls): a turn
 takes 5.7 s in the median and 84 s in one of 100 (sigma 1.06), a call 0.3 s in the median and minutes in one of 100
@@ -30,8 +30,10 @@ _NUMBER = re.compile(r"task (\d+)")
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Workload:
-    """An episode is a number of turns that call a tool, and a last one that answers. Durations follow from the seed,
-    the task and the place in the group, so that all modes do the same work."""
+    """Episodes of several turns that call a tool, and a last one that answers.
+
+    Durations follow from the seed, the task and the place in the group, so that all modes do the same work.
+    """
 
     turns: float = 6.0
     """Median number of tool calls."""
@@ -44,7 +46,7 @@ class Workload:
     """Median."""
     tool_sigma: float = 2.98
     max_tool_seconds: float = 300.0
-    """The time limit of the tool."""
+    """Time limit of the tool in seconds."""
     between_tasks: float = 0.5
     """Share of the variance of turns and turn lengths that the episodes of a task have in common."""
     seed: int = 0
@@ -71,13 +73,13 @@ class Workload:
 
 
 def tasks(num: int) -> Iterator[dict[str, Any]]:
-    """Rows that say their number."""
+    """Return rows whose prompt is their number."""
     for number in range(num):
         yield {"prompt": f"task {number}", "id": number, "answer": ""}
 
 
 def reward(trajectory: Trajectory, task: dict[str, Any]) -> float:
-    """By chance, the same for the same episode."""
+    """Return a random reward, the same for the same episode."""
     return float(random.Random(f"reward {task['id']} {_place(trajectory.trajectory_id)}").random() < 0.5)
 
 
@@ -90,7 +92,7 @@ class Wait(Tool):
         self._workload = Workload(**workload)
 
     async def open(self, ctx: ToolContext) -> Iterator[float]:
-        """The durations of the calls of this trajectory."""
+        """Return the durations of the calls of this trajectory."""
         return self._durations(ctx.task["id"], _place(ctx.trajectory_id))
 
     def _durations(self, task: int, place: int) -> Iterator[float]:
@@ -100,13 +102,13 @@ class Wait(Tool):
             call += 1
 
     async def call(self, ctx: ToolContext) -> str:
-        """Sleeps on the clock of the event loop."""
+        """Tool that sleeps on the clock of the event loop."""
         await asyncio.sleep(next(ctx.state))
         return "done"
 
 
 def script(workload: Workload, renderer: Renderer) -> Script:
-    """What the model says: as many tokens as the workload says, with a call or an answer at their end."""
+    """Return a turn with the number of tokens of the workload, and a call or an answer at its end."""
     (filler,), stop = renderer.encode("0"), renderer.stop_token_ids[0]
     call, answer = [*renderer.encode(_CALL), stop], [stop]
     task_of: dict[str, int] = {}

@@ -1,1 +1,1 @@
-"""Benchmarks of new weights on their way to engines."""
+"""Benchmarks of the transfer of new weights to engines."""

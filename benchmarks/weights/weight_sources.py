@@ -1,6 +1,6 @@
-"""Where `weight_sync.py` takes new weights from: one GPU, two ranks of a learner, or another process that sends them.
+"""Sources of new weights for `weight_sync.py`: one GPU, two learner ranks, or another process that sends them.
 
-Run as a script it is the other process, which is told what to do on its standard input.
+Run as a script, it is the other process, which reads commands from its standard input.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SECONDS = 120.0
 
 
 class Source(Protocol):
-    """Of new weights."""
+    """Source of new weights."""
 
     def fill(self) -> SharedWeights:
-        """Float32 parameters to a shelf in bfloat16, as a learner publishes them. Blocks."""
+        """Copy float32 parameters to a shelf in bfloat16, as a learner publishes them. Blocks."""
         ...
 
 
@@ -43,19 +43,18 @@ def shapes_of(folder: Path) -> dict[str, torch.Size]:
 
 
 class OneDevice:
-    """All parameters and their shelf are on one device."""
+    """Source with all parameters and their shelf on one device."""
 
     def __init__(self, folder: Path, device: torch.device, *, through_host: bool = False) -> None:
         self._shelf = WeightShelf(on_host=through_host)
         self._weights = {name: torch.zeros(shape, device=device) for name, shape in shapes_of(folder).items()}
 
     def fill(self) -> SharedWeights:
-        """See `Source.fill`."""
         return self._shelf.put((name, weight.to(torch.bfloat16)) for name, weight in self._weights.items())
 
 
 class _Shards:
-    """What a rank has, and its part of the shelf."""
+    """Shards of a rank, and its part of the shelf."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -75,12 +74,12 @@ class _Shards:
         self._shelf = ShardedShelf()
 
     def fill(self) -> SharedWeights | None:
-        dist.barrier()  # neither begins before the other wants it
+        dist.barrier()  # both ranks begin together
         return self._shelf.fill(self._weights.items(), torch.bfloat16, self._sizes)
 
 
 class TwoRanks:
-    """Parameters in shards on two devices, the shelf spread over them; this process is the first rank."""
+    """Source with shards and shelf spread over two devices; this process is the first rank."""
 
     def __init__(self, other: subprocess.Popen[str], folder: Path, devices: list[torch.device], updates: int) -> None:
         port = _free_port()
@@ -90,7 +89,6 @@ class TwoRanks:
         self._shards = _Shards(folder, devices[0])
 
     def fill(self) -> SharedWeights:
-        """See `Source.fill`."""
         shared = self._shards.fill()
         assert shared is not None
         return shared
@@ -102,7 +100,7 @@ class TwoRanks:
 
 
 class Sent:
-    """Another process has parameters and shelf on its device, and sends the shelf here: as from another host."""
+    """Source in another process with parameters and shelf on its device; it sends the shelf as from another host."""
 
     def __init__(self, sender: subprocess.Popen[str], folder: Path, device: torch.device, backend: str) -> None:
         self._sender = sender
@@ -131,7 +129,7 @@ class Sent:
 
 
 def helper(kind: str) -> subprocess.Popen[str]:
-    """The other process of a kind of source. It imports what it needs; memory it takes when it is used."""
+    """Other process of a source. It imports its modules at once, and allocates memory when it is used."""
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.weights.weight_sources", kind],
         stdin=subprocess.PIPE,
@@ -150,7 +148,7 @@ def _begin(process: subprocess.Popen[str], *arguments: object) -> None:
 def source(
     kind: str, other: subprocess.Popen[str] | None, folder: Path, updates: int, *, through_host: bool = False
 ) -> Iterator[Source]:
-    """`gpu0` and so on, `cpu`, `ranks` (two), or `sent`: the latter two with their `helper`."""
+    """Return the source `gpu0` and so on, `cpu`, `ranks` (two), or `sent`; the last two need a `helper`."""
     on_gpu = torch.cuda.is_available()
     devices = [torch.device("cuda", index) for index in range(2)] if on_gpu else [torch.device("cpu")] * 2
     found: Any
@@ -170,7 +168,7 @@ def source(
 
 @dataclass(slots=True)
 class _Sending:
-    """The process that sends."""
+    """Run the process that sends weights."""
 
     shelf: OneDevice
     sender: Sender

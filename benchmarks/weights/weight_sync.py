@@ -1,16 +1,15 @@
-"""How long an engine stands still for new weights: from the last token of the old ones to the first of the new ones.
+"""Measure the pause of an engine for new weights: from the last token of the old to the first of the new weights.
 
     python -m benchmarks.weights.weight_sync --shapes 0.6B 4B 8B      # one or two GPUs
     python -m benchmarks.weights.weight_sync --shapes tiny            # a CPU
 
-The engine runs vLLM with random weights of the shape of a Qwen3 model and has requests in flight all the time. The
-learner's side are the same parameters in float32 (`weight_sources`): on the engine's GPU, on another one, in shards
-over two ranks, or with a process that sends them as to another host. `fill_seconds` is their way onto the shelf that
-the engine maps, while it samples; `pause_seconds` the longest time between two outputs of the engine around the update,
-`step_seconds` the usual one. The first update of each kind, which maps the memory and loads with vLLM's loader, is
-`first`.
+The engine runs vLLM with random weights of the shape of a Qwen3 model and always has requests in flight. The learner
+has the same parameters in float32 (`weight_sources`): on the engine's GPU, on another one, in shards over two ranks,
+or in a process that sends them as to another host. `fill_seconds` is the time to fill the shelf that the engine maps,
+while it samples. `pause_seconds` is the longest time between two outputs of the engine around the update, and
+`step_seconds` the usual one. `first` is the first update of each kind, which maps the memory and uses vLLM's loader.
 
-Each shape is in a process of its own. All of them start together, and measure one after the other.
+Each shape has a process of its own. All of them start together, and measure one after the other.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ STARTS: dict[str, dict[str, Any]] = {
     },
     "eager": {"enforce_eager": True},
 }
-"""What vLLM makes of the model when it starts: compiled takes it a minute and more."""
+"""vLLM options of each kind of start. A compiled start takes a minute or more."""
 MEMORY = {"0.6B": 0.12, "4B": 0.18, "8B": 0.25}
-"""Of the engine's GPU, beside the others and the learner's side."""
+"""Share of the engine's GPU, beside other engines and the learner."""
 
 
 class Outputs:
-    """When the engine's outputs came."""
+    """Times of the engine's outputs."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.times: list[float] = []
@@ -70,7 +69,7 @@ class Outputs:
         processor.process_outputs = noted
 
     def gaps(self, start: float, end: float) -> list[float]:
-        """Between outputs, from the last one before `start` to the first one after `end`."""
+        """Return seconds between outputs, from the last one before `start` to the first one after `end`."""
         first = max((t for t in self.times if t <= start), default=start)
         last = min((t for t in self.times if t >= end), default=end)
         times = [t for t in self.times if first <= t <= last]
@@ -78,7 +77,7 @@ class Outputs:
 
 
 async def keep_busy(engine: VllmEngine, count: int, longest: int) -> None:
-    """`count` requests in flight at all times."""
+    """Keep `count` requests in flight at all times."""
 
     async def one(number: int) -> None:
         for turn in range(1_000_000):
@@ -92,7 +91,7 @@ async def keep_busy(engine: VllmEngine, count: int, longest: int) -> None:
 
 
 async def updates(engine: VllmEngine, outputs: Outputs, weights: Source, args: argparse.Namespace) -> dict[str, Any]:
-    """`args.updates` after a first one."""
+    """Measure `args.updates` updates after a first one."""
     found: list[dict[str, float]] = []
     for number in range(args.updates + 1):
         await asyncio.sleep(args.seconds_between)
@@ -137,7 +136,7 @@ def _by_part(shared: Any) -> list[list[Any]]:
 
 
 def say(name: str, value: Any) -> None:
-    """To the process that writes results down."""
+    """Report a value to the process that writes the results."""
     print(json.dumps({name: value}), flush=True)
 
 
@@ -201,7 +200,7 @@ def run_all(args: argparse.Namespace) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
-            if not line.startswith("{"):  # vLLM's own words
+            if not line.startswith("{"):  # output of vLLM
                 continue
             said = json.loads(line)
             print(shape, said, flush=True)
@@ -225,7 +224,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--seconds-between", type=float, default=0.3)
     parser.add_argument("--start", choices=STARTS, default="compiled")
-    parser.add_argument("--through-host", action="store_true", help="what it costs without CUDA IPC")
+    parser.add_argument("--through-host", action="store_true", help="measure without CUDA IPC")
     parser.add_argument("--name", default="weight_sync")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()

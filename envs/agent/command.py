@@ -43,7 +43,7 @@ async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint:
         try:
             output, errors = await _talk(process, json.dumps(dict(task), default=str).encode())
         finally:
-            # Processes that it left in its group have nobody to report to.
+            # End processes that it left in its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -1,4 +1,4 @@
-"""What an agent gets, the `Endpoint` of its model, and what it returns, an `AgentResult`."""
+"""An agent gets the `Endpoint` of its model and returns an `AgentResult`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AgentProgram`: an episode that somebody's agent plays, which calls the model over OpenAI's API.
+"""`AgentProgram`: an episode of an existing agent, which calls the model over OpenAI's API.
 
     env:
       factory: agent
@@ -79,7 +79,7 @@ class AgentProgram(BaseEnv):
         self._result = AgentResult()
 
     async def play(self, endpoint: Endpoint) -> AgentResult:
-        """Run the agent to its end. Raises whatever the agent raises."""
+        """Run the agent to its end. Its exceptions propagate."""
         if self._command is not None:
             found: Any = await run_command(self._command, self.task, endpoint)
         elif inspect.iscoroutinefunction(self._agent):

@@ -1,4 +1,4 @@
-"""Every example of the pages on tools, rewards and datasets is run; their tables name every option that there is."""
+"""Run every example of the pages on tools, rewards and datasets, and check that their tables list every option."""
 
 import inspect
 import os
@@ -36,7 +36,7 @@ _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILI
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
-    """(language, file name or "", content) of each block."""
+    """Return (language, file name or "", content) of each block."""
     return _BLOCK.findall((DOCS / page).read_text())
 
 
@@ -64,7 +64,7 @@ def check_config(config: dict, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_do_what_they_say(page, tmp_path, monkeypatch):
+def test_examples_run_with_the_documented_results(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for language, name, content in blocks(page):
         if language == "python" and name:
@@ -87,7 +87,7 @@ def options_of(found: object, *, skip: int = 0) -> set[str]:
     return set(list(inspect.signature(found).parameters)[skip:])
 
 
-def test_every_option_of_every_tool_is_in_its_table():
+def test_tables_list_every_tool_option():
     sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "tools.md").read_text(), re.DOTALL | re.M))
     own = {name for name, entry in registry.TOOLS.entry_points().items() if package_of(entry) == "agentloop"}
     assert set(sections) == own
@@ -95,7 +95,7 @@ def test_every_option_of_every_tool_is_in_its_table():
         assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == options_of(registry.TOOLS.get(name)), name
 
 
-def test_every_built_in_reward_is_in_the_table_with_its_options():
+def test_table_lists_every_reward_and_its_options():
     rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|([^|]*)\|$", (DOCS / "rewards.md").read_text(), re.MULTILINE))
     assert set(rows) == set(REWARDS)
     for name, options in rows.items():

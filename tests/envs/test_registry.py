@@ -18,21 +18,21 @@ from agentloop.errors import UserError
 PLUGIN = Path(__file__).parents[1] / "packages" / "agentloop-example-env"
 
 
-def test_the_built_in_environments():
+def test_built_in_environments_are_registered():
     assert registry.load_factory("tool") is ToolEnv
     assert registry.load_factory("gymnasium") is GymnasiumEnv
     assert registry.load_factory("openenv") is OpenEnv
     assert registry.load_factory("agentloop.envs.tool_env:ToolEnv") is ToolEnv
 
 
-def test_what_is_none():
+def test_invalid_environments_raise_user_error():
     with pytest.raises(UserError, match=r"no environment 'gymnasum'.*Did you mean 'gymnasium'\?"):
         registry.load_factory("gymnasum")
     with pytest.raises(UserError, match="of type int"):
         registry.load_factory("agentloop.envs.gymnasium.observations:_MAX_TEXT")
 
 
-def test_a_package_installed_by_pip_is_found_by_name(tmp_path):
+def test_pip_installed_package_is_found_by_name(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(PLUGIN, source)  # the build writes beside the source
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -52,7 +52,7 @@ print(json.dumps([first, steps]))
     assert steps == [[1.0, False, False], [1.0, True, False]]
 
 
-def test_options_that_an_environment_does_not_take_are_told_before_any_episode(tmp_path):
+def test_unknown_options_raise_before_any_episode(tmp_path):
     (tmp_path / "own.py").write_text("def make(row, *, toolset, reward, start=3): ...\n\ndef bare(row): ...\n")
     assert registry.load_factory(f"{tmp_path}/own.py:make", {"start": 1}).__name__ == "make"
     with pytest.raises(UserError, match=r"'strat'.*env.options\): start"):

@@ -7,7 +7,7 @@ from agentloop.errors import UserError
 
 
 @given(num_tasks=st.integers(1, 30), seed=st.integers(0, 5), epochs=st.integers(1, 4), shuffle=st.booleans())
-def test_every_epoch_has_every_task_once(num_tasks, seed, epochs, shuffle):
+def test_every_epoch_contains_every_task_once(num_tasks, seed, epochs, shuffle):
     sampler = TaskSampler(num_tasks, seed=seed, shuffle=shuffle)
     for epoch in range(epochs):
         assert sampler.epoch == epoch
@@ -15,7 +15,7 @@ def test_every_epoch_has_every_task_once(num_tasks, seed, epochs, shuffle):
 
 
 @given(num_tasks=st.integers(1, 20), takes=st.lists(st.integers(0, 15), min_size=1, max_size=8), cut=st.integers(0, 8))
-def test_a_restored_sampler_goes_on_where_it_was(num_tasks, takes, cut):
+def test_restored_sampler_continues_where_it_stopped(num_tasks, takes, cut):
     unbroken = TaskSampler(num_tasks, seed=3)
     expected = [unbroken.take(n) for n in takes]
     first = TaskSampler(num_tasks, seed=3)
@@ -33,10 +33,10 @@ def test_order_changes_with_epoch_and_seed():
     assert TaskSampler(50, seed=1).take(50) != first
 
 
-def test_without_shuffling_the_order_is_that_of_the_dataset():
+def test_unshuffled_order_matches_the_dataset():
     assert TaskSampler(3, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 
-def test_a_dataset_of_another_size_is_refused():
+def test_dataset_of_another_size_is_rejected():
     with pytest.raises(UserError, match=r"3 tasks when the checkpoint was written, and now it has 4"):
         TaskSampler(4).load_state_dict(TaskSampler(3).state_dict())

@@ -14,7 +14,7 @@ def test_all_recipes_are_found():
 
 
 @pytest.mark.parametrize("name", sorted(built_in_recipes()))
-def test_a_recipe_fits_together(name):
+def test_recipe_config_is_consistent(name):
     config = load_run_config(name, [])
     check_trainable(config)
     assert load_reward(config.env.reward, config.env.reward_options).name == config.env.reward
@@ -23,7 +23,7 @@ def test_a_recipe_fits_together(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"tiny"}))
-def test_a_recipe_says_what_it_is(name):
+def test_readme_has_the_required_sections(name):
     readme = built_in_recipes()[name].with_name("README.md").read_text(encoding="utf-8")
     for heading in ("## Expected curve, cost", "## Shrink it"):
         assert heading in readme

@@ -12,12 +12,12 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
 
 
-def test_there_are_some():
+def test_tiny_recipes_exist():
     assert {"retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)
-async def test_it_runs_and_can_learn(name, tmp_path, monkeypatch):
+async def test_tiny_recipe_runs_and_updates_weights(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # databases and indexes go below ~/.cache
     config = load_run_config(
         str(RECIPES / name / "tiny.yaml"),

@@ -1,4 +1,4 @@
-"""Outcomes of small models in the learner: it trains them as plain transformers would, or refuses them."""
+"""Check that the learner trains a small model of a family like plain transformers, or rejects it."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def _batch() -> TrainBatch:
 
 
 def _plain(folder: Path, batch: TrainBatch) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]:
-    """Return the log-probabilities of each sequence alone, and the weights after one update on their mean."""
+    """Return log-probabilities of each sequence alone, and the weights after one update on their mean."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     found = []
     for sample in batch.samples:
@@ -41,7 +41,7 @@ def _plain(folder: Path, batch: TrainBatch) -> tuple[list[np.ndarray], dict[str,
 
 
 def outcome(family: str, folder: Path) -> str | None:
-    """Return why the learner refuses a family, or None if it trains a small model as plain transformers would."""
+    """Return why the learner rejects a small model of a family; None if it trains it like plain transformers."""
     save_small_model(family, folder)
     # The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients.
     config = LearnerConfig(model=str(folder), device="cpu", loss="sft", lr=1.0, eps=1.0, grad_clip=None)

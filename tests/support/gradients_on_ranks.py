@@ -1,4 +1,4 @@
-"""What each rank of test_plan_invariance.py runs: MODEL OUT."""
+"""Script that each rank of test_plan_invariance.py runs: MODEL OUT."""
 
 import sys
 from itertools import product
@@ -17,7 +17,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def samples() -> list[Sample]:
-    """13 trajectories of 4 to 60 tokens; sampled by weights a little different."""
+    """Return 13 trajectories of 4 to 60 tokens, sampled by slightly different weights."""
     rng = np.random.default_rng(0)
     found = []
     for number, length in enumerate(rng.integers(4, 60, size=13)):
@@ -35,7 +35,7 @@ CASES = list(product([False, True], [60, 130], ["forward", "shuffled"]))
 
 
 def run(model: Path, cases: list[tuple[bool, int, str]]) -> list[tuple[float, Gradients]]:
-    """Loss and gradients of one update over all samples, before it is made, for each case."""
+    """Return the loss and gradients of one update over all samples, before it is applied, for each case."""
     learners = {once: _learner(model, gather_once=once) for once in {case[0] for case in cases}}
     return [_loss_and_gradients(learners[once], budget, order) for once, budget, order in cases]
 

@@ -81,7 +81,7 @@ async def _sample(engine, trajectory):
 
 
 def gradients(learner: FsdpLearner, samples: list[Sample]) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return the loss and gradients of one update, without making it."""
+    """Return the loss and gradients of one update, without applying it."""
     found = {}
 
     def keep() -> None:

@@ -1,4 +1,4 @@
-"""Packages that are installed for one test."""
+"""Fake installed packages for one test."""
 
 from pathlib import Path
 

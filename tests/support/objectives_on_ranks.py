@@ -41,7 +41,7 @@ _CORRECTIONS["veto"] = {"threshold": 0.5}
 
 
 def cases() -> dict[str, tuple[str, Options]]:
-    """By name: a model, and the settings of its objective."""
+    """Return a model and the settings of its objective, by name."""
     of_policy = [name for name in losses.names() if name != "value"]
     found: dict[str, Options] = {f"loss {name}": {"loss": name} for name in of_policy}
     found |= {f"{loss}, {way}": {"loss": loss, "aggregation": way} for loss in ("ppo", "gspo") for way in Aggregation}
@@ -66,7 +66,7 @@ def _levels() -> Iterator[tuple[str, Options]]:
 
 
 def samples(model: Path) -> list[Sample]:
-    """Four groups of three that share a prompt, of up to 60 tokens; sampled by weights of three versions."""
+    """Return four groups of three that share a prompt, up to 60 tokens, sampled by weights of three versions."""
     rng = np.random.default_rng(0)
     found = []
     for group in range(4):
@@ -93,7 +93,7 @@ def samples(model: Path) -> list[Sample]:
 
 
 def run(model: Path, batch: list[Sample], way: Options) -> dict[str, tuple[float, Gradients]]:
-    """Loss and gradients of each case."""
+    """Return the loss and gradients of each case."""
     plain = {"model": str(model), "device": "cpu", "grad_clip": None}
     makers = {name: FsdpCritic if name == "critic" else FsdpLearner for name in MODELS}
     learners = {name: makers[name](LearnerConfig(**plain | way | options)) for name, options in MODELS.items()}
@@ -110,7 +110,7 @@ def run(model: Path, batch: list[Sample], way: Options) -> dict[str, tuple[float
 
 
 def _loss_and_gradients(learner: FsdpLearner, batch: list[Sample]) -> tuple[float, Gradients]:
-    """Of one step whose updates are not made: of the last of them."""
+    """Return the gradients of the last update of one step, without applying any."""
     found: Gradients = {}
 
     def keep() -> None:

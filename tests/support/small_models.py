@@ -1,4 +1,4 @@
-"""Every causal language model of the installed transformers, made small, with layers of each kind."""
+"""A small version of every causal language model in the installed transformers, with layers of each kind."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ NOT_BUILT = {
 
 
 def save_small_model(model_type: str, folder: Path) -> Path:
-    """Save random weights that are far enough from zero for every part of the model to matter."""
+    """Write random weights to a folder, far enough from zero for every part of the model to matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(small_config(model_type))
     generator = torch.Generator().manual_seed(1)
@@ -111,14 +111,14 @@ def save_small_model(model_type: str, folder: Path) -> Path:
                 parameter.copy_(0.2 * noise())
             else:
                 parameter.add_(0.1 * noise())
-        # Sizes that do not go together often show in the forward only.
+        # Incompatible sizes often fail only in the forward.
         model.eval()(input_ids=torch.tensor([[5, 9, 7, 11, 6]]), use_cache=False)
     model.save_pretrained(folder)
     return folder
 
 
 def small_config(model_type: str) -> Any:
-    """Return the configuration of a family with small sizes."""
+    """Return the configuration of a family with every large size made small."""
     return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}))
 
 

@@ -1,4 +1,4 @@
-"""What each rank of test_spread_shelf.py runs: OUT. The first one writes what it found there, as JSON."""
+"""Script that each rank of test_spread_shelf.py runs: OUT. The first rank writes its findings there as JSON."""
 
 import json
 import sys
@@ -71,7 +71,7 @@ def main():
         dist.barrier()
     peaks = [None] * ranks
     dist.all_gather_object(peaks, found["peaks"])
-    # One rank begins anew, the others do not: whoever reads meanwhile hears of it.
+    # One rank starts again, the others do not: concurrent readers notice it.
     if rank == ranks - 1:
         shelf.shelf.begin()
     dist.barrier()
@@ -87,7 +87,7 @@ def main():
 
 
 def owner(shared, place):
-    """The number of the part that a place is in."""
+    """Return the index of the part that contains a place."""
     ends = [sum(len(part.buckets) for part in shared.parts[: number + 1]) for number in range(len(shared.parts))]
     return next(number for number, end in enumerate(ends) if place.bucket < end)
 

@@ -1,4 +1,4 @@
-"""A model that is made in milliseconds, and batches to train it on."""
+"""A model that is made in milliseconds, and samples to train it on."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ VOCAB = 64
 
 
 def save_tiny_qwen3(folder: Path, **changes: object) -> Path:
-    """Save two layers with 20,000 parameters, the same in every call, far enough from zero that attention matters."""
+    """Return a model of two layers and 20,000 parameters, identical in every call; its attention matters."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": True}
@@ -21,7 +21,7 @@ def save_tiny_qwen3(folder: Path, **changes: object) -> Path:
 
 
 def save_small_qwen3(folder: Path) -> Path:
-    """Save a model large enough for the kernels of a GPU: three layers, heads of 64, 512 words."""
+    """Return a model large enough for GPU kernels: three layers, heads of 64, 512 words."""
     sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
     return save_tiny_qwen3(folder, **sizes, num_attention_heads=8, initializer_range=0.05)
 

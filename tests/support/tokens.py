@@ -1,4 +1,4 @@
-"""Trained tokens made from plain numbers, in float64, for tests of what is computed from them."""
+"""Trained tokens made from plain numbers, in float64, for tests of objectives."""
 
 from collections.abc import Sequence
 

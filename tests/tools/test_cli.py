@@ -28,14 +28,14 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_list():
+def test_list_shows_registered_tools():
     result = run("list")
     assert result.exit_code == 0
     assert "code_interpreter" in result.output
     assert "agentloop" in result.output
 
 
-def test_list_says_which_options_a_tool_needs(monkeypatch):
+def test_list_shows_required_options(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = run("list").output.splitlines()
     for name, parameter, needed in (
@@ -50,7 +50,7 @@ def test_list_says_which_options_a_tool_needs(monkeypatch):
     assert "Search for passages that answer a question." in "".join(lines)
 
 
-def test_call_with_pairs_and_json(spec):
+def test_call_accepts_pairs_and_json(spec):
     assert run("call", spec, 'words=["a", "b"]', "count=2", "sign=1").output == "a1b1a1b\n"
     assert run("call", spec, "--json", '{"words": ["a", "b"]}', "sign=-").output == "a-b\n"
 
@@ -68,7 +68,7 @@ class Look(Tool):
 '''
 
 
-def test_a_call_may_have_a_row_and_pictures(tmp_path):
+def test_call_accepts_a_row_and_images(tmp_path):
     (tmp_path / "look.py").write_text(CONTEXT)
     Image.new("RGB", (32, 32)).save(tmp_path / "sky.png")
     given = ["--task", '{"sky": "blue"}', "--image", str(tmp_path / "sky.png")]
@@ -77,20 +77,20 @@ def test_a_call_may_have_a_row_and_pictures(tmp_path):
     assert "cannot be read as a picture" in str(broken.exception)
 
 
-def test_what_raises_shows_where_to_whoever_wrote_it(tmp_path, caplog):
+def test_tool_exception_shows_its_traceback(tmp_path, caplog):
     (tmp_path / "look.py").write_text(CONTEXT)
     result = run("call", f"{tmp_path}/look.py:Look")
     assert (result.exit_code, result.stdout) == (1, "IndexError: list index out of range\n")
     assert "small = ctx.images[0]" in caplog.text
 
 
-def test_the_schema_is_printed_as_models_see_it(spec):
+def test_schema_is_printed_as_models_see_it(spec):
     shown = json.loads(run("call", spec, "--schema").output)
     assert shown["function"]["name"] == "join"
     assert shown["function"]["parameters"]["required"] == ["words"]
 
 
-def test_list_says_what_is_no_tool_and_goes_on(tmp_path, monkeypatch):
+def test_list_reports_invalid_tools_and_continues(tmp_path, monkeypatch):
     install(tmp_path, "agentloop.tools", seven="agentloop.tools.sessions:logging")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -100,25 +100,25 @@ def test_list_says_what_is_no_tool_and_goes_on(tmp_path, monkeypatch):
     assert "web_search" in result.output
 
 
-def test_call_says_what_is_wrong_and_exits_with_1(spec):
+def test_call_error_exits_with_1(spec):
     result = run("call", spec, "wrds=[]")
     assert result.exit_code == 1
     assert "words: field required\nwrds: unknown argument. Did you mean 'words'?" in result.output
 
 
 @pytest.mark.parametrize("arguments", [["no pair"], ["--json", "{"], ["--json", "[]"]])
-def test_arguments_that_cannot_be_read(spec, arguments):
+def test_unreadable_arguments_raise(spec, arguments):
     assert isinstance(run("call", spec, *arguments).exception, UserError)
 
 
-def test_the_code_interpreter_from_the_shell():
+def test_code_interpreter_runs_from_the_shell():
     result = run("call", "code_interpreter", "code=1/0")
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.output
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "tantivy"])
-def test_index_a_corpus_and_search_it(engine, tmp_path):
+def test_built_index_can_be_searched(engine, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"title": "Oslo", "text": "Capital of Norway."}\n{"title": "Bergen", "text": "Rain."}\n')
     index = str(tmp_path / "index")

@@ -54,11 +54,11 @@ def error(*lines: str, name: str = "ValueError") -> CellError:
         ({"displays": [{"text/plain": "<Figure>", "image/png": b""}]}, "[an image, not shown]"),
     ],
 )  # fmt: skip
-async def test_text(cell, text):
+async def test_text_output_is_formatted(cell, text):
     assert await feedback(**cell) == text
 
 
-async def test_images_are_parts_between_the_text_around_them():
+async def test_images_appear_between_the_surrounding_text():
     shown = [{"text/plain": "first"}, {"image/png": png(), "text/plain": "<Figure>"}, {"text/plain": "second"}]
     parts = await feedback(stdout="out\n", displays=shown, max_images=1)
     assert [part["type"] for part in parts] == ["text", "image", "text"]
@@ -69,7 +69,7 @@ async def test_images_are_parts_between_the_text_around_them():
     assert parts[1]["image"].getpixel((0, 0)) == (255, 255, 255)  # transparency is paper, not black
 
 
-async def test_only_so_many_images():
+async def test_image_count_is_limited():
     parts = await feedback(displays=[{"image/png": png()}] * 3, max_images=2)
     assert [part["type"] for part in parts] == ["image", "image", "text"]
     assert parts[2]["text"] == "[an image, not shown]"
@@ -79,5 +79,5 @@ async def test_only_so_many_images():
     ("image", "text"),
     [(b"\x89PNG\r\n\x1a\nbroken", "unknown format"), (png(13000, 13000, "1"), "the limit is 16,000,000")],
 )
-async def test_images_that_are_none(image, text):
+async def test_invalid_images_are_reported(image, text):
     assert text in await feedback(displays=[{"image/png": image}], max_images=1)

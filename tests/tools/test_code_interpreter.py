@@ -40,7 +40,7 @@ async def interpret(*codes: str, seconds: float = 60.0, **options) -> list[ToolR
         await toolset.shutdown()
 
 
-def test_what_the_model_is_shown():
+def test_execution_output_is_formatted_for_the_model():
     (schema,) = Toolset([CodeInterpreter()]).schemas
     assert schema["function"]["name"] == "code_interpreter"
     assert schema["function"]["parameters"]["properties"] == {
@@ -49,7 +49,7 @@ def test_what_the_model_is_shown():
 
 
 @pytest.mark.parametrize("where", ["local", "daemon"])
-async def test_feedback(where, request):
+async def test_failures_give_feedback(where, request):
     sandbox = request.getfixturevalue("daemon") if where == "daemon" else "local"
     codes = {
         "print('hi')\n2 ** 10": "hi\n1024",
@@ -87,7 +87,7 @@ async def test_feedback(where, request):
     assert recursion[-1].startswith("RecursionError")
 
 
-async def test_time_runs_out_with_what_was_printed():
+async def test_timeout_keeps_printed_output():
     (result,) = await interpret("print('partial')\nwhile True: pass", timeout=0.5)
     assert result.content == "partial\n[timed out after 0.5 s]"
     assert result.is_error
@@ -95,12 +95,12 @@ async def test_time_runs_out_with_what_was_printed():
     assert result.metrics["timed_out"] == 1.0
 
 
-async def test_memory_runs_out():
+async def test_out_of_memory_is_reported():
     (result,) = await interpret("x = bytearray(1 << 30)", memory_mb=256)
     assert result.content.endswith("MemoryError\n[out of memory]")
 
 
-async def test_nothing_is_kept_between_calls():
+async def test_calls_share_no_state():
     results = await interpret("x = 1; open('left', 'w')", "import os; print(os.path.exists('left'), 'x' in globals())")
     assert results[1].content == "False False"
 
@@ -123,7 +123,7 @@ async def test_code_must_be_a_string():
         ("Text\n```python\nx\n```", "Text\n```python\nx\n```"),
     ],
 )
-def test_fences(text, code):
+def test_code_fences_are_stripped(text, code):
     assert strip_fence(text) == code
 
 
@@ -137,19 +137,19 @@ def test_fences(text, code):
         ({"packages": ["no-such-package"]}, "not installed"),
     ],
 )
-def test_bad_options(options, message):
+def test_invalid_options_raise_user_error(options, message):
     with pytest.raises(UserError, match=message):
         CodeInterpreter(**options)
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-async def test_what_a_daemon_does_not_allow_is_an_error_at_the_start(daemon, stateful):
+async def test_options_that_the_daemon_rejects_fail_at_start(daemon, stateful):
     interpreter = CodeInterpreter(daemon, stateful=stateful, memory_mb=1 << 20)
     with pytest.raises(UserError, match=r"memory.*max-memory-mb"):
         await Toolset([interpreter]).start()
 
 
-async def test_without_bubblewrap_the_start_fails(monkeypatch, tmp_path):
+async def test_start_fails_without_bubblewrap(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="apt-get install bubblewrap"):
         await Toolset([CodeInterpreter("bubblewrap")]).start()
@@ -165,7 +165,7 @@ def notebook(request) -> dict:
     return {"sandbox": place, "stateful": True}
 
 
-async def test_what_the_model_is_shown_of_a_notebook():
+async def test_notebook_output_is_formatted_for_the_model():
     (schema,) = Toolset([CodeInterpreter(**NOTEBOOK)]).schemas
     assert "kept for the next call" in schema["function"]["description"]
     assert "Nothing is kept" in CodeInterpreter().description
@@ -185,7 +185,7 @@ async def run_cells(*cells: str, **options) -> list[ToolResult]:
         await toolset.shutdown()
 
 
-async def test_a_notebook_keeps_what_its_cells_define(notebook):
+async def test_notebook_keeps_definitions_between_cells(notebook):
     results = await run_cells(
         "import math\nx = 41\nopen('kept', 'w').write('text')",
         "```python\nx + 1\n```",
@@ -207,7 +207,7 @@ async def test_a_notebook_keeps_what_its_cells_define(notebook):
     assert results[0].metrics.keys() == {"seconds", "timed_out", "ok"}
 
 
-async def test_notebooks_of_two_trajectories_know_nothing_of_each_other():
+async def test_notebooks_of_two_trajectories_are_isolated():
     toolset = Toolset([CodeInterpreter(**NOTEBOOK)])
     await toolset.start()
     one, two = (toolset.sessions(name, {}, 0) for name in "ab")
@@ -226,7 +226,7 @@ async def test_notebooks_of_two_trajectories_know_nothing_of_each_other():
     await toolset.shutdown()
 
 
-async def test_who_finds_all_sessions_taken_waits_for_one():
+async def test_call_waits_for_a_free_session():
     toolset = Toolset([CodeInterpreter(**NOTEBOOK, max_sessions=1)])
     await toolset.start()
     one, two = (toolset.sessions(name, {}, 0) for name in "ab")
@@ -243,7 +243,7 @@ async def test_who_finds_all_sessions_taken_waits_for_one():
     await toolset.shutdown()
 
 
-async def test_calls_of_one_turn_run_in_their_order():
+async def test_calls_of_one_turn_run_in_order():
     toolset = Toolset([CodeInterpreter(**NOTEBOOK)])
     await toolset.start()
     sessions = toolset.sessions("t", {}, 0)
@@ -255,7 +255,7 @@ async def test_calls_of_one_turn_run_in_their_order():
     await toolset.shutdown()
 
 
-async def test_a_cell_that_takes_too_long_is_interrupted_and_the_notebook_goes_on(notebook):
+async def test_slow_cell_is_interrupted_and_the_notebook_continues(notebook):
     cells = ["x = 5\nprint('partial')\nwhile True: pass", "x"]
     slow, after = await run_cells(*cells, timeout=0.5, **notebook)
     assert slow.content == "partial\n[timed out after 0.5 s]"
@@ -268,7 +268,7 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_the_notebook_goes_o
 @pytest.mark.parametrize(
     ("code", "how"), [("import os; os._exit(0)", "exited"), ("import os; os.kill(os.getpid(), 9)", "was killed")]
 )
-async def test_a_notebook_that_ended_says_so_and_the_next_call_has_a_new_one(code, how, notebook):
+async def test_ended_notebook_is_reported_and_replaced(code, how, notebook):
     _, ended, after = await run_cells("x = 5", code, "print('x' in globals())", **notebook)
     assert ended.content == f"[Python {how}: variables and files are lost, and the next call starts afresh]"
     assert ended.is_error
@@ -276,13 +276,13 @@ async def test_a_notebook_that_ended_says_so_and_the_next_call_has_a_new_one(cod
     assert after.content == "False"
 
 
-async def test_memory_of_a_notebook_runs_out(notebook):
+async def test_notebook_out_of_memory_is_reported(notebook):
     result, after = await run_cells("x = bytearray(1 << 30)", "1", memory_mb=256, **notebook)
     assert "[out of memory]" in result.content
     assert after.content == "1"
 
 
-async def test_much_output_of_a_cell(notebook):
+async def test_long_cell_output_is_truncated(notebook):
     cells = ["print('x' * 100_000)", "'y' * 100_000"]
     printed, shown = await run_cells(*cells, max_output_bytes=1000, **notebook)
     assert printed.content == "x" * 1000 + "\n[output cut]"
@@ -302,7 +302,7 @@ async def test_plots_are_images(notebook):
     assert result.content.endswith("[an image, not shown]")
 
 
-async def test_a_lost_session_is_a_failure_of_the_tool_and_the_next_call_has_a_new_one():
+async def test_lost_session_is_a_tool_failure_and_is_replaced():
     interpreter = CodeInterpreter(**NOTEBOOK)
     run = interpreter.sandbox.session
     opened = []

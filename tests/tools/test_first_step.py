@@ -6,7 +6,7 @@ import pytest
 from agentloop.tools.first_step import first_step
 
 
-def test_what_never_waits_is_done_without_a_loop():
+def test_coroutine_that_never_waits_finishes_without_a_loop():
     async def inner() -> int:
         return 3
 
@@ -16,7 +16,7 @@ def test_what_never_waits_is_done_without_a_loop():
     assert first_step(add()) == (True, 7)
 
 
-def test_what_it_raises_at_once_is_raised():
+def test_immediate_exception_propagates():
     async def fail() -> None:
         raise KeyError("x")
 
@@ -24,7 +24,7 @@ def test_what_it_raises_at_once_is_raised():
         first_step(fail())
 
 
-async def test_what_waits_goes_on_when_awaited():
+async def test_waiting_coroutine_continues_when_awaited():
     steps = []
 
     async def work() -> str:
@@ -42,7 +42,7 @@ async def test_what_waits_goes_on_when_awaited():
     assert steps == ["first", "second"]
 
 
-async def test_what_it_raises_later_is_raised_from_the_await():
+async def test_later_exception_is_raised_from_the_await():
     async def fail() -> None:
         await asyncio.sleep(0)
         raise KeyError("x")
@@ -52,7 +52,7 @@ async def test_what_it_raises_later_is_raised_from_the_await():
         await rest
 
 
-async def test_a_timeout_reaches_it_and_it_can_clean_up():
+async def test_timeout_cancels_it_and_allows_cleanup():
     seen = []
 
     async def work() -> None:
@@ -71,7 +71,7 @@ async def test_a_timeout_reaches_it_and_it_can_clean_up():
     assert seen == ["cancelled", "cleaned"]
 
 
-async def test_it_may_refuse_a_cancellation():
+async def test_coroutine_may_suppress_cancellation():
     async def work() -> str:
         try:
             await asyncio.sleep(60)
@@ -86,7 +86,7 @@ async def test_it_may_refuse_a_cancellation():
     assert await task == "stayed"
 
 
-async def test_context_variables_are_those_of_the_caller():
+async def test_context_variables_come_from_the_caller():
     variable = contextvars.ContextVar("variable", default=0)
 
     async def work() -> int:

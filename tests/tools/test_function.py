@@ -23,7 +23,7 @@ def add(a: int, b: Annotated[int, "the second"] = 1) -> str:
     return f"{a + b} {threading.current_thread().name.partition('_')[0]}"
 
 
-def test_a_function_becomes_a_tool_and_stays_a_function():
+def test_decorated_function_is_a_tool_and_stays_callable():
     assert add(1, 2).startswith("3")
     assert Toolset([add]).schemas == [
         {
@@ -51,7 +51,7 @@ async def test_sync_functions_run_in_a_thread_unless_inline():
     assert (await run(inline, {"a": 1})).content == "2 MainThread"
 
 
-async def test_a_slow_sync_function_is_a_timeout_and_does_not_block():
+async def test_slow_sync_function_times_out_without_blocking():
     @tool(timeout=0.05)
     def slow() -> str:
         """Sleep."""
@@ -74,7 +74,7 @@ async def test_context_is_the_first_parameter():
     assert (await run(named_otherwise, {"word": "x"})).content == "? x t True"
 
 
-async def test_what_a_thread_raises_is_the_result():
+async def test_exception_in_a_thread_becomes_the_result():
     @tool
     def broken() -> str:
         """Break."""

@@ -55,13 +55,13 @@ def most_at_once(spans) -> int:
     return max(running)
 
 
-def test_concurrency_holds_over_processes_and_is_used_up(tmp_path):
+def test_concurrency_limit_holds_across_processes_and_is_fully_used(tmp_path):
     found = spans([worker(tmp_path, {"max_concurrency": 3}, 8, 0.1) for _ in range(3)])
     assert len(found) == 24
     assert most_at_once(found) == 3
 
 
-def test_rate_holds_over_processes(tmp_path):
+def test_rate_limit_holds_across_processes(tmp_path):
     found = spans([worker(tmp_path, {"calls_per_second": 20}, 10, 0.0) for _ in range(3)])
     begins = [begin for begin, _ in found]
     assert len(begins) == 30
@@ -70,7 +70,7 @@ def test_rate_holds_over_processes(tmp_path):
     assert begins[-1] - begins[0] < 10
 
 
-def test_slots_of_a_killed_process_come_back(tmp_path):
+def test_slots_of_a_killed_process_are_released(tmp_path):
     holder = worker(tmp_path, {"max_concurrency": 2}, 2, 60)
     deadline = time.monotonic() + 30
     limit = SharedLimit("t", folder=tmp_path, max_concurrency=2)
@@ -95,7 +95,7 @@ def test_slots_of_a_killed_process_come_back(tmp_path):
     assert asyncio.run(enter())
 
 
-async def test_a_cancelled_waiter_takes_nothing_with_it(tmp_path):
+async def test_cancelled_waiter_consumes_nothing(tmp_path):
     limit = SharedLimit("t", folder=tmp_path, max_concurrency=1)
 
     async def hold():
@@ -122,7 +122,7 @@ def limited(tmp_path, timeout, seconds, **limits):
     return Toolset([wait]).sessions("t", {}, 0)
 
 
-async def test_waiting_does_not_count_against_the_tool(tmp_path):
+async def test_waiting_does_not_count_toward_the_tool_timeout(tmp_path):
     sessions = limited(tmp_path, timeout=0.6, seconds=0.25, max_concurrency=1)
     calls = [sessions.call(ToolCall("wait", {}, str(i)), time.monotonic() + 30) for i in range(5)]
     results = await asyncio.gather(*calls)
@@ -130,7 +130,7 @@ async def test_waiting_does_not_count_against_the_tool(tmp_path):
     assert max(result.metrics["seconds_waiting"] for result in results) > 0.6
 
 
-async def test_waiting_counts_against_the_episode(tmp_path):
+async def test_waiting_counts_toward_the_episode_deadline(tmp_path):
     sessions = limited(tmp_path, timeout=60, seconds=5, max_concurrency=1)
     held = asyncio.create_task(sessions.call(ToolCall("wait", {}, "a"), time.monotonic() + 30))
     await asyncio.sleep(0.02)
@@ -140,7 +140,7 @@ async def test_waiting_counts_against_the_episode(tmp_path):
     held.cancel()
 
 
-def test_every_tool_of_a_config_may_have_limits(tmp_path, monkeypatch):
+def test_any_configured_tool_may_have_limits(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (found,) = registry.load_all(f"{__file__}:plain", max_concurrency=2, calls_per_second=5.0)
     assert found.limit is not None
@@ -158,6 +158,6 @@ def plain() -> str:
 
 
 @pytest.mark.parametrize("limits", [{"max_concurrency": 0}, {"max_concurrency": 1.5}, {"calls_per_second": 0}])
-def test_limits_that_are_none(tmp_path, limits):
+def test_invalid_limits_raise(tmp_path, limits):
     with pytest.raises(UserError, match=next(iter(limits))):
         SharedLimit("t", folder=tmp_path, **limits)

@@ -42,24 +42,24 @@ def own_tools(tmp_path) -> Path:
     return path
 
 
-def test_the_built_in_tools_are_registered():
+def test_built_in_tools_are_registered():
     assert package_of(registry.TOOLS.entry_points()["code_interpreter"]) == "agentloop"
     assert isinstance(registry.load("code_interpreter", timeout=2.0), CodeInterpreter)
 
 
-def test_an_unknown_name_gets_the_nearest():
+def test_unknown_name_suggests_the_nearest():
     with pytest.raises(UserError, match=r"no tool 'code_interpeter'.*Did you mean 'code_interpreter'\?.*one of: code"):
         registry.load("code_interpeter")
 
 
-def test_from_a_file_class_function_and_tool(own_tools):
+def test_class_function_and_tool_load_from_a_file(own_tools):
     shout = registry.load(f"{own_tools}:Shout", times=2)
     assert (shout.name, shout.times, shout.description) == ("shout", 2, "Shout a word.")
     assert registry.load(f"{own_tools}:whisper").name == "whisper"
     assert registry.load(f"{own_tools}:made").name == "quiet"
 
 
-def test_from_a_module(own_tools, monkeypatch):
+def test_tool_loads_from_a_module(own_tools, monkeypatch):
     monkeypatch.syspath_prepend(own_tools.parent)
     assert isinstance(registry.load("own_tools:Shout"), Tool)
 
@@ -73,12 +73,12 @@ def test_from_a_module(own_tools, monkeypatch):
         ("Shoot", {}, "Did you mean 'Shout'"),
     ],
 )
-def test_what_cannot_be_made_is_explained(own_tools, name, options, message):
+def test_invalid_tools_raise_user_error(own_tools, name, options, message):
     with pytest.raises(UserError, match=message):
         registry.load(f"{own_tools}:{name}", **options)
 
 
-def test_a_plugin_that_fails_to_import_is_named(own_tools, monkeypatch):
+def test_failing_plugin_import_is_named(own_tools, monkeypatch):
     (own_tools.parent / "broken_plugin.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(own_tools.parent)
     install(own_tools.parent, registry.GROUP, broken="broken_plugin:Tool")
@@ -86,7 +86,7 @@ def test_a_plugin_that_fails_to_import_is_named(own_tools, monkeypatch):
         registry.load("broken")
 
 
-def test_a_package_installed_by_pip_is_found_by_name(tmp_path):
+def test_pip_installed_package_is_found_by_name(tmp_path):
     source = tmp_path / "source"
     subprocess.run(["cp", "-r", PLUGIN, source], check=True)  # the build writes beside the source
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -113,7 +113,7 @@ print(json.dumps([package_of(registry.TOOLS.entry_points()["weather"]), Toolset(
     assert called.stdout == "Rome: 69.8 F, sunny\n"
 
 
-async def test_a_tool_that_cannot_be_made_or_started_says_where(tmp_path):
+async def test_failing_constructor_or_start_names_its_location(tmp_path):
     (tmp_path / "own.py").write_text(
         "from agentloop import Tool\n"
         "class Made(Tool):\n"

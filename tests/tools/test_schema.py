@@ -48,7 +48,7 @@ def everything(
     """
 
 
-def test_the_whole_schema_reaches_the_model():
+def test_full_schema_reaches_the_model():
     assert Arguments(everything).schema == {
         "type": "object",
         "additionalProperties": False,
@@ -91,7 +91,7 @@ def test_the_whole_schema_reaches_the_model():
     }
 
 
-def test_enums_and_own_types_arrive_as_such():
+def test_enums_and_custom_types_are_converted():
     def function(unit: Unit, at: Point): ...
 
     arguments = Arguments(function)
@@ -99,14 +99,14 @@ def test_enums_and_own_types_arrive_as_such():
     assert arguments.validate({"unit": "F", "at": {"x": 1}}) == {"unit": Unit.FAHRENHEIT, "at": Point(x=1)}
 
 
-def test_no_arguments():
+def test_function_without_arguments():
     def function(): ...
 
     assert Arguments(function).schema == {"type": "object", "additionalProperties": False, "properties": {}}
     assert Arguments(function).validate({}) == {}
 
 
-def test_a_type_that_contains_itself_is_shown_once():
+def test_recursive_type_is_expanded_once():
     def function(tree: Tree): ...
 
     tree = Arguments(function).schema["properties"]["tree"]
@@ -116,7 +116,7 @@ def test_a_type_that_contains_itself_is_shown_once():
     )
 
 
-def test_a_parameter_called_title_is_kept():
+def test_parameter_named_title_is_kept():
     def function(title: str, default: int = 3): ...
 
     assert Arguments(function).schema["properties"] == {
@@ -127,7 +127,7 @@ def test_a_parameter_called_title_is_kept():
 
 @pytest.mark.parametrize("name", ["json", "copy", "schema", "model_config", "_private", "__class", "self_"])
 @pytest.mark.filterwarnings("error")
-def test_a_parameter_may_have_any_name(name):
+def test_parameters_may_have_any_name(name):
     namespace: dict[str, Any] = {}
     exec(f"def function({name}: int): ...", namespace)
     arguments = Arguments(namespace["function"])
@@ -135,7 +135,7 @@ def test_a_parameter_may_have_any_name(name):
     assert arguments.validate({name: 1}) == {name: 1}
 
 
-def test_a_pydantic_field_as_default():
+def test_pydantic_field_works_as_default():
     def function(
         count: int = Field(3, ge=1, description="how many"),
         city: str = Field(max_length=5),
@@ -180,7 +180,7 @@ def test_skipped_parameters_need_no_hint():
         ("city: object()", "No JSON Schema"),
     ],
 )
-def test_signatures_that_cannot_be_shown(signature, message):
+def test_unsupported_signatures_raise(signature, message):
     namespace: dict[str, Any] = {}
     exec(f"def function({signature}): ...", namespace)
     with pytest.raises(UserError, match=message):
@@ -213,7 +213,7 @@ def test_signatures_that_cannot_be_shown(signature, message):
         ({"city": ["x" * 90]}, "city: input should be a valid string, got ['" + "x" * 78 + "..."),
     ],
 )
-def test_problems_are_told_a_line_each(given, problem):
+def test_each_problem_is_reported_on_one_line(given, problem):
     with pytest.raises(ArgumentError) as error:
         Arguments(everything).validate(given)
     assert str(error.value) == problem
@@ -230,13 +230,13 @@ def test_problems_are_told_a_line_each(given, problem):
         ({"at": {"x": "1.5"}}, "at", Point(x=1.5)),
     ],
 )
-def test_values_are_coerced_where_they_are_meant(given, name, value):
+def test_values_are_coerced_to_the_declared_types(given, name, value):
     validated = Arguments(everything).validate({"city": "Rome", **given})[name]
     assert validated == value
     assert type(validated) is type(value)
 
 
-def test_an_optional_bool_may_be_null_and_is_not_guessed():
+def test_optional_bool_accepts_null_and_is_not_coerced():
     def function(flag: bool | None): ...
 
     assert Arguments(function).validate({"flag": None}) == {"flag": None}
@@ -244,7 +244,7 @@ def test_an_optional_bool_may_be_null_and_is_not_guessed():
         Arguments(function).validate({"flag": "on"})
 
 
-def test_docstrings():
+def test_docstrings_become_descriptions():
     text = """First line.
 
         More.

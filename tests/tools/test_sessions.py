@@ -78,7 +78,7 @@ def soon() -> float:
     return time.monotonic() + 5
 
 
-async def test_state_lives_from_the_first_call_to_close():
+async def test_state_lasts_from_the_first_call_to_close():
     counter = Counter()
     mine, other = (Toolset([counter]).sessions(name, {}, 0) for name in "ab")
     assert counter.opened == 0
@@ -90,7 +90,7 @@ async def test_state_lives_from_the_first_call_to_close():
     assert (counter.opened, counter.closed) == (2, 1)
 
 
-async def test_two_calls_at_once_open_once():
+async def test_concurrent_calls_open_once():
     counter = Counter()
     both = sessions(counter)
     results = await asyncio.gather(*[both.call(call("counter"), soon()) for _ in range(5)])
@@ -98,14 +98,14 @@ async def test_two_calls_at_once_open_once():
     assert counter.opened == 1
 
 
-async def test_the_rng_is_that_of_the_seed():
+async def test_rng_is_seeded_by_the_trajectory():
     counter = Counter()
     for seed in (1, 1, 2):
         await sessions(counter, seed=seed).call(call("counter"), soon())
     assert counter.drawn[0] == counter.drawn[1] != counter.drawn[2]
 
 
-async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
+async def test_unknown_tools_and_invalid_arguments_are_model_errors():
     session = sessions(Counter(), Misbehaves())
     unknown = await session.call(call("conter", by=1), soon())
     assert unknown.content == "There is no tool 'conter'. Did you mean 'counter'? Tools: counter, misbehaves."
@@ -134,7 +134,7 @@ async def test_unknown_tools_and_wrong_arguments_are_the_models_failures():
         ),
     ],
 )
-async def test_whatever_a_tool_does_becomes_its_result(how, content):
+async def test_any_tool_outcome_becomes_a_result(how, content):
     result = await sessions(Misbehaves()).call(call("misbehaves", how=how), soon())
     assert result == ToolResult(content, is_error=True, failure=FailureKind.TOOL)
 
@@ -154,7 +154,7 @@ class Place(BaseModel):
         (Place(city="Rome"), '{"city":"Rome"}'),
     ],
 )
-async def test_values_are_shown_as_json(value, content):
+async def test_values_are_formatted_as_json(value, content):
     @tool(inline=True)
     def look_up() -> Any:
         """Look it up."""
@@ -206,7 +206,7 @@ class Blocking(Tool):
         {"content": "", "metrics": None},
     ],
 )
-async def test_a_result_that_is_none_fails_its_call_only(wrong):
+async def test_invalid_result_fails_only_its_call(wrong):
     @tool
     async def wrongly() -> ToolResult:
         return ToolResult(**wrong)
@@ -216,7 +216,7 @@ async def test_a_result_that_is_none_fails_its_call_only(wrong):
     assert "of a ToolResult" in result.content
 
 
-async def test_a_validator_that_raises_fails_its_call_only():
+async def test_raising_validator_fails_only_its_call():
     @tool
     async def capital(country: Annotated[str, AfterValidator(lambda name: {"Italy": "Rome"}[name])]) -> str:
         return country
@@ -231,7 +231,7 @@ async def test_a_validator_that_raises_fails_its_call_only():
         assert ("Oz" if call.name == "capital" else "Missing") in result.content
 
 
-async def test_methods_without_async_run_in_threads():
+async def test_sync_methods_run_in_threads():
     tools = Toolset([blocking := Blocking()])
     await tools.start()
     session = tools.sessions("trajectory", {}, 0)
@@ -245,7 +245,7 @@ async def test_methods_without_async_run_in_threads():
     assert tools.schemas[0]["function"]["parameters"]["properties"]["sign"]["type"] == "string"
 
 
-async def test_where_a_tool_raised_is_logged_once_for_each_place(caplog):
+async def test_tool_exception_is_logged_once_per_location(caplog):
     @tool(inline=True)
     def divide(by: int) -> float:
         """Divide."""
@@ -263,7 +263,7 @@ async def test_where_a_tool_raised_is_logged_once_for_each_place(caplog):
     assert first.exc_text.count("File ") == 1  # the tool's own line, none of agentloop's
 
 
-async def test_a_tool_that_blocks_the_event_loop_is_named_once(caplog):
+async def test_blocking_tool_is_logged_once(caplog):
     @tool(inline=True)
     def sleeps() -> str:
         """Sleep where it should not."""
@@ -284,7 +284,7 @@ async def test_a_tool_that_blocks_the_event_loop_is_named_once(caplog):
     assert "'sleeps' blocked all episodes of its worker for" in record.getMessage()
 
 
-async def test_the_deadline_of_the_episode_counts_too():
+async def test_episode_deadline_limits_calls():
     start = time.monotonic()
     result = await sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), start + 0.02)
     assert result.failure is FailureKind.TOOL
@@ -293,7 +293,7 @@ async def test_the_deadline_of_the_episode_counts_too():
     assert late.content == "The call took longer than the 0 s that it had."
 
 
-async def test_a_cancellation_from_outside_goes_through():
+async def test_external_cancellation_propagates():
     task = asyncio.create_task(sessions(Misbehaves()).call(call("misbehaves", how="sleeps"), soon()))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -301,7 +301,7 @@ async def test_a_cancellation_from_outside_goes_through():
         await task
 
 
-async def test_an_open_that_fails_is_tried_again_and_not_closed():
+async def test_failed_open_is_retried_and_not_closed():
     class Flaky(Counter):
         async def open(self, ctx):
             self.opened += 1
@@ -320,7 +320,7 @@ async def test_an_open_that_fails_is_tried_again_and_not_closed():
     assert flaky.closed == 1
 
 
-async def test_an_open_that_takes_too_long_is_a_timeout():
+async def test_slow_open_times_out():
     class Slow(Counter):
         timeout = 0.05
 
@@ -352,7 +352,7 @@ async def test_every_close_runs_and_failures_are_reported():
     assert len(failures) == 2
 
 
-async def test_close_goes_on_when_it_is_cancelled():
+async def test_close_continues_after_cancellation():
     class Slow(Counter):
         async def close(self, ctx):
             await asyncio.sleep(0.05)
@@ -370,7 +370,7 @@ async def test_close_goes_on_when_it_is_cancelled():
     assert slow.closed == 1
 
 
-async def test_images_and_task_are_those_of_the_trajectory():
+async def test_images_and_task_come_from_the_trajectory():
     @tool
     async def look(ctx: ToolContext) -> str:
         """Look."""
@@ -410,7 +410,7 @@ def test_schemas_are_one_object_and_names_are_unique():
         Toolset([Counter(), Counter()])
 
 
-async def test_start_stops_what_started_when_one_cannot():
+async def test_failed_start_stops_the_started_tools():
     events = []
 
     class Good(Counter):

@@ -151,7 +151,7 @@ class BaseLearner(ABC):
         order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(count)
         return [part.tolist() for part in np.array_split(order, self.config.mini_batches) if len(part)]
 
-    def _flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
+    def flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
         """Return the FLOPs of forward and backward of a row."""
         work = 0.0
         for unit in row:

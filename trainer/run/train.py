@@ -16,8 +16,8 @@ from agentloop.trainer.run.loggers import open_loggers
 from agentloop.trainer.run.model_folder import local_model
 from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.run import Run
+from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.schedule.observers import Observer, Stage
-from agentloop.trainer.workers.factory import has_gpus, make_workers
 
 
 async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:

@@ -1,1 +1,1 @@
-"""What plays next and what trains next: producer, queue, group completion, evaluation."""
+"""Choose the groups that play and train next: producer, queue, group completion, failures, GPU time sharing."""

@@ -1,4 +1,4 @@
-"""When too many episodes of a step fail, the run stops and says why: training on the rest would hide the cause."""
+"""Stop the run if too many episodes of a step fail: training on the rest would hide the cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.types.trajectory import Trajectory
 
 
 def check_failures(trajectories: Sequence[Trajectory], config: RunConfig, *, step: int, folder: str) -> None:
-    """Raises `UserError` where more than `run.max_failure_fraction` of a step's episodes failed."""
+    """Raise `UserError` if more than `run.max_failure_fraction` of a step's episodes failed."""
     failed = [trajectory for trajectory in trajectories if is_failed(trajectory)]
     if len(failed) <= config.run.max_failure_fraction * len(trajectories):
         return
@@ -22,8 +22,8 @@ def check_failures(trajectories: Sequence[Trajectory], config: RunConfig, *, ste
     row = next(trajectory.task.get("id", "?") for trajectory in failed if _cause(trajectory) == cause)
     raise UserError(
         f"Step {step} stopped: {len(failed)} of {len(trajectories)} episodes failed ({counted}). The most frequent "
-        f"cause, {count} times, first on row {row!r}: {cause}. {_advice(kinds, config)} Then go on with "
-        f"run.folder={folder}, where everything up to step {step - 1} is kept."
+        f"cause, {count} times, first on row {row!r}: {cause}. {_advice(kinds, config)} Then resume with "
+        f"run.folder={folder}, which has everything up to step {step - 1}."
     )
 
 
@@ -32,7 +32,7 @@ def _cause(trajectory: Trajectory) -> str:
 
 
 def _advice(kinds: Counter[str], config: RunConfig) -> str:
-    """What to look at, by whose fault it mostly is."""
+    """Return advice for the most frequent kind of failure."""
     kind = kinds.most_common(1)[0][0] if kinds else FailureKind.ENGINE
     if kind == FailureKind.JUDGE:
         return f"Correct the reward {_reward_name(config)} (env.reward), or the columns of that row."
@@ -40,7 +40,7 @@ def _advice(kinds: Counter[str], config: RunConfig) -> str:
         return f"Correct the environment {config.env.factory!r} (env.factory), its tools, or the messages of that row."
     if kind == FailureKind.TOOL:
         return "Correct the tools (env.tools)."
-    return f"Look at the engine {config.engine.name!r} (engine.options) and the memory that it has."
+    return f"Check the engine {config.engine.name!r} (engine.options) and its memory."
 
 
 def _reward_name(config: RunConfig) -> str:
@@ -51,10 +51,10 @@ def _reward_name(config: RunConfig) -> str:
 
 
 def is_failed(trajectory: Trajectory) -> bool:
-    """Ended by a failure, or could not be judged: nothing to learn from."""
+    """Return whether an episode ended by a failure or could not be judged."""
     return trajectory.reward is None or (trajectory.stop_reason is not None and trajectory.stop_reason.is_failure)
 
 
 def is_uninformative(group: Group) -> bool:
-    """All rewards are equal: no advantages, no gradient."""
+    """Return whether all rewards are equal: then there are no advantages and no gradient."""
     return len({trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}) < 2

@@ -1,4 +1,4 @@
-"""Numbers of how stale a step was, and whether what is trained is what was played."""
+"""Metrics of the staleness of a step, and of the bias of training towards short episodes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
-    """Ages of the trained tokens in steps, the share of trajectories with tokens of several versions, and the share of
-    the sampled tokens that are too old to be trained."""
+    """Return the ages of the trained tokens in steps, and two shares.
+
+    `staleness/mixed` is the share of trajectories with tokens of several versions, `staleness/masked` the share of
+    sampled tokens that are too old to be trained.
+    """
     sampled = [sample.versions[sample.loss_mask] for sample in batch.samples if sample.loss_mask.any()]
     if not sampled:
         return {}
@@ -30,7 +33,7 @@ def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
 
 
 def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
-    """Groups that run and wait after a step, and where all episodes of the run have gone until then."""
+    """Return the groups that run and wait after a step, and the counts of all episodes of the run so far."""
     counts = {f"queue/{name}": float(count) for name, count in sorted(queue.counts.items())}
     return {
         "queue/groups_running": float(queue.num_running),
@@ -39,11 +42,11 @@ def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
 
 
 class LengthBias:
-    """Whether training prefers short episodes: what was trained against what was admitted, since the process began.
+    """Compares trained with admitted episodes since the process began: does training prefer short ones?
 
-    1 is no bias. While a run lasts, long episodes are trained later than short ones that began with them; what stays
-    below 1 at its end was dropped. An aborted or running episode counts with the seconds since its group began, which
-    is too little: the bias is larger than it looks then.
+    1 is no bias. During a run, long episodes are trained later than short ones that began with them; a value below 1 at
+    its end comes from dropped episodes. An aborted or running episode counts with the seconds since its group began.
+    This is too little, so the true bias is larger.
     """
 
     def __init__(self) -> None:
@@ -52,18 +55,18 @@ class LengthBias:
         self._aborted = _Sums()
 
     def ended(self, trajectories: Iterable[Trajectory], *, is_trained: bool) -> None:
-        """Episodes left the queue."""
+        """Count episodes that left the queue."""
         sums = self._trained if is_trained else self._dropped
         for trajectory in trajectories:
             sums.add(trajectory.metrics.get("seconds", 0.0), trajectory.num_sampled)
 
     def aborted(self, num: int, seconds: float) -> None:
-        """So many episodes of a group left before their end."""
+        """Count `num` episodes of a group that left before their end."""
         for _ in range(num):
             self._aborted.add(seconds, 0)
 
     def metrics(self, queue: TrajectoryQueue, now: float) -> dict[str, float]:
-        """`bias/tokens` compares the sampled tokens of episodes that ended, `time/bias_seconds` the seconds of all."""
+        """Return `bias/tokens`, of the tokens of finished episodes, and `time/bias_seconds`, of the seconds of all."""
         there = _Sums()
         running = _Sums()
         for each in queue.admitted:
@@ -83,7 +86,7 @@ class LengthBias:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of episodes."""
+    """Totals of some episodes."""
 
     num: int = 0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Off-policyness: how old the weights may be that sampled what is trained, and what is done to keep it so."""
+"""The bound on the age of the weights that sampled the trained tokens, and the policy that keeps it."""
 
 from agentloop.trainer.staleness.policy import QueuedGroup, StalenessPolicy, Swap
 

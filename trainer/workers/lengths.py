@@ -15,15 +15,15 @@ class LengthMemory:
         self._known: dict[tuple[str, int], float] = {}
         self._sum = 0.0
 
-    def learn(self, order: RolloutRequest, longest: int) -> None:
+    def learn(self, request: RolloutRequest, longest: int) -> None:
         """Note the tokens of the longest trajectory of a group that ended."""
-        key = (order.split, order.row)
+        key = (request.split, request.row)
         before = self._known.get(key)
         value = float(longest) if before is None else before + WEIGHT * (longest - before)
         self._known[key] = value
         self._sum += value - (before or 0.0)
 
-    def expect(self, order: RolloutRequest) -> float:
+    def expect(self, request: RolloutRequest) -> float:
         if not self._known:
             return 0.0
-        return self._known.get((order.split, order.row), self._sum / len(self._known))
+        return self._known.get((request.split, request.row), self._sum / len(self._known))

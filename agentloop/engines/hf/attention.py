@@ -2,7 +2,7 @@
 
 The model's own code runs on all tokens of a step packed as one row [1, tokens]. Only attention knows that they belong
 to different slots: it reaches this module through transformers' `AttentionInterface`, as transformers' own paged
-attention does, so every model that takes its attention from there works.
+attention does, so every model that uses this interface works.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agentloop.engines.hf.cache import SlotCache
 
 NAME = "agentloop_slots"
 _SUPPORTED_KWARGS = {"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache", "slot_step"}
-_SUPPORTED_KWARGS |= {"output_router_logits"}  # of models with experts: attention has nothing to do with it
+_SUPPORTED_KWARGS |= {"output_router_logits"}  # models with experts pass it; attention ignores it
 
 
 @dataclass
 class DecodeRows:
-    """One new token in each of `rows`; they are the first tokens of the packed row."""
+    """Decode steps: one new token in each of `rows`. They are the first tokens of the packed row."""
 
     cache: SlotCache
     rows: NDArray[np.int64]
@@ -38,7 +38,7 @@ class DecodeRows:
         self.first, stop = int(self.rows[0]), int(self.rows[-1]) + 1
         self.span = stop - self.first
         self.dense = self.span == self.count
-        # A view of neighbouring slots costs no copy; it pays until half of what it shows is of no use.
+        # A view of neighbouring slots costs no copy. It pays as long as at least half of its slots are needed.
         self.view = self.span <= 2 * self.count
         self.index = torch.from_numpy(self.rows - (self.first if self.view else 0)).to(device)
         positions = self.positions
@@ -54,7 +54,7 @@ class DecodeRows:
         return self._masks[window]
 
     def attend(self, q: torch.Tensor, layer: int, scale: float, window: int | None) -> torch.Tensor:
-        """q [heads, count, dim] -> [count, heads, dim]."""
+        """Attend from q [heads, count, dim]; return [count, heads, dim]."""
         keys, values = self.cache.kv[layer, :, :, :, : self.longest]
         kv_heads, dim = keys.shape[1], keys.shape[3]
         q = q.transpose(0, 1).reshape(self.count, kv_heads, -1, dim)
@@ -72,14 +72,14 @@ class DecodeRows:
 
 @dataclass
 class PromptChunks:
-    """`counts[i]` new tokens in each of `rows`, from position `starts[i]`; padded to the longest of them."""
+    """Prompt chunks: `counts[i]` new tokens in `rows[i]` from position `starts[i]`, padded to the longest chunk."""
 
     cache: SlotCache
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
     offset: int
-    """Of the first of these tokens in the packed row."""
+    """Index of the first of these tokens in the packed row."""
 
     def __post_init__(self) -> None:
         device = self.cache.kv.device
@@ -97,12 +97,12 @@ class PromptChunks:
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> torch.Tensor:
         if window not in self._masks:
-            # Query heads that share a key head are laid out behind each other as more queries: no repeated keys.
+            # Query heads that share a key head become more queries of that head, so that keys are not repeated.
             self._masks[window] = _mask(self.key_positions, self.longest, window, dtype).repeat(1, 1, groups, 1)
         return self._masks[window]
 
     def attend(self, q: torch.Tensor, layer: int, scale: float, window: int | None) -> torch.Tensor:
-        """q [heads, tokens of the step, dim] -> [tokens of the chunks, heads, dim]."""
+        """Attend from q [heads, tokens of the step, dim]; return [tokens of the chunks, heads, dim]."""
         keys, values = (part[:, :, : self.longest].index_select(0, self.index) for part in self.cache.kv[layer])
         (heads, _, dim), kv_heads = q.shape, keys.shape[1]
         chunks, width = self.packed.shape
@@ -113,7 +113,7 @@ class PromptChunks:
 
 
 def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Additive, [rows, 1, queries, length]: a query at position p sees keys up to p, the last `window` of them."""
+    """Return an additive mask [rows, 1, queries, length]: position p sees the last `window` keys up to p."""
     keys = torch.arange(length, device=positions.device)
     hidden = keys > positions[..., None]
     if window is not None:
@@ -124,13 +124,13 @@ def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch
 
 @dataclass
 class SlotStep:
-    """All tokens of one forward pass: those of `decode` first, then those of each of `prompts`."""
+    """All tokens of one forward pass: those of `decode` first, then those of each item of `prompts`."""
 
     cache: SlotCache
     rows: NDArray[np.int64]
-    """[tokens]"""
+    """Slot of each token, [tokens]."""
     positions: NDArray[np.int64]
-    """[tokens]"""
+    """Position of each token in its slot, [tokens]."""
     decode: DecodeRows | None
     prompts: list[PromptChunks] = field(default_factory=list)
 
@@ -155,10 +155,13 @@ def slot_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, heads, tokens, dim], key and value [1, kv heads, tokens, dim]."""
+    """Compute attention for the interface of transformers.
+
+    `query` is [1, heads, tokens, dim]; `key` and `value` are [1, kv heads, tokens, dim].
+    """
     for name in kwargs.keys() - _SUPPORTED_KWARGS:
         if kwargs[name] is not None:
-            raise NotImplementedError(f"attention with {name}")
+            raise NotImplementedError(f"attention with the option {name}={kwargs[name]!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = slot_step.cache
     rows, positions = slot_step.row_index, slot_step.position_index

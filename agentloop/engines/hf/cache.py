@@ -7,14 +7,14 @@ import torch
 from numpy.typing import NDArray
 
 GROWTH = 256
-"""Tokens by which the slots get longer."""
+"""Number of tokens by which slots grow."""
 
 
 class SlotCache:
-    """`slots` sequences of up to `max_len` tokens. Memory is taken as sequences and slots come into use.
+    """Hold `slots` sequences of up to `max_len` tokens. Memory grows with the slots and tokens in use.
 
     `kv` has the shape [layers, 2, slots, kv heads, length, head dim]; `tokens` and `logprobs` are [slots, length].
-    `kv_len[s]` tokens of slot s have their keys and values; `tok_len[s]` tokens are known.
+    `kv_len[s]` tokens of slot s have keys and values; `tok_len[s]` tokens are known.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class SlotCache:
             self.kv, self._rows, self.length = kv, rows, longest
 
     def drop(self) -> None:
-        """Give the memory back: no slot has keys and values any more. Tokens stay known."""
+        """Free the memory of all keys and values. Tokens stay known."""
         self.kv, self._rows = self._empty(0, self.length), 0
         self.kv_len[:] = 0
 
     def common_prefix(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """[slots]: how many leading tokens of each slot equal those of `tokens`."""
+        """Return [slots]: how many leading tokens of each slot equal those of `tokens`."""
         width = min(len(tokens), self.length)
         if width == 0:
             return np.zeros(self.slots, np.int64)

@@ -1,8 +1,8 @@
-"""`HfEngine`: transformers in this process, with continuous batching of its own.
+"""`HfEngine`: transformers in this process, with its own continuous batching.
 
-transformers' own continuous batching (5.19) has no seed of a request and cannot say which weights sampled a token; on
-CPU its attention runs over one dense mask of all tokens of all requests (measured with a 1.3M parameter Qwen3, 128
-requests of 150 + 40 tokens, one thread: 59 tokens a CPU second, this engine 2,200).
+The continuous batching of transformers (5.19) takes no seed per request and does not report which weights sampled a
+token. On CPU its attention uses one dense mask over all tokens of all requests, which is slow. Measured with a 1.3M
+parameter Qwen3, 128 requests of 150 + 40 tokens and one thread: 59 tokens a CPU second, against 2,200 here.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _CUDA_CACHE_SHARE = 0.5
 
 
 class HfEngine(Engine):
-    """Any causal language model of transformers that takes its attention from the attention interface, with the vision
-    tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    """Sample with a causal language model of transformers, in one thread of this process.
 
-    `model` is a folder, a name, or a module, which is copied. Turns are computed in one thread, all running turns in
-    one packed forward pass a step; a slot keeps the keys and values of a trajectory between its turns, and prompts that
-    begin alike share the work. After `update_weights` running turns go on with the keys and values they have, which
-    are of the old weights; a turn that starts later computes its prefix anew.
+    The model must use the attention interface of transformers. Images work with the vision tower of Qwen2-VL,
+    Qwen2.5-VL and Qwen3-VL. `model` is a folder, a name, or a module, which is copied.
 
-    `cache_bytes` bounds the cache (default: 4 GiB, on CUDA half of the free memory): `max_slots` is lowered to what
-    fits at `max_model_len`. `seed` is of the turns that bring none.
+    Each step computes all running turns in one packed forward pass. A slot keeps the keys and values of a trajectory
+    between its turns, and prompts with a common prefix compute it once. After `update_weights`, running turns keep
+    their keys and values of the old weights; a turn that starts later computes its prefix again.
+
+    `cache_bytes` limits the cache (default: 4 GiB; on CUDA half of the free memory). `max_slots` is lowered to the
+    number that fits at `max_model_len`. `seed` is for turns without a seed of their own.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class HfEngine(Engine):
         self._stops = StopFinder(model)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         default = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        self._dtype = _dtype(dtype) if dtype is not None else default
+        self.dtype = _dtype(dtype) if dtype is not None else default
         self._max_slots = max_slots
         self._max_batch_tokens = max_batch_tokens
         self._cache_bytes = cache_bytes
@@ -73,7 +74,7 @@ class HfEngine(Engine):
         self.policy_version = 0
 
     async def start(self) -> None:
-        """Load the model, and check that it can be run. Raises `UserError`."""
+        """Load the model and check that this engine can run it. Raises `UserError`."""
         assert self._worker is None, "start is called once"
         self._worker = await asyncio.to_thread(self._load)
         self._worker.start()
@@ -81,7 +82,7 @@ class HfEngine(Engine):
     def _load(self) -> Worker:
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise UserError("engine.options.device is cuda, but torch sees no CUDA device. Set it to cpu.")
-        model = load_model(self._source, self._device, self._dtype)
+        model = load_model(self._source, self._device, self.dtype)
         shape = shape_of(model)
         if self.max_model_len > shape.context:
             raise UserError(
@@ -89,7 +90,7 @@ class HfEngine(Engine):
             )
         self.max_model_len = self.max_model_len or min(shape.context, 4096)
         self._vocabulary = shape.vocabulary
-        per_token = SlotCache.bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, self._dtype)
+        per_token = SlotCache.bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, self.dtype)
         fit = self._budget() // (per_token * self.max_model_len)
         if fit < 1:
             raise UserError(
@@ -102,7 +103,7 @@ class HfEngine(Engine):
             head_dim=shape.head_dim,
             slots=min(self._max_slots, fit),
             max_len=self.max_model_len,
-            dtype=self._dtype,
+            dtype=self.dtype,
             device=self._device,
         )
         return Worker(model, cache, max_batch_tokens=self._max_batch_tokens)
@@ -119,12 +120,12 @@ class HfEngine(Engine):
     ) -> Generation:
         worker = self._alive()
         if images and tower_of(worker.model) is None:
-            raise EngineError("the model has no vision tower, and the prompt has images")
+            raise EngineError("the prompt has images, but the model has no vision tower")
         ids = np.array(prompt, np.int32)
         if not 0 < len(ids) < self.max_model_len:
             raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
         if ids.min() < 0 or ids.max() >= self._vocabulary:
-            raise EngineError(f"the prompt has an id outside of the vocabulary of {self._vocabulary}")
+            raise EngineError(f"the prompt has an id outside the vocabulary of {self._vocabulary}")
         stops = await asyncio.to_thread(self._stops.of, params.stop_strings) if params.stop_strings else None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
@@ -158,16 +159,15 @@ class HfEngine(Engine):
         await self._between_steps(lambda worker: setattr(worker, "paused", False))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """The host keeps the weights in any case."""
         await self._between_steps(lambda worker: worker.sleep())
 
     async def wake(self) -> None:
         await self._between_steps(lambda worker: worker.wake())
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Copies the weights in the worker thread, between two steps: nothing is sampled meanwhile.
+        """Copy the weights in the worker thread, between two steps.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight; the model is as before then.
+        Raises `EngineError` for a missing, unknown or misshapen weight, and leaves the model unchanged.
         """
 
         def update(worker: Worker) -> None:
@@ -209,7 +209,7 @@ class HfEngine(Engine):
 
 
 def _teller(loop: asyncio.AbstractEventLoop, hear: Listener | None) -> Callable[[int], None] | None:
-    """Tells whoever listens, from the worker's thread."""
+    """Return a function that passes tokens from the worker thread to the listener."""
 
     def tell(token: int) -> None:
         assert hear is not None
@@ -220,7 +220,7 @@ def _teller(loop: asyncio.AbstractEventLoop, hear: Listener | None) -> Callable[
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
-    """From the worker thread. A loop that was closed without closing the engine has nobody waiting."""
+    """Settle a future from the worker thread. If the loop was closed before the engine, nothing awaits it."""
     try:
         loop.call_soon_threadsafe(_settle, future, result)
     except RuntimeError:
@@ -242,5 +242,5 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
         return name
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise UserError(f"dtype={name!r} is not a type of torch; use 'float32' or 'bfloat16'.")
+        raise UserError(f"dtype={name!r} is not a dtype of torch; use 'float32' or 'bfloat16'.")
     return found

@@ -1,4 +1,4 @@
-"""Pictures in the `hf` engine: what stands for them in the slots, their features, and the positions around them."""
+"""Images in the `hf` engine: their ids in the slots, their features and their rotary positions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agentloop.vision.positions import rope_positions
 from agentloop.vision.tower import image_features, upload
 
 _MAX_FEATURES = 16384
-"""Tokens whose features are kept: a prompt of many chunks, and the episodes of a group, ask for them again."""
+"""Tokens whose features are kept: later chunks of a prompt and other episodes of the group need them again."""
 _MAX_NAMES = 65536
 
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """The pictures of a prompt."""
+    """Images of a prompt."""
 
     images: tuple[PlacedImage, ...]
     positions: NDArray[np.int64]
-    """[3, prompt length]; see `rope_positions`."""
+    """Rotary positions, [3, prompt length], as `rope_positions` returns them."""
 
     @classmethod
     def of(cls, length: int, images: Sequence[PlacedImage]) -> Shown:
@@ -34,24 +34,24 @@ class Shown:
 
     @property
     def shift(self) -> int:
-        """What the rotary position of a later token is above its index."""
+        """Offset of a later token's rotary position from its index."""
         return int(self.positions[:, -1].max()) + 1 - self.positions.shape[1]
 
 
 @dataclass(slots=True, frozen=True)
 class VisionStep:
-    """What of one forward pass is not plain text. The pass is over `num_tokens` packed tokens."""
+    """Image inputs of one forward pass over `num_tokens` packed tokens."""
 
     positions: torch.Tensor
-    """[3, num_tokens], rotary."""
+    """Rotary positions, [3, num_tokens]."""
     index: torch.Tensor
-    """int64 [k]; the tokens that have features."""
+    """Indices of the tokens with features, int64 [k]."""
     features: torch.Tensor | None
-    """[k, ...] as of `image_features`; None where k is 0."""
+    """Features [k, ...] as `image_features` returns them; None if k is 0."""
 
 
-class Pictures:
-    """For one model. All methods belong to the worker thread."""
+class ImageFeatures:
+    """Names and features of the images that one model sees. All methods belong to the worker thread."""
 
     def __init__(self, model: Any) -> None:
         self._backbone = model.base_model
@@ -60,8 +60,10 @@ class Pictures:
         self._features: collections.OrderedDict[str, torch.Tensor] = collections.OrderedDict()
 
     def named(self, prompt: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-        """The prompt with the ids of each picture replaced by a negative number that stands for the picture: slots
-        whose tokens are equal then hold the same keys and values, which equal image tokens would not say."""
+        """Return the prompt with the ids of each image replaced by a negative number that identifies the image.
+
+        Slots with equal tokens then hold equal keys and values. Plain image tokens are the same for all images.
+        """
         named = prompt.copy()
         for placed in images:
             named[placed.start : placed.end] = self._name(placed.image)
@@ -77,7 +79,7 @@ class Pictures:
         return self._names[image.digest]
 
     def forget_features(self) -> None:
-        """The weights changed."""
+        """Discard all features: the weights changed."""
         self._features.clear()
 
     def step(
@@ -86,8 +88,11 @@ class Pictures:
         shifted: NDArray[np.int64],
         device: torch.device,
     ) -> VisionStep:
-        """`rows` has, in packed order, the position of the first token, the number of tokens and the pictures of each
-        slot; `shifted` the rotary positions as they are behind all pictures, [num_tokens]."""
+        """Return the image inputs of a step.
+
+        `rows` has for each slot, in packed order, the position of its first token, its number of tokens and its images.
+        `shifted` has the rotary positions that tokens after all images have, [num_tokens].
+        """
         positions = np.repeat(shifted[None], 3, axis=0)
         index: list[NDArray[np.int64]] = []
         wanted: list[tuple[SeenImage, slice]] = []
@@ -110,7 +115,7 @@ class Pictures:
         )
 
     def _of(self, images: Sequence[SeenImage]) -> dict[str, torch.Tensor]:
-        """Features by digest; those that are not known are computed in one pass of the tower."""
+        """Return features by digest. Unknown ones are computed in one pass of the tower."""
         new = list({image.digest: image for image in images if image.digest not in self._features}.values())
         if new:
             device = next(self._backbone.parameters()).device

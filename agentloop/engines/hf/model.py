@@ -1,4 +1,4 @@
-"""The model of the `hf` engine: loading, the check that its attention can be replaced, and new weights."""
+"""The model of the `hf` engine: load it, check that its attention can be replaced, and copy new weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from agentloop.vision.loading import load_language_model, tower_of
 from agentloop.vision.tower import embedded
 
 _PROBES = (8, 11)
-"""Tokens of the two sequences that compare the two kinds of attention."""
+"""Lengths of the two sequences that compare slot attention with the model's own."""
 _TOLERANCE = 1e-3
-"""Of the largest logit, in float32."""
+"""Largest accepted difference, relative to the largest logit, in float32."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
+    """Sizes of a model."""
+
     layers: int
     kv_heads: int
     head_dim: int
@@ -36,9 +38,9 @@ class ModelShape:
 
 
 def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model of our own: a copy of `model`, or loaded from the folder. Its attention is ours.
+    """Load a model from a folder, or copy a module, and replace its attention with slot attention.
 
-    Raises `UserError` where the folder, or the kind of model, cannot be used.
+    Raises `UserError` if the folder or the kind of model cannot be used.
     """
     from transformers import AttentionInterface
 
@@ -61,6 +63,7 @@ def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype:
 
 
 def shape_of(model: Any) -> ModelShape:
+    """Read the sizes of a model from its config."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return ModelShape(
@@ -75,7 +78,7 @@ def shape_of(model: Any) -> ModelShape:
 def forward(
     model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor, vision: VisionStep | None = None
 ) -> torch.Tensor:
-    """ids [tokens] -> logits [kept, vocabulary] behind the tokens of index `keep`."""
+    """Compute logits [kept, vocabulary] after the tokens of index `keep` among ids [tokens]."""
     if vision is not None:
         return _forward_with_images(model, ids, step, keep, vision)
     out = model(
@@ -102,7 +105,7 @@ def _forward_with_images(
 
 
 def _use_slots(model: Any, device: torch.device) -> None:
-    """Switch to slot attention, and make sure that the model computes the same with it."""
+    """Switch the model to slot attention and check that its logits stay the same."""
     name = type(model).__name__
     hint = "Use the vllm engine for it."
     try:
@@ -128,14 +131,17 @@ def _use_slots(model: Any, device: torch.device) -> None:
     scale = float(expected.abs().max()) + 1e-6
     if not float((logits - expected).abs().max()) <= _TOLERANCE * scale:
         raise UserError(
-            f"The hf engine cannot run {name}: two sequences that are computed together, and in two steps, have other "
-            f"logits than each alone and whole, as layers with a state of their own do. {hint}"
+            f"The hf engine cannot run {name}: its logits change when two sequences are computed together in two "
+            f"steps, as they do with layers that keep a state of their own. {hint}"
         )
 
 
 def _probe(model: Any, cache: SlotCache, ids: list[torch.Tensor]) -> torch.Tensor:
-    """Logits of two sequences, one behind the other: their prompts as one row, then a token of one and the rest of the
-    other. What an engine keeps of a sequence from step to step is in the cache, and only attention knows that."""
+    """Return the logits of two sequences computed together in two steps.
+
+    The first step has a prompt of each, the second one token of one and the rest of the other. All
+    state that the engine keeps from step to step is in the cache, and only attention reads it.
+    """
     (first, second), (whole, more) = ids, _PROBES
     decoded, begun = whole - 1, more // 2
     for slot, count in enumerate(_PROBES):
@@ -157,7 +163,7 @@ def _probe(model: Any, cache: SlotCache, ids: list[torch.Tensor]) -> torch.Tenso
 
 @contextmanager
 def _in_float32(model: torch.nn.Module) -> Iterator[None]:
-    """Rounding to bfloat16 would hide what a probe looks for. The parameters are the same ones afterwards."""
+    """Compute in float32, as rounding to bfloat16 would hide differences. Restore the parameters at the end."""
     tensors = [*model.parameters(), *model.buffers()]
     kept = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
     for tensor, data in kept:
@@ -170,22 +176,22 @@ def _in_float32(model: torch.nn.Module) -> Iterator[None]:
 
 
 def copy_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """In place; all weights or none. A tied weight may come under one of its names or all.
+    """Copy all weights into the model, or none. A tied weight may come under one of its names or all.
 
-    Raises `EngineError` naming what is unknown, missing or of another shape.
+    Raises `EngineError` that names unknown, missing and misshapen weights.
     """
     weights = list(weights)
     own = {**dict(model.named_parameters(remove_duplicate=False)), **_persistent_buffers(model)}
     unknown = [name for name, _ in weights if name not in own]
     if unknown:
-        raise EngineError(f"new weights have names that the model has not: {_some(unknown)}")
+        raise EngineError(f"new weights have names that the model does not have: {_some(unknown)}")
     shapes = [
         f"{name} {tuple(tensor.shape)} instead of {tuple(own[name].shape)}"
         for name, tensor in weights
         if tensor.shape != own[name].shape
     ]
     if shapes:
-        raise EngineError(f"new weights have other shapes than the model: {_some(shapes)}")
+        raise EngineError(f"new weights have shapes that differ from the model: {_some(shapes)}")
     given = {own[name].data_ptr() for name, _ in weights}
     missing = [name for name, tensor in own.items() if tensor.data_ptr() not in given]
     if missing:

@@ -1,4 +1,4 @@
-"""Batched sampling of the `hf` engine. What a row samples depends on its own logits, seed and token index alone."""
+"""Batched sampling of the `hf` engine. A row's token depends only on its own logits, seed and token index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seeds: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float32]:
-    """One number in [0, 1) for each (seed, counter): splitmix64 of both (Steele, Lea, Flood 2014), 24 bits of it."""
+    """Return a number in [0, 1) for each (seed, counter): 24 bits of splitmix64 (Steele, Lea, Flood 2014) of both."""
     with np.errstate(over="ignore"):
         x = _mix(seeds + _GOLDEN) ^ _mix((counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
         return ((_mix(x + _GOLDEN) >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
@@ -29,10 +29,10 @@ def sample(
     top_p: NDArray[np.float32],
     top_k: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """[rows, vocabulary] logits -> sampled ids [rows] and their log-probabilities [rows].
+    """Sample from logits [rows, vocabulary]; return ids [rows] and their log-probabilities [rows].
 
     The log-probability is that of the whole distribution at the row's temperature, before `top_p` and `top_k` cut it.
-    A row at temperature 0 takes the most likely token, and has its log-probability at temperature 1.
+    A row at temperature 0 takes the most likely token and its log-probability at temperature 1.
     """
     device = logits.device
     logits = logits.float()
@@ -60,16 +60,16 @@ def sample(
 
 
 def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative distribution at `u`; never a token of weight 0."""
+    """Invert the cumulative distribution at `u`. Tokens of weight 0 are never drawn."""
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # u * total may round up to total, which would point behind the last token.
+    # u * total may round up to total, which would point past the last token.
     target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
 def _draw_cut(logprobs: torch.Tensor, u: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """The same among the `top_k` most likely tokens, and the fewest of them whose mass reaches `top_p`."""
+    """Draw among the `top_k` most likely tokens, and the fewest of these whose mass reaches `top_p`."""
     weights, order = logprobs.exp().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[1], device=weights.device)[None]
     weights = weights.masked_fill(rank >= top_k, 0.0)

@@ -1,4 +1,4 @@
-"""Which trajectory has which slot of the `hf` engine, and whose keys and values a new turn can start from."""
+"""`SlotTable`: assign slots of the `hf` engine to trajectories, and find cached prefixes for new turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MIN_SHARED = 16
 class SlotTable:
     """Slots are taken by running turns, parked for a trajectory between its turns, or free.
 
-    What a free slot holds stays useful until the slot is taken: other prompts may begin alike (one system prompt, the
-    prompt of one group). Free slots go first, oldest first, then the slots parked longest.
+    The content of a free slot stays useful until the slot is taken: other prompts may share its prefix (a system
+    prompt, the prompt of a group). Free slots are taken first, oldest first, then the slots parked longest.
     """
 
     def __init__(self, cache: SlotCache) -> None:
@@ -27,9 +27,9 @@ class SlotTable:
         self._clock = 0
 
     def take(self, trajectory_id: str, prompt: NDArray[np.int32], active: NDArray[np.bool_]) -> int | None:
-        """A slot that holds `prompt`, its `kv_len` set to what is computed of it already.
+        """Return a slot that holds `prompt`. Its `kv_len` counts the tokens that are computed already.
 
-        None: all slots are running, or another turn that started in this step is about to compute the same prefix.
+        Return None if all slots are running, or if another turn is about to compute the same prefix.
         """
         cache = self._cache
         common = np.where(self._fresh, cache.common_prefix(prompt[:-1]), 0)
@@ -57,7 +57,7 @@ class SlotTable:
         return row
 
     def _victim(self, active: NDArray[np.bool_], source: int | None) -> int | None:
-        """The idle slot that is missed least."""
+        """Return the idle slot that was used least recently, free slots first; None if all run."""
         idle = np.flatnonzero(~active)
         if not len(idle):
             return None
@@ -68,7 +68,7 @@ class SlotTable:
         return int(candidates[self._used[candidates].argmin()])
 
     def park(self, row: int, trajectory_id: str) -> None:
-        """The turn is over; the slot waits for the next one of its trajectory."""
+        """Keep the slot for the next turn of its trajectory."""
         self._clock += 1
         self._used[row] = self._clock
         self.release(trajectory_id)
@@ -87,12 +87,12 @@ class SlotTable:
             self._owner[row] = None
 
     def forget(self, row: int) -> None:
-        """Nothing of what the slot holds may be used again."""
+        """Discard the content of a slot."""
         self._disown(row)
         self._cache.kv_len[row] = self._cache.tok_len[row] = 0
-        # Masked keys that are not numbers would still spoil a sum.
+        # Masked keys that are NaN would still spoil a sum.
         self._cache.kv[:, :, row] = 0
 
     def outdate(self) -> None:
-        """The weights changed: no turn that starts now uses what is in any slot."""
+        """Note that the weights changed: turns that start from now on use no content of any slot."""
         self._fresh[:] = False

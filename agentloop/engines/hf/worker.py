@@ -1,4 +1,4 @@
-"""The thread that computes for the `hf` engine: continuous batching over slots, one packed forward pass a step."""
+"""`Worker`: the thread of the `hf` engine. Continuous batching over slots, one packed forward pass per step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.engines.hf.attention import DecodeRows, PromptChunks, SlotStep
 from agentloop.engines.hf.cache import SlotCache
-from agentloop.engines.hf.images import Pictures, Shown, VisionStep
+from agentloop.engines.hf.images import ImageFeatures, Shown, VisionStep
 from agentloop.engines.hf.model import forward
 from agentloop.engines.hf.sampler import sample, uniform
 from agentloop.engines.hf.slots import SlotTable
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One turn. Belongs to the worker thread once it was submitted."""
+    """One turn. It belongs to the worker thread after `submit`."""
 
     trajectory_id: str
     prompt: NDArray[np.int32]
@@ -39,15 +39,15 @@ class Request:
     stops: StopStrings | None
     seed: int
     limit: int
-    """Tokens of the slot at which the turn is cut."""
+    """Length of the slot, in tokens, at which the turn is cut."""
     done: Callable[[Generation | BaseException], None]
     tell: Callable[[int], None] | None = None
-    """Hears each token as it is sampled."""
+    """Called with each token as it is sampled."""
     shown: Shown | None = None
-    """None for a prompt without pictures."""
+    """None for a prompt without images."""
     row: int = -1
     marks: list[tuple[int, int]] = field(default_factory=list)
-    """(index of the first sampled token, policy version that samples from there on)."""
+    """Pairs (index of a sampled token, policy version that samples from there on)."""
     aborted: bool = False
 
 
@@ -55,13 +55,13 @@ Command = Callable[[], None]
 
 
 class Worker:
-    """Owns model and cache. Everything but `post` and `join` runs in its own thread."""
+    """Own the model and the cache. Everything but `start`, `post` and `join` runs in the worker's own thread."""
 
     def __init__(self, model: Any, cache: SlotCache, *, max_batch_tokens: int) -> None:
         self.model = model
         self._cache = cache
         self._table = SlotTable(cache)
-        self._pictures = None if tower_of(model) is None else Pictures(model)
+        self._images = None if tower_of(model) is None else ImageFeatures(model)
         self._max_batch_tokens = max_batch_tokens
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._waiting: collections.deque[Request] = collections.deque()
@@ -98,12 +98,12 @@ class Worker:
 
     def submit(self, request: Request) -> None:
         if request.shown is not None:
-            assert self._pictures is not None
-            request.prompt = self._pictures.named(request.prompt, request.shown.images)
+            assert self._images is not None
+            request.prompt = self._images.named(request.prompt, request.shown.images)
         self._waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        """The turn ends with what it has."""
+        """End the turn with the tokens sampled so far."""
         if request.row >= 0:
             self._finish(request.row, FinishReason.ABORT)
         elif request in self._waiting:
@@ -114,11 +114,11 @@ class Worker:
         self._table.release(trajectory_id)
 
     def weights_changed(self, version: int) -> None:
-        """Running turns go on with the keys and values they have; a later turn computes its own anew."""
+        """Note new weights. Running turns keep their keys and values; a later turn computes its own."""
         self.version = version
         self._table.outdate()
-        if self._pictures is not None:
-            self._pictures.forget_features()
+        if self._images is not None:
+            self._images.forget_features()
         for row in np.flatnonzero(self._active):
             request = self._requests[row]
             assert request is not None
@@ -126,12 +126,12 @@ class Worker:
             request.marks.append((sampled, version))
 
     def sleep(self) -> None:
-        """Weights go to the host, keys and values away; running turns will compute theirs anew."""
+        """Move the weights to the host and drop keys and values, which running turns compute again after `wake`."""
         self._asleep = True
         self._table.outdate()
         self._cache.drop()
-        if self._pictures is not None:
-            self._pictures.forget_features()
+        if self._images is not None:
+            self._images.forget_features()
         self.model.to("cpu")
         if self._cache.kv.is_cuda:
             torch.cuda.empty_cache()
@@ -161,7 +161,7 @@ class Worker:
                     continue
                 try:
                     self._step()
-                except Exception as error:  # the boundary: a failed step fails the turns in it, and says so
+                except Exception as error:  # a failed step fails the turns in it, and the thread lives on
                     self._fail_all(error)
 
     def _drain(self, block: bool) -> None:
@@ -190,7 +190,7 @@ class Worker:
         prompts = np.flatnonzero(missing > 1)
         if len(decode) + len(prompts) == 0:
             return
-        # Long prompts go in chunks, so that no step holds the decoding turns up for long.
+        # Long prompts are computed in chunks, so that no step delays the decoding turns for long.
         budget = max(self._max_batch_tokens - len(decode), self._max_batch_tokens // 4, 1)
         before = np.minimum(np.concatenate([[0], np.cumsum(missing[prompts])[:-1]]) if len(prompts) else 0, budget)
         counts = np.minimum(missing[prompts], budget - before)
@@ -198,7 +198,7 @@ class Worker:
         step, rows, counts = self._plan(decode, prompts, counts)
         ends = np.cumsum(counts)
         complete = counts == missing[rows]
-        # The names of pictures are no ids: their tokens have features in place of an embedding.
+        # Names of images are negative, not ids: their tokens have features instead of an embedding.
         tokens = np.maximum(cache.tokens[step.rows, step.positions], 0).astype(np.int64)
         ids = torch.from_numpy(tokens).to(cache.kv.device)
         keep = torch.from_numpy(ends[complete] - 1).to(cache.kv.device)
@@ -210,7 +210,7 @@ class Worker:
     def _plan(
         self, decode: NDArray[np.int64], prompts: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> tuple[SlotStep, NDArray[np.int64], NDArray[np.int64]]:
-        """The step, its slots in packed order, and the tokens of each."""
+        """Return the step, its slots in packed order, and the number of tokens of each."""
         cache = self._cache
         order = np.argsort(-counts, kind="stable")
         prompts, counts = prompts[order], counts[order]
@@ -225,7 +225,7 @@ class Worker:
         )
         begin, offset = 0, len(decode)
         while begin < len(prompts):
-            # At most half of a padded group is padding.
+            # Group chunks of similar length: at most half of a padded group is padding.
             end = begin + int(np.count_nonzero(counts[begin:] * 2 >= counts[begin]))
             part = slice(begin, end)
             step.prompts.append(PromptChunks(cache, prompts[part], cache.kv_len[prompts[part]], counts[part], offset))
@@ -234,13 +234,13 @@ class Worker:
         return step, rows, widths
 
     def _vision_step(self, step: SlotStep, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> VisionStep | None:
-        if self._pictures is None:
+        if self._images is None:
             return None
         parts = []
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             request = self._requests[row]
             parts.append((int(self._cache.kv_len[row]), count, None if request is None else request.shown))
-        return self._pictures.step(parts, step.positions + self._rope_shift[step.rows], self._cache.kv.device)
+        return self._images.step(parts, step.positions + self._rope_shift[step.rows], self._cache.kv.device)
 
     def _sample(self, rows: NDArray[np.int64], logits: torch.Tensor) -> None:
         cache = self._cache
@@ -268,7 +268,7 @@ class Worker:
                 request.tell(int(token))
 
     def _at_stop_string(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows hold a stop string with the token that they have just got."""
+        """Return which rows complete a stop string with their newest token."""
         cache = self._cache
         found = np.zeros(len(rows), bool)
         for place, row in enumerate(rows):
@@ -279,7 +279,7 @@ class Worker:
         return found
 
     def _admit(self) -> None:
-        """Give waiting turns a slot, while there are slots."""
+        """Give slots to waiting turns as long as slots are free."""
         blocked: list[Request] = []
         while self._waiting and not self._active.all():
             request = self._waiting.popleft()
@@ -328,7 +328,7 @@ class Worker:
 
     def _break(self, row: int) -> None:
         self._table.forget(row)
-        self._leave(row).done(EngineError("the model computed a probability that is not a number"))
+        self._leave(row).done(EngineError("the model computed a log-probability that is NaN"))
 
 
 def _generation(

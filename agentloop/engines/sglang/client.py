@@ -1,6 +1,6 @@
-"""`SglangClient`: what the sglang engine asks of an SGLang server, and what it makes of the answers.
+"""`SglangClient`: the requests of the sglang engine to an SGLang server.
 
-Written against SGLang 0.5.17 (`sglang/srt/entrypoints/http_server.py`): `/generate` takes and gives token ids, and the
+Written against SGLang 0.5.17 (`sglang/srt/entrypoints/http_server.py`): `/generate` takes and returns token ids. Its
 log-probabilities are those of the whole distribution at the temperature, before top_p and top_k.
 """
 
@@ -29,37 +29,39 @@ NEEDED = (
     "/v1/models",
 )
 KEPT_SECONDS = 2.0
-"""A connection without requests. SGLang closes one after 5 s: a request on its way just then would be lost."""
+"""Time for which an idle connection stays open. SGLang closes it after 5 s, which can lose a request."""
 TESTED = "0.5.17"
 MEMORY = ("weights", "kv_cache")
-"""SGLang's names of what it can give back."""
+"""SGLang's names of the parts of its memory that it can release."""
 _CHARACTERS_PER_TOKEN = 6
 
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """What one request sampled: a turn, or the part of it that one policy version sampled."""
+    """Tokens of one request: a turn, or the part of it that one policy version sampled."""
 
     ids: array[int]
     logprobs: array[float]
     reason: str
     """`stop`, `length` or `abort`."""
     message: str = ""
-    """Why it was aborted."""
+    """Cause of an abort."""
 
 
 class SglangClient:
-    """Talks to one server."""
+    """Client of one server."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_SECONDS)
-        # A turn takes as long as it takes; whoever waits for it has a limit of its own.
+        # No limit for a turn: its caller has a limit of its own.
         self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(None, connect=30), limits=limits)
 
     async def check(self, model: str) -> int:
-        """The context length of the server. Raises `UserError` where nobody answers, where an API is missing, and
-        where it serves another model."""
+        """Check the server and return its context length.
+
+        Raises `UserError` if no server answers, if it lacks an API, or if it serves another model.
+        """
         try:
             routes = (await self._get("/openapi.json")).get("paths", {})
             missing = [route for route in NEEDED if route not in routes]
@@ -67,7 +69,7 @@ class SglangClient:
             if missing:
                 version = info.get("version", "of an unknown version")
                 raise UserError(
-                    f"The SGLang server at {self.url} ({version}) lacks what the sglang engine uses: "
+                    f"The SGLang server at {self.url} ({version}) lacks routes that the sglang engine uses: "
                     f"{', '.join(missing)}. The tested version is {TESTED}."
                 )
             served = str((await self._get("/model_info"))["model_path"])
@@ -80,32 +82,31 @@ class SglangClient:
             ) from error
         if Path(served).name != Path(model).name:
             raise UserError(
-                f"The SGLang server at {self.url} serves {served!r}, and the run trains {model!r}. Start it with "
-                f"--model-path {model}, or set `model` to what it serves."
+                f"The SGLang server at {self.url} serves {served!r}, but the run trains {model!r}. Start it with "
+                f"--model-path {model}, or set `model` to the served one."
             )
         return int(card["max_model_len"])
 
     async def is_up(self) -> bool:
-        """Whether the model is loaded and warm."""
+        """Return whether the model is loaded and warm."""
         try:
             return (await self._http.get("/health", timeout=5)).status_code == 200
         except httpx.HTTPError:
             return False
 
     async def generate(self, request: Mapping[str, Any]) -> Part:
-        """Sample, with `request` as `/generate` takes it. Raises `EngineError`, and `EngineDead` where the server is
-        gone."""
+        """Sample; `request` is the body of `/generate`. Raises `EngineError`, or `EngineDead` if the server is gone."""
         size = len(request["input_ids"]) * _CHARACTERS_PER_TOKEN
         body = await off_loop(size, lambda: json.dumps(request).encode())
         response = await self._post("/generate", body)
         return await off_loop(len(response.content), _part, response.content)
 
     async def abort(self, name: str | None = None) -> None:
-        """End a request, or all. Names must not begin alike: the server ends all that begin with `name`."""
+        """Abort one request, or all. The server aborts all whose names begin with `name`."""
         await self._post("/abort_request", _json({"abort_all": True} if name is None else {"rid": name}))
 
     async def load_folder(self, folder: Path, version: int) -> None:
-        """Load the weights in a folder. Raises `EngineError` with the server's words."""
+        """Load the weights in a folder. Raises `EngineError` with the server's message."""
         order = {"model_path": str(folder), "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", _json(order))
 
@@ -115,11 +116,11 @@ class SglangClient:
         await self._post("/update_weights_from_tensor", _json(order | {"flush_cache": False}))
 
     async def release_memory(self, parts: Sequence[str]) -> None:
-        """Give memory back. The server has no requests."""
+        """Release memory. The server must have no requests."""
         await self._post("/release_memory_occupation", _json({"tags": list(parts)}))
 
     async def resume_memory(self, parts: Sequence[str]) -> None:
-        """Take memory back; weights are what they were."""
+        """Take memory back, with the weights as they were."""
         await self._post("/resume_memory_occupation", _json({"tags": list(parts)}))
 
     async def close(self) -> None:
@@ -145,18 +146,18 @@ def _json(data: Mapping[str, Any]) -> bytes:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The message in an error's body; SGLang has several shapes for it."""
+    """Return the message in the body of an error, for which SGLang has several shapes."""
     try:
         data = response.json()
-        said = data.get("error", data)
-        return str(said.get("message", said) if isinstance(said, dict) else said)
+        error = data.get("error", data)
+        return str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         return response.text[:500]
 
 
 def _part(content: bytes) -> Part:
     meta = json.loads(content)["meta_info"]
-    # Where nothing was sampled the server leaves them out.
+    # The server leaves the field out if nothing was sampled.
     sampled = meta.get("output_token_logprobs") or ()
     finish = meta["finish_reason"]
     return Part(

@@ -1,4 +1,4 @@
-"""`SglangEngine`: an SGLang server, started here or running elsewhere; token ids in and out."""
+"""`SglangEngine`: sample with an SGLang server, which it starts or which runs already; token ids in and out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.sglang.client import MEMORY, Part, SglangClient
 from agentloop.engines.sglang.server import SglangServer
-from agentloop.engines.sglang.weights import HalfLoaded, NotThisWay, ThroughFile, ThroughMemory, Way
+from agentloop.engines.sglang.weights import FileTransport, HalfLoaded, MemoryTransport, NotThisTransport, Transport
 from agentloop.engines.sglang.worker import LOADER
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError, UserError
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _AGAIN_SECONDS = 0.05
-"""A request may reach the server behind the order to end all of them, which is given again then."""
+"""Time after which the abort of all requests is repeated: a request may reach the server after the first one."""
 
 
 class SglangEngine(Engine):
-    """A server of its own, or the one at `url`, which must serve `model` to nobody else: pausing ends all requests.
+    """Sample with a server that this engine starts, or with the server at `url`.
 
-    `server_args` are further options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not
-    taken: docs/sglang.md says why. Stop strings are looked for when a turn has ended: what was sampled behind one is
-    thrown away. A seed holds where the server runs with {"enable_deterministic_inference": True}. Log-probabilities are
-    those of the whole distribution at the temperature; at temperature 0, those at temperature 1.
+    A server at `url` must serve `model` to no other client: a pause aborts all requests. `server_args` are further
+    options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not supported
+    (docs/sglang.md explains why). Stop strings are found after a turn has ended, and later tokens are discarded. Seeds
+    need {"enable_deterministic_inference": True}. Log-probabilities are those of the whole distribution at the
+    temperature; at temperature 0, those at temperature 1.
 
-    SGLang cannot say which of a turn's tokens were sampled before its weights changed. So a pause ends the running
-    requests, which give what they have, and they are sent again when it goes on: each part is of one version. Their
-    keys and values stay in the server's prefix cache meanwhile, for the turns that were running; turns that start later
-    find nothing of older weights there (`extra_key`).
+    SGLang does not report which tokens of a turn were sampled before its weights changed. So a pause aborts the running
+    requests, which return their tokens, and `resume` sends them again: each part has one version. Their keys and values
+    stay in the server's prefix cache for these turns. Turns that start later find nothing of older weights there
+    (`extra_key`).
 
-    A server of its own maps the memory that new weights are in. The one at `url` reads them from a folder below
-    `weights_folder`, which both processes must see. `sleeps`: the engine will be asked to `sleep`, which SGLang has to
-    know at the start.
+    A server started here maps the memory of new weights. A server at `url` reads them from a folder below
+    `weights_folder`, which both processes must see. `sleeps`: `sleep` will be called, which SGLang must know at its
+    start.
     """
 
     def __init__(
@@ -88,17 +89,17 @@ class SglangEngine(Engine):
         self._sleeps = sleeps
         self._weights_folder = Path(weights_folder)
         self._ranks = int(arguments["tp_size"])
-        self._way: Way
+        self._transport: Transport
         self.loads_by = ""
-        """How the last weights got into the server: see `Way`."""
+        """How the server loaded the last weights, as `Transport.load` returns it."""
         self._stops = StopFinder(self._model)
         self._running: set[str] = set()
-        """Requests that the server works on."""
+        """Names of the requests that run on the server."""
         self._drained = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
         self._away: tuple[str, ...] = ()
-        """What of the server's memory is given back."""
+        """Parts of the server's memory that are released."""
         self._paused = False
         self._lock = asyncio.Lock()
         self._updates = 0
@@ -108,10 +109,10 @@ class SglangEngine(Engine):
         self.policy_version = 0
 
     async def start(self) -> None:
-        """Start the server (a minute and more), or look at the one at `url`. Raises `UserError`."""
+        """Start the server, which takes a minute or more, or check the one at `url`. Raises `UserError`."""
         shapes = await asyncio.to_thread(self._look_at_model)
-        self._file = ThroughFile(shapes, self._model, self._weights_folder)
-        self._way = self._file if self._server is None else ThroughMemory(shapes, self._ranks)
+        self._file = FileTransport(shapes, self._model, self._weights_folder)
+        self._transport = self._file if self._server is None else MemoryTransport(shapes, self._ranks)
         if self._server is not None:
             await self._launch(self._server)
         context = await self._client.check(self._model)
@@ -175,18 +176,18 @@ class SglangEngine(Engine):
     def _finish_reason(
         self, part: Part, tokens: Sequence[int], params: SamplingParams, end: int
     ) -> FinishReason | None:
-        """None where the turn goes on."""
+        """Return why the turn ended, or None if it continues."""
         if part.ids and part.ids[-1] in params.stop_token_ids:
             return FinishReason.STOP
         if len(tokens) >= end:
             return FinishReason.LENGTH
         if self._closed:
             return FinishReason.ABORT
-        # Paused; or the model has an end token that this turn does not ask for.
+        # A pause aborted the request, or the model sampled its end token, which does not end this turn.
         return None
 
     async def _part(self, tokens: Sequence[int], params: SamplingParams, end: int, key: str) -> tuple[Part, int]:
-        """Sample until the turn ends or a pause; and with which version."""
+        """Sample until the turn ends or a pause begins; return the tokens and their version."""
         await self._open.wait()
         self._check_alive()
         if self._failure is not None:
@@ -246,8 +247,7 @@ class SglangEngine(Engine):
             self._go_on()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """SGLang keeps a copy of the weights in any case."""
-        assert self._sleeps, "SGLang has to know at its start that it will sleep"
+        assert self._sleeps, "set `sleeps` to use sleep"
         async with self._lock:
             if not self._away:
                 await self._stop()
@@ -260,7 +260,7 @@ class SglangEngine(Engine):
             self._go_on()
 
     async def _bring(self, parts: Sequence[str]) -> None:
-        """Take back memory that is away: that of the weights comes first."""
+        """Take released memory back, that of the weights first."""
         for part in parts:
             if part in self._away:
                 await self._ask(self._client.resume_memory([part]), f"get memory for its {part}")
@@ -273,37 +273,37 @@ class SglangEngine(Engine):
             raise EngineDead(f"SGLang could not {what}: {error}") from error
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Through memory that SGLang maps or a file, written before sampling stops.
+        """Load weights from memory that SGLang maps, or from a file, written before sampling stops.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
-        process that SGLang cannot map; nothing has changed then. If SGLang fails while it loads, or they are
-        `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
+        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` if SGLang cannot map
+        `SharedWeights` of another process; the weights are unchanged then. If SGLang fails while it loads, or the
+        weights are `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
         """
         self._check_alive()
         try:
             await self._update(weights, version)
-        except NotThisWay as error:
+        except NotThisTransport as error:
             _log.warning("New weights go through files from now on: %s.", error)
-            self._way = self._file
+            self._transport = self._file
             await self._update(error.weights, version)
 
     async def _update(self, weights: WeightHandle, version: int) -> None:
-        way = self._way
-        prepared = await way.prepare(weights)
+        transport = self._transport
+        prepared = await transport.prepare(weights)
         try:
             async with self._lock:
                 try:
                     await self._stop()
                     await self._bring(["weights"])
-                    await self._load(way, prepared, version)
+                    await self._load(transport, prepared, version)
                 finally:
                     self._go_on()
         finally:
-            await way.forget(prepared)
+            await transport.forget(prepared)
 
-    async def _load(self, way: Way, prepared: Any, version: int) -> None:
+    async def _load(self, transport: Transport, prepared: Any, version: int) -> None:
         try:
-            self.loads_by = await way.load(self._client, prepared, version)
+            self.loads_by = await transport.load(self._client, prepared, version)
         except (HalfLoaded, Overwritten) as error:
             self._failure = str(error)
             raise
@@ -332,7 +332,7 @@ class SglangEngine(Engine):
 
 
 def _sampling(params: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """As SGLang takes it; with `ignore_eos` it would not heed stop tokens either."""
+    """Convert to SGLang's parameters, without `ignore_eos`: with it SGLang would ignore stop tokens, too."""
     sampling: dict[str, Any] = {
         "max_new_tokens": max_tokens,
         "temperature": params.temperature,

@@ -1,8 +1,8 @@
-"""Run SGLang's server such that it ends when the process PID does, however that ends.
+"""Run SGLang's server, and end it when the process PID ends in any way.
 
-python -P entry.py PID --model-path ... --port ...
+    python -P entry.py PID --model-path ... --port ...
 
-With -P the folder of this file is not on sys.path: its modules would hide others of the same names.
+-P keeps the folder of this file off sys.path, where its modules would hide others of the same names.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from agentloop.errors import UserError
 
 INSTALL = (
     "Install it on a machine with a GPU: pip install 'agentloop[sglang]' (SGLang 0.5.17). Or give the `url` of a "
-    "server that runs, or use the vllm or the hf engine."
+    "running server, or use the vllm or the hf engine."
 )
 _ENTRY = Path(__file__).with_name("entry.py")
 _CLOSING_SECONDS = 10.0
@@ -27,7 +27,7 @@ _SHOWN = 3000
 
 
 class SglangServer:
-    """An SGLang server, started by `command` or else in this Python."""
+    """An SGLang server, started by `command` or with this Python."""
 
     def __init__(self, arguments: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
         self._arguments = arguments

@@ -1,4 +1,4 @@
-"""How new weights get into an SGLang server: through memory that it maps, or through a file."""
+"""Transports of new weights to an SGLang server: memory that it maps, or a file."""
 
 from __future__ import annotations
 
@@ -26,44 +26,49 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class HalfLoaded(EngineError):
-    """Nobody knows which of the weights are new."""
+    """The update failed half way: the server has weights of mixed versions."""
 
 
-class NotThisWay(EngineError):
-    """Nothing has changed; the server has to take `weights` in another way."""
+class NotThisTransport(EngineError):
+    """The server cannot take `weights` by this transport, and has changed nothing."""
 
     def __init__(self, message: str, weights: SharedWeights) -> None:
         super().__init__(message)
         self.weights = weights
 
 
-class Way(Protocol):
-    """`prepare` weights while turns are sampled, `load` what that gave while none are, and `forget` it."""
+class Transport(Protocol):
+    """`prepare` weights while turns are sampled, `load` the result while none are, then `forget` it."""
 
     async def prepare(self, weights: WeightHandle) -> Any:
-        """Raises `EngineError` for a missing, unknown or misshapen weight."""
+        """Prepare weights. Raises `EngineError` for a missing, unknown or misshapen weight."""
 
     async def load(self, client: SglangClient, prepared: Any, version: int) -> str:
-        """Says how. Raises `HalfLoaded`, `NotThisWay`, `CannotMap` or `Overwritten`, which is half loaded, too."""
+        """Load weights and return how.
+
+        Raises `NotThisTransport` or `CannotMap` if nothing has changed, `HalfLoaded` or `Overwritten` otherwise.
+        """
         ...
 
     async def forget(self, prepared: Any) -> None:
-        """It may go."""
+        """Discard prepared weights."""
 
 
-class ThroughMemory:
-    """SGLang's schedulers map the memory of a shelf: on GPUs nothing passes through the host. For a server of this host
-    that was started with `LOADER`."""
+class MemoryTransport:
+    """A shelf whose memory SGLang's schedulers map, so that on GPUs no weight passes through the host.
+
+    The server must run on this host and be started with `LOADER`.
+    """
 
     def __init__(self, shapes: Shapes | None, ranks: int) -> None:
         self._shapes = shapes
         self._ranks = ranks
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self._maps_devices = True
-        """The schedulers can map the memory of the GPU that weights come from."""
+        """Whether the schedulers can map the memory of the GPU that has the weights."""
 
     async def prepare(self, weights: WeightHandle) -> SharedWeights:
-        """Fill the shelf; `SharedWeights` are on one already."""
+        """Fill the shelf, unless the weights are on one already."""
         shared = await asyncio.to_thread(weights.shared, self._shelf)
         if self._shapes is not None:
             check_names(shared.shapes, self._shapes)
@@ -73,7 +78,7 @@ class ThroughMemory:
         if self._maps_devices or not shared.is_of_this_process:
             answer = await self._ask(client, shared, version)
             if answer.way == "unfit":
-                raise NotThisWay(answer.message, shared)
+                raise NotThisTransport(answer.message, shared)
             if answer.way != "unmapped":
                 return answer.way
             if not shared.is_of_this_process:
@@ -82,11 +87,11 @@ class ThroughMemory:
             self._maps_devices = False
         answer = await self._ask(client, await asyncio.to_thread(self._host_shelf.put, shared.tensors()), version)
         if answer.way not in LOADED:
-            raise NotThisWay(answer.message, shared)
+            raise NotThisTransport(answer.message, shared)
         return answer.way
 
     async def _ask(self, client: SglangClient, shared: SharedWeights, version: int) -> Answer:
-        # As the shelves' memory on the host, this file has no name: it is gone with this process.
+        # Like the shelf's memory on the host, this file has no name and ends with this process.
         descriptor = os.memfd_create("agentloop-answers")
         try:
             path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
@@ -103,10 +108,10 @@ class ThroughMemory:
         return _as_one(answers)
 
     async def forget(self, shared: SharedWeights) -> None:
-        """The shelf stays, mapped, for the next ones."""
+        """Keep the shelf, which stays mapped for the next update."""
 
 
-class ThroughFile:
+class FileTransport:
     """A safetensors file in a folder that both processes see."""
 
     def __init__(self, shapes: Shapes | None, model: str, folder: Path) -> None:
@@ -118,7 +123,7 @@ class ThroughFile:
         return await asyncio.to_thread(self._write, weights)
 
     def _write(self, weights: WeightHandle) -> Path:
-        """A folder with one file. It has the name of the model, so that the server still says which one it has."""
+        """Write a folder with one file. It has the model's name, which the server reports from then on."""
         folder = Path(tempfile.mkdtemp(prefix="agentloop-weights-", dir=self._folder)) / self._model
         try:
             folder.mkdir()
@@ -142,7 +147,7 @@ class ThroughFile:
 
 
 def _as_one(answers: list[Answer]) -> Answer:
-    """What all schedulers of a server answered; where they do not agree the server has weights of no version."""
+    """Return the answer of all schedulers of a server. Raises `HalfLoaded` if they disagree."""
     bad = next((answer for answer in answers if answer.way not in LOADED), answers[0])
     alike = all((answer.way in LOADED) == (bad.way in LOADED) for answer in answers)
     if bad.way == "overwritten":

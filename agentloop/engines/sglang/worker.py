@@ -1,4 +1,4 @@
-"""What runs inside of SGLang's scheduler processes: taking new weights out of memory that the engine's process shares.
+"""Code in SGLang's scheduler processes: load new weights from memory that the engine's process shares.
 
 SGLang calls `load` as one of its custom weight loaders (`--custom-weight-loader`), at `/update_weights_from_tensor`.
 """
@@ -22,31 +22,33 @@ LOADER = f"{__name__}.load"
 
 
 class Answer(NamedTuple):
-    """Of one scheduler."""
+    """Answer of one scheduler."""
 
     way: str
-    """`copies` or `loader`: the weights are there. `unmapped` or `unfit`: nothing has changed. `overwritten` or
-    `failed`: nobody knows what is there."""
+    """`copies` or `loader`: the weights are loaded. `unmapped` or `unfit`: nothing has changed. `overwritten` or
+    `failed`: the weights have mixed versions."""
     message: str = ""
 
 
 def order(shared: SharedWeights, answers: Path) -> str:
-    """What SGLang hands to `load` in a scheduler, in base64. Each adds a line to the file `answers`: SGLang tells
-    nobody what a loader says, and ends when it raises."""
+    """Return the argument that SGLang passes to `load` in each scheduler, in base64.
+
+    Each scheduler adds a line to the file `answers`: SGLang does not return a loader's result, and ends if it raises.
+    """
     import torch
 
     text = b64encode(pickle.dumps((shared, str(answers)))).decode()
-    # SGLang unpickles tensors and little else; a name is as long as it is.
+    # SGLang unpickles tensors and little else, but a tensor's name may have any length.
     return b64encode(pickle.dumps([(text, torch.empty(0))])).decode()
 
 
 def answers_in(text: str) -> list[Answer]:
-    """What the schedulers wrote."""
+    """Parse the answers that the schedulers wrote."""
     return [Answer(*json.loads(line)) for line in text.splitlines()]
 
 
 def load(model: torch.nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """SGLang's side of `order`."""
+    """Load weights in a scheduler; `named_tensors` come from `order`."""
     ((text, _),) = named_tensors
     shared, path = pickle.loads(b64decode(text))
     try:
@@ -58,7 +60,7 @@ def load(model: torch.nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor
 
 
 class _Loader:
-    """Keeps the mapping, and the copies that loading comes to, from update to update."""
+    """Load weights, and keep the mapping and the recorded copies from update to update."""
 
     def __init__(self) -> None:
         self._mapped: MappedWeights | None = None
@@ -69,14 +71,14 @@ class _Loader:
 
         device = next(model.parameters()).device
         if not is_as_loaded(model):
-            return Answer("unfit", "SGLang makes something else of the weights when it has loaded them")
+            return Answer("unfit", "SGLang converts the weights after it has loaded them")
         if self._mapped is None or not self._mapped.again(shared):
             self._mapped = self._copies = None
             try:
                 self._mapped = shared.open(device)
             except CannotMap as error:
                 return Answer("unmapped", str(error))
-        _synchronize(device)  # a batch of requests that have ended may be under way
+        _synchronize(device)  # a batch of ended requests may still be running
         with torch.inference_mode():
             if self._copies is not None:
                 self._copies()

@@ -1,4 +1,4 @@
-"""What the adapter uses of vLLM, by version. One table, checked by a test and when the engine starts."""
+"""The names of vLLM that the adapter uses. A test checks this table, and the engine does when it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARGS = (
 )
 
 NAMES: dict[str, str] = {
-    # object -> parameters (of a function, a class or its fields) or attributes that are used
+    # object -> the parameters (of a function, a class or its fields) or attributes that the adapter uses
     "vllm.engine.arg_utils:AsyncEngineArgs": _ARGS,
     "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args": "engine_args",
     "vllm.v1.engine.async_llm:AsyncLLM.add_request": "request_id prompt params",
@@ -67,10 +67,10 @@ NAMES: dict[str, str] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "weights_iterator is_checkpoint_format",
     "vllm.platforms:current_platform": "",
 }
-"""Names that both tested versions have."""
+"""Names that both tested versions have, with the parameters used."""
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    # of the running engine, set by constructors
+    # attributes that constructors set
     "engine_core": ("outputs_queue", "get_output_async", "pause_scheduler_async"),
     "output_processor": ("request_states", "tokenizer"),
     "vllm_config": ("model_config", "cache_config"),
@@ -80,7 +80,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def missing_names() -> list[str]:
-    """What of `NAMES` the installed vLLM has not."""
+    """Return the entries of `NAMES` that the installed vLLM lacks."""
     missing = []
     for spec, parameters in NAMES.items():
         module, _, path = spec.partition(":")
@@ -101,7 +101,7 @@ def _parameters(found: Any) -> set[str]:
 
 
 def missing_attributes(llm: Any) -> list[str]:
-    """What of `ATTRIBUTES` a running `AsyncLLM` has not."""
+    """Return the entries of `ATTRIBUTES` that a running `AsyncLLM` lacks."""
     return [
         f"AsyncLLM.{owner}.{name}"
         for owner, names in ATTRIBUTES.items()
@@ -111,7 +111,7 @@ def missing_attributes(llm: Any) -> list[str]:
 
 
 def require_vllm() -> None:
-    """Raises `UserError` where vLLM is not installed, or has not the names that are used of it."""
+    """Check that vLLM is installed and has all `NAMES`. Raises `UserError` if not."""
     try:
         import vllm
     except ImportError as error:
@@ -119,6 +119,6 @@ def require_vllm() -> None:
     missing = missing_names()
     if missing:
         raise UserError(
-            f"vLLM {vllm.__version__} lacks what the vllm engine uses: {'; '.join(missing[:3])}. "
+            f"vLLM {vllm.__version__} lacks names that the vllm engine uses: {'; '.join(missing[:3])}. "
             f"Tested versions: {', '.join(TESTED)}. {INSTALL}"
         )

@@ -1,4 +1,4 @@
-"""Where vLLM is: what it has sent, and whether it still answers."""
+"""Wait for vLLM's engine core: for the tokens that it has sent, and for answers unless it has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LOOK_SECONDS = 0.2
 
 
 class OutputFence:
-    """Knows when everything that the engine core sent has reached the requests' states in this process.
+    """Wait until all tokens that the engine core sent have reached the requests' states in this process.
 
-    The engine core sends a step's tokens and the reply to a pause through one ordered stream, so once the reply is
-    here the tokens are too; but they may still wait in the queue of vLLM's output handler. The handler is done with
-    all of them when it asks for more and there is none.
+    The engine core sends a step's tokens and the reply to a pause through one ordered stream. So the tokens arrive
+    before the reply, but may still be in the queue of vLLM's output handler. The handler has processed all of them
+    when it asks for more and the queue is empty.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -35,7 +35,7 @@ class OutputFence:
         return outputs
 
     async def wait(self) -> None:
-        """Only while requests are in flight: the handler starts with the first one."""
+        """Wait. Call it only while requests are in flight: the handler starts with the first one."""
         while not (self._asking and self._core.outputs_queue.empty()):
             if self._llm.errored:
                 raise EngineDead(DEAD)
@@ -43,8 +43,10 @@ class OutputFence:
 
 
 async def unless_dead(llm: Any, answer: Awaitable[T]) -> T:
-    """What the engine core answers. Raises `EngineDead` once it has ended: vLLM leaves those who wait for an answer
-    waiting then, or raises an error of its own."""
+    """Return the answer of the engine core. Raises `EngineDead` if the core ends before it answers.
+
+    vLLM itself would then never answer, or raise an error of its own.
+    """
     task = asyncio.ensure_future(answer)
     try:
         while not task.done():

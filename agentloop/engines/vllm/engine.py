@@ -36,26 +36,26 @@ _log = logging.getLogger(__name__)
 class _Turn:
     name: str
     marks: list[tuple[int, int]]
-    """(index of the first token, policy version that samples from there on)."""
+    """Pairs (index of a token, policy version that samples from there on)."""
     added: bool = False
-    """vLLM has the request."""
+    """Whether vLLM has the request."""
 
 
 class VllmEngine(Engine):
-    """Token ids in and out; nothing is detokenised, and one output comes back per turn.
+    """Sample with vLLM, on CUDA (0.24) or CPU (0.32): token ids in and out, one output per turn.
 
-    On CUDA (vLLM 0.24) and on CPU (0.32) alike. `shares_gpu`: others allocate on the GPU, too, while this engine
-    starts. `sleeps`: the engine will be asked to `sleep`, which vLLM has to know at the start and can on GPUs only.
-    `max_pixels` is the size of the largest picture, where it is not what the model's processor says: vLLM makes room
-    for it. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
+    `shares_gpu`: other processes allocate on the GPU while this engine starts. `sleeps`: `sleep` will be called, which
+    vLLM must know at its start and supports on GPUs only. `max_pixels` is the size of the largest image, for which vLLM
+    makes room; the default is the limit of the model's processor. `engine_args` are further fields of vLLM's
+    `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
-    the truncated distribution, renormalised, where the hf engine gives those of the whole one. At temperature 0 they
+    the truncated, renormalised distribution; the hf engine gives those of the whole distribution. At temperature 0 they
     are those at temperature 1.
 
-    `update_weights` keeps running turns with the keys and values they have. Turns that start later never use the prefix
-    cache of older weights: the cache is salted with the count of updates, and old blocks leave it as they age.
-    Resetting it instead fails in vLLM while a turn is running.
+    After `update_weights`, running turns keep their keys and values. Turns that start later never use the prefix cache
+    of older weights: its salt is the number of updates, and old blocks leave it as they age. vLLM cannot reset the
+    cache while a turn is running.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class VllmEngine(Engine):
         self._sleeps = sleeps
         self._sleep = SleepMode()
         self._resumes_awake = True
-        """Nobody paused it before it slept, or meanwhile."""
+        """Whether sampling continues after `wake`: no pause began before the sleep or during it."""
         self._llm: Any = None
         self._closed = False
         self._count = 0
@@ -100,27 +100,27 @@ class VllmEngine(Engine):
         self._turns: set[_Turn] = set()
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self.loads_by = ""
-        """How the last weights were loaded: see `WeightReceiver.agentloop_load`."""
+        """How the last weights were loaded, as `WeightReceiver.agentloop_load` returns it."""
         self._maps_devices = True
-        """vLLM's workers can map the memory of the GPU that weights come from."""
+        """Whether vLLM's workers can map the memory of the GPU that has the weights."""
         self._images: ImageSender | None = None
-        """None for a model that sees none."""
+        """None for a model without a vision tower."""
         self._lock = asyncio.Lock()
         self._failure: str | None = None
         self.max_model_len = max_model_len or 0
         self.policy_version = 0
 
     async def start(self) -> None:
-        """Start vLLM (20 s and more). Raises `UserError` where that is not possible."""
+        """Start vLLM, which takes 20 s or more. Raises `UserError` if it cannot start."""
         assert self._llm is None, "start is called once"
         self._llm = await asyncio.to_thread(self._launcher.launch)
         missing = missing_attributes(self._llm)
         if missing:
             await self.close()
-            raise UserError(f"The installed vLLM lacks what the vllm engine uses: {', '.join(missing)}.")
+            raise UserError(f"The installed vLLM lacks attributes that the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self._llm)
         await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
-        if self._launcher.sees_pictures:
+        if self._launcher.sees_images:
             self._images = ImageSender()
             await self._images.start(self._llm)
         self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
@@ -132,7 +132,7 @@ class VllmEngine(Engine):
         if self._failure is not None:
             raise EngineError(self._failure)
         if images and self._images is None:
-            raise EngineError("the prompt has images, and the model has no vision tower that is known")
+            raise EngineError("the prompt has images, but the model has no vision tower of a known family")
         ids = list(prompt)
         room = self.max_model_len - len(ids)
         if not 0 < len(ids) < self.max_model_len:
@@ -160,7 +160,7 @@ class VllmEngine(Engine):
         return generation if stops is None else up_to_stop(generation, stops)
 
     async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:
-        """Turns with stop strings are detokenised by vLLM, which was started without a tokenizer, to end them early."""
+        """Give vLLM, which was started without a tokenizer, one to end turns with stop strings early."""
         if not params.stop_strings:
             return None
         stops = await asyncio.to_thread(self._stops.of, params.stop_strings)
@@ -171,11 +171,11 @@ class VllmEngine(Engine):
         prompt = await self._input(ids, images)
         collector = await llm.add_request(turn.name, prompt, params)
         turn.added = True
-        output, hear, told = await collector.get(), listener(), 0
-        while not output.finished:  # only where somebody listens
+        output, hear, heard = await collector.get(), listener(), 0
+        while not output.finished:  # happens only with a listener
             assert hear is not None
-            hear(output.outputs[0].token_ids[told:])
-            told = len(output.outputs[0].token_ids)
+            hear(output.outputs[0].token_ids[heard:])
+            heard = len(output.outputs[0].token_ids)
             output = await collector.get()
         return output
 
@@ -193,20 +193,20 @@ class VllmEngine(Engine):
 
     @property
     def _salt(self) -> str:
-        """Turns find what turns with the same one left in vLLM's caches."""
+        """Salt of vLLM's caches: a turn finds only entries with its own salt."""
         return f"{self._updates}"
 
     def _sampled(self, turn: _Turn) -> Generation | None:
-        """What came out of a dead engine core for a turn."""
+        """Return the tokens of a turn that a dead engine core had sent."""
         state = self._states().get(turn.name)
         if state is None or not (ids := array("i", state.detokenizer.output_token_ids)):
             return None
         logprobs = array("f", state.logprobs_processor.logprobs.logprobs)
-        count = min(len(ids), len(logprobs))  # it may have died between the two
+        count = min(len(ids), len(logprobs))  # the core may have died between the two
         return Generation(ids[:count], logprobs[:count], versions_of(turn.marks, count), FinishReason.ABORT)
 
     def _states(self) -> dict[str, Any]:
-        """vLLM's states of the requests in flight."""
+        """Return vLLM's states of the requests in flight, by name."""
         return {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
 
     @property
@@ -224,8 +224,8 @@ class VllmEngine(Engine):
             self._resumes_awake = False
         if self._paused:
             return
-        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is not cleared: that would make
-        # vLLM compute all running turns again.
+        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is kept: without it vLLM would
+        # compute all running turns again.
         llm = self._alive()
         await unless_dead(llm, llm.engine_core.pause_scheduler_async("keep", False))
         self._paused = True
@@ -245,14 +245,14 @@ class VllmEngine(Engine):
             self._paused = False
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        assert self._sleeps, "vLLM has to know at its start that it will sleep"
+        assert self._sleeps, "set `sleeps` to use sleep"
         async with self._lock:
             llm = self._alive()
             if not self._sleep.is_on:
                 self._resumes_awake = not self._paused
                 await self._pause()
                 await self._sleep.begin(llm, keep_weights=keep_weights)
-                self._updates += 1  # what was in its caches is gone
+                self._updates += 1  # the content of its caches is gone
 
     async def wake(self) -> None:
         async with self._lock:
@@ -264,11 +264,11 @@ class VllmEngine(Engine):
                     await self._pause()
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Through memory that vLLM's workers map, filled before sampling stops; `SharedWeights` are there already.
+        """Load weights from memory that vLLM's workers map. It is filled before sampling stops.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` for `SharedWeights` of another
-        process that the workers cannot map; nothing has changed then. If vLLM fails while it loads, or they are
-        `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
+        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` if the workers cannot map
+        `SharedWeights` of another process; the weights are unchanged then. If vLLM fails while it loads, or the weights
+        are `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
         """
         llm = self._alive()
         shared = await asyncio.to_thread(weights.shared, self._shelf)
@@ -305,7 +305,7 @@ class VllmEngine(Engine):
         self._mark(version)
 
     async def _open(self, llm: Any, shared: SharedWeights) -> None:
-        """Let the workers map the weights, or a copy on the host where they cannot reach the GPU that has them."""
+        """Let the workers map the weights, or a copy on the host if they cannot reach the GPU that has them."""
         if self._maps_devices or not shared.is_of_this_process:
             problem = await self._try_open(llm, shared)
             if not problem:
@@ -318,7 +318,7 @@ class VllmEngine(Engine):
             raise CannotMap(problem)
 
     async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
-        """Why they cannot, or nothing."""
+        """Return why the workers cannot map the weights, or ''."""
         try:
             asked = llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
             problems: list[str] = await unless_dead(llm, asked)
@@ -329,12 +329,12 @@ class VllmEngine(Engine):
         return next(filter(None, problems), "")
 
     def _mark(self, version: int) -> None:
-        """Every running turn samples its next token with `version`. Sampling is paused and all outputs are here."""
+        """Note that running turns continue with `version`. Sampling is paused, and all outputs have arrived."""
         states = self._states()
         for turn in self._turns:
             if (state := states.get(turn.name)) is not None:
                 turn.marks.append((state.detokenizer.num_output_tokens(), version))
-            elif not turn.added:  # else it is over, and its output is on its way
+            elif not turn.added:  # any other turn has ended, and its output is on the way
                 turn.marks.append((0, version))
         self.policy_version = version
         self._updates += 1
@@ -357,6 +357,6 @@ class VllmEngine(Engine):
             if not self._llm.errored:
                 await self._abort_all()
             if (handler := getattr(self._llm, "output_handler", None)) is not None:
-                handler.cancel()  # it would take the end of the engine core for a crash, and say so on the screen
+                handler.cancel()  # it would report the end of the engine core as a crash
             await asyncio.to_thread(self._llm.shutdown, 10.0)
             await asyncio.to_thread(self._launcher.sockets.remove)

@@ -1,5 +1,7 @@
-"""Pictures for vLLM, ready for its tower: it gets the ids as they are, the input of the tower, and where each picture
-is. Its own processor, which would scale pictures and expand image tokens a second time, is never asked."""
+"""Send images to vLLM, ready for its vision tower: token ids, the tower's input, and the place of each image.
+
+vLLM's own processor is never used: it would scale images and expand image tokens a second time.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_IMAGES = 1024
-"""Pictures of one prompt that vLLM is told to allow; what fits is decided by their tokens."""
+"""Images that vLLM allows in a prompt. The real limit is the number of their tokens."""
 
 
 def start_arguments(known: Collection[str], max_pixels: int | None, *, on_cpu: bool) -> dict[str, Any]:
-    """Engine arguments of a model that sees pictures; `known` are the names of those that this vLLM has."""
+    """Return engine arguments for a model with a vision tower; `known` has the argument names of this vLLM."""
     arguments: dict[str, Any] = {
-        # Its processor is made at the start, and wants a tokenizer.
+        # vLLM makes its processor at the start, and that needs a tokenizer.
         "skip_tokenizer_init": False,
         "limit_mm_per_prompt": {"image": _MAX_IMAGES, "video": 0},
     }
     if "mm_device_do_normalize" in known:
-        arguments["mm_device_do_normalize"] = False  # pixels are normalised here, as the learner's are
+        arguments["mm_device_do_normalize"] = False  # pixels are normalised here, as for the learner
     if max_pixels is not None:
         arguments["mm_processor_kwargs"] = {"max_pixels": max_pixels}
     if on_cpu:
@@ -34,18 +36,22 @@ def start_arguments(known: Collection[str], max_pixels: int | None, *, on_cpu: b
 
 
 class ImageSender:
-    """Makes vLLM's inputs of prompts with pictures. The engine core keeps the pixels of pictures that it got, in memory
-    of the host (`mm_processor_cache_gb`), and this process knows which: a picture is sent once, not every turn."""
+    """Make vLLM's inputs from prompts with images, and send each image once instead of in every turn.
+
+    The engine core keeps received pixels in host memory (`mm_processor_cache_gb`); this process records which ones.
+    """
 
     _llm: Any
     _dtype: torch.dtype
     _cache: Any
-    """vLLM's own record of what the engine core has; None where that keeps nothing."""
+    """Record of vLLM, in this process, of the images that the engine core has; None if the core keeps none."""
     _capacity: float
 
     async def start(self, llm: Any) -> None:
-        """Throw away what vLLM tried itself with, and have it look up what it looks up at the first request: nothing
-        may come between the record and the request that it is about."""
+        """Empty the caches, and let vLLM do its lookups of a first request now.
+
+        No such lookup may happen later, between an entry in the record and its request.
+        """
         self._llm = llm
         self._dtype = llm.vllm_config.model_config.dtype
         self._cache = llm.renderer.mm_processor_cache
@@ -54,17 +60,19 @@ class ImageSender:
         await llm.get_supported_tasks()
 
     async def prepare(self, images: Sequence[PlacedImage], salt: str) -> dict[str, Any]:
-        """By digest, vLLM's items of the pictures that the engine core may need. Raises `EngineError` for pictures that
-        it cannot take."""
+        """Return vLLM's items, by digest, for images that the engine core may lack.
+
+        Raises `EngineError` for images that are too large for it.
+        """
         seen = {image.digest: image for image, _ in images}
         self._check(list(seen.values()))
         needed = [image for digest, image in seen.items() if not self._has(_name(digest, salt))]
         return await asyncio.to_thread(lambda: {image.digest: _item(image, self._dtype) for image in needed})
 
     def input(self, ids: list[int], images: Sequence[PlacedImage], items: dict[str, Any], salt: str) -> Any | None:
-        """vLLM's input, to be given to it at once; None where `items` lack a picture that has left the cache since.
+        """Return the input for vLLM, which must get it at once; None if `items` lack an image that the cache lost.
 
-        `salt` divides the caches of features, keys and values: what was computed under another one is not used.
+        `salt` separates cached features, keys and values: entries computed with another salt are not used.
         """
         from vllm.inputs import mm_input
         from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
@@ -76,7 +84,7 @@ class ImageSender:
         places = [PlaceholderRange(offset=placed.start, length=placed.image.num_tokens) for placed in images]
         sent = [items.get(digest) for digest in digests]
         if self._cache is not None:
-            # As the engine core will do it, in the same order.
+            # Update the record as the engine core will update its cache, in the same order.
             for name in names:
                 self._cache.touch_sender_cache_item(name)
             given: list[Any] = [None if item is None else (item, []) for item in sent]
@@ -88,18 +96,18 @@ class ImageSender:
         return self._cache is not None and self._cache.is_cached_item(name)
 
     def _check(self, images: Sequence[SeenImage]) -> None:
-        """vLLM would find it out when the record says already that the engine core has them."""
+        """Reject images that are too large. vLLM would reject them only after recording that the core has them."""
         longest = int(self._llm.input_processor.mm_encoder_cache_size)
         for image in images:
             if image.num_tokens > longest:
                 raise EngineError(
-                    f"a picture of {image.num_tokens} tokens, and vLLM has made room for {longest}. Raise max_pixels "
-                    "of the engine (in a run: rendering.max_pixels)."
+                    f"an image of {image.num_tokens} tokens, but vLLM has room for {longest}. Raise max_pixels of the "
+                    "engine (in a run: rendering.max_pixels)."
                 )
         size = sum(_size(image, self._dtype) for image in images)
         if self._cache is not None and size > self._capacity:
             raise EngineError(
-                f"pictures of {size / 2**30:.1f} GiB in one prompt; vLLM keeps {self._capacity / 2**30:g}. Raise "
+                f"images of {size / 2**30:.1f} GiB in one prompt; vLLM keeps {self._capacity / 2**30:g}. Raise "
                 "engine.options.mm_processor_cache_gb."
             )
 
@@ -109,12 +117,12 @@ def _name(digest: str, salt: str) -> str:
 
 
 def _size(image: SeenImage, dtype: torch.dtype) -> int:
-    """Bytes of the tower's input, and some for what vLLM says of it."""
+    """Return the bytes of the tower's input, with a margin for vLLM's metadata."""
     return image.pixels.size * image.format.temporal_patch_size * dtype.itemsize + 1024
 
 
 def _item(image: SeenImage, dtype: torch.dtype) -> Any:
-    """In the `dtype` of the tower, which makes of the pixels the same as of float32."""
+    """Make vLLM's item in the `dtype` of the tower, which computes the same from it as from float32."""
     import torch
     from transformers import BatchFeature
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems

@@ -1,4 +1,4 @@
-"""Starting vLLM: what it is told by arguments and by the environment, and what is refused before it starts."""
+"""`VllmLauncher`: check the model, set arguments and environment, and start vLLM."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agentloop.vision.processor import FAMILIES
 from agentloop.weights.files import checkpoint_shapes
 
 ENVIRONMENT = {
-    # At WARNING a start and every weight update print a screenful of what is as it should be.
+    # At WARNING, a start and every weight update print a screen of normal events.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     # flashinfer's sampler compiles at first use; vLLM's own does not.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # A fork cannot use CUDA once this process has as much as asked whether there is any, which vLLM does not notice.
+    # A fork cannot use CUDA after this process has queried it, which vLLM does not notice.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_CACHE_GIB = "2"
 
 
 class VllmLauncher:
-    """Of one engine. `arguments` are of vLLM's `AsyncEngineArgs`, the rest as of `VllmEngine`."""
+    """Start vLLM for one engine. `arguments` go to `AsyncEngineArgs`; the others are those of `VllmEngine`."""
 
     def __init__(
         self, model: str, arguments: Mapping[str, Any], *, shares_gpu: bool, sleeps: bool, max_pixels: int | None
@@ -38,14 +38,14 @@ class VllmLauncher:
         self._sleeps = sleeps
         self._max_pixels = max_pixels
         self.sockets = SocketFolder()
-        """Of vLLM, which does not remove them."""
+        """Folder of vLLM's sockets, which vLLM does not remove."""
         self.shapes: dict[str, tuple[int, ...]] | None = None
-        """Of the weights in the model's folder, where it is one."""
-        self.sees_pictures = False
-        """The model has a vision tower that is known."""
+        """Shapes of the weights in the model folder; None for a name on the hub."""
+        self.sees_images = False
+        """Whether the model has a vision tower of a known family."""
 
     def launch(self) -> Any:
-        """An `AsyncLLM`, after 20 s and more. Raises `UserError` where that is not possible."""
+        """Start an `AsyncLLM`, which takes 20 s or more. Raises `UserError` if it cannot start."""
         folder = Path(self._model)
         if folder.is_dir():
             if not (folder / "config.json").is_file():
@@ -63,8 +63,7 @@ class VllmLauncher:
 
         if self._sleeps and current_platform.is_cpu():
             raise UserError(
-                "vLLM cannot sleep on CPUs, and is to leave its memory to the learner while that trains. Set "
-                "placement.sleep=false."
+                "vLLM cannot sleep on CPUs, so it cannot give its memory to the learner. Set placement.sleep=false."
             )
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
@@ -72,14 +71,14 @@ class VllmLauncher:
                 return AsyncLLM.from_engine_args(args)
         except TypeError as error:
             raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
-        except Exception as error:  # the boundary to vLLM, which raises whatever its parts raise
+        except Exception as error:  # the boundary to vLLM, which may raise anything
             raise UserError(
                 f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
                 "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
             ) from error
 
     def _arguments(self, known: Collection[str]) -> dict[str, Any]:
-        """Of the `known` ones, with what was given."""
+        """Return the arguments of `AsyncEngineArgs`, whose fields are `known`."""
         from vllm.platforms import current_platform
 
         args: dict[str, Any] = {
@@ -92,8 +91,8 @@ class VllmLauncher:
             "use_tqdm_on_load": False,
             "worker_extension_cls": "agentloop.engines.vllm.worker.WeightReceiver",
         }
-        self.sees_pictures = _family(self._model) in FAMILIES
-        if self.sees_pictures:
+        self.sees_images = _family(self._model) in FAMILIES
+        if self.sees_images:
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._given
         if self._sleeps:
@@ -102,8 +101,8 @@ class VllmLauncher:
             # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
             args.setdefault("kv_cache_memory_bytes", gib << 30)
-            # A prompt that is computed in parts ends vLLM on CPUs where the turn has a seed: it turns the generator
-            # back by what the unfinished parts drew, which only CUDA generators can do.
+            # A chunked prompt of a turn with a seed ends vLLM on CPUs: it rewinds the generator by the numbers drawn
+            # for unfinished chunks, which only CUDA generators can do.
             args.setdefault("enable_chunked_prefill", False)
         elif self._shares_gpu:
             args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
@@ -113,7 +112,7 @@ class VllmLauncher:
 
 
 def _family(model: str) -> str:
-    """The `model_type` of a folder or a name on the hub."""
+    """Return the `model_type` of a folder or of a name on the hub."""
     from transformers import PreTrainedConfig
 
     settings, _ = PreTrainedConfig.get_config_dict(model)

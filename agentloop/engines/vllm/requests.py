@@ -1,4 +1,4 @@
-"""A turn as vLLM is asked for it, and what vLLM says of it as a `Generation`."""
+"""Convert `SamplingParams` to vLLM's, and vLLM's outputs to `Generation`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fi
 
 
 def vllm_params(params: SamplingParams, room: int, *, in_parts: bool = False) -> Any:
-    """As vLLM takes them, for at most `room` tokens. `in_parts`: an output after each step, with all tokens so far."""
+    """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: all tokens so far after each step."""
     if params.seed is not None:
         return _build_params(params, min(params.max_tokens, room), in_parts)
     return _cached_params(params, min(params.max_tokens, room), in_parts)
@@ -31,8 +31,8 @@ def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> An
         top_k=params.top_k,
         seed=params.seed,
         stop_token_ids=list(params.stop_token_ids),
-        ignore_eos=True,  # the stop tokens are those of `params`, no others
-        logprobs=0,  # of the sampled token alone
+        ignore_eos=True,  # only the stop tokens of `params` end the turn
+        logprobs=0,  # only for the sampled token
         flat_logprobs=True,
         stop=list(params.stop_strings),
         include_stop_str_in_output=True,
@@ -46,7 +46,7 @@ _cached_params = lru_cache(maxsize=64)(_build_params)
 
 
 def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
-    """vLLM looks for stop strings once a step, in which it may have sampled more than one token."""
+    """Cut a turn after its first stop string: vLLM checks once a step, which may sample several tokens."""
     end = stops.end(turn.ids)
     if end is None:
         return turn
@@ -54,7 +54,7 @@ def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
 
 
 def generation_of(output: Any, marks: list[tuple[int, int]]) -> Generation:
-    """A finished request; `marks` as of `versions_of`. Raises `EngineError` where vLLM gave it up."""
+    """Convert a finished request; `marks` as in `versions_of`. Raises `EngineError` if vLLM gave it up."""
     sampled = output.outputs[0]
     reason = _FINISH.get(sampled.finish_reason)
     if reason is None:
@@ -65,7 +65,7 @@ def generation_of(output: Any, marks: list[tuple[int, int]]) -> Generation:
 
 
 def versions_of(marks: list[tuple[int, int]], num_tokens: int) -> array[int]:
-    """Of each token; `marks` are (index of the first token, policy version that samples from there on)."""
+    """Return the version of each token; `marks` are (index of a token, version that samples from there on)."""
     versions = array("i", [marks[0][1]]) * num_tokens
     for start, version in marks[1:]:
         versions[start:] = array("i", [version]) * (num_tokens - start)

@@ -1,4 +1,4 @@
-"""vLLM off the GPU and back, by its sleep mode: weights first, so that new ones are there before the cache."""
+"""`SleepMode`: free vLLM's GPU memory and take it back, weights before the cache."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from agentloop.engines.base import EngineDead
 from agentloop.engines.vllm.core import unless_dead
 
 _PARTS = ("weights", "kv_cache")
-"""vLLM's names of what can be brought back alone."""
+"""vLLM's names of the parts that can wake separately."""
 _KEEPS, _DISCARDS = 1, 2
-"""vLLM's levels of sleep: the weights are copied to the host, or thrown away."""
+"""vLLM's levels of sleep: copy the weights to the host, or discard them."""
 
 
 class SleepMode:
-    """What of vLLM is off the GPU. It schedules nothing until all of it is back, and then begins by itself.
+    """The parts of vLLM that are off the GPU. vLLM schedules nothing until all are back, then starts by itself.
 
-    Whatever of this fails leaves vLLM in a state that nobody knows: it is `EngineDead`.
+    Any failure leaves vLLM in an unknown state and raises `EngineDead`.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class SleepMode:
         return bool(self._away)
 
     async def begin(self, llm: Any, *, keep_weights: bool) -> None:
-        """Sampling is paused. Requests in flight will be computed again: their keys and values go with the cache."""
+        """Free the memory; sampling is paused already. Requests in flight lose their keys and values."""
         self._away = _PARTS
         level = _KEEPS if keep_weights else _DISCARDS
         await _ask(llm, llm.sleep(level, "keep"), "give up the memory of the GPU")
 
     async def bring_weights(self, llm: Any) -> None:
-        """Memory for the weights, and the weights where they were kept."""
+        """Take back memory for the weights, and the weights if they were kept."""
         if "weights" in self._away:
             await _ask(llm, llm.wake_up(["weights"]), "get memory for its weights")
             self._away = ("kv_cache",)

@@ -1,4 +1,4 @@
-"""A folder for vLLM's sockets: it never removes them, be it closed or killed."""
+"""`SocketFolder`: a folder for vLLM's sockets, which vLLM never removes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from agentloop.process import owned_folders
 
 _BASE = "VLLM_RPC_BASE_PATH"
 _starting = threading.Lock()
-"""vLLM is told by the environment, which all engines of this process share."""
+"""Held while VLLM_RPC_BASE_PATH is changed: all engines of this process share the environment."""
 
 
 class SocketFolder:
-    """Below what VLLM_RPC_BASE_PATH says, else among the temporary folders."""
+    """A folder below VLLM_RPC_BASE_PATH, or below the temporary folder if that is not set."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """What vLLM starts meanwhile has its sockets there. Removed where that fails."""
+        """Make the folder and let processes that vLLM starts use it. Remove it if the start fails."""
         with _starting:
             base = os.environ.get(_BASE)
             self._path = owned_folders.make("agentloop-vllm-", base)
@@ -40,6 +40,6 @@ class SocketFolder:
                     os.environ[_BASE] = base
 
     def remove(self) -> None:
-        """Nothing where there is none."""
+        """Remove the folder if there is one."""
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What runs inside of vLLM's worker processes: taking new weights, and ending with the process that owns the engine."""
+"""Code in vLLM's worker processes: load new weights, and end with the process that owns the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker class (`worker_extension_cls`); called through `collective_rpc`."""
+    """Mixin of vLLM's worker class (`worker_extension_cls`), called through `collective_rpc`."""
 
     reload_weights: Any
     get_model: Any
@@ -29,7 +29,7 @@ class WeightReceiver:
     _agentloop_copies: Callable[[], None] | None
 
     def agentloop_open(self, pickled: bytes) -> str:
-        """Map `SharedWeights`, which the next `agentloop_load` takes. Returns why that is impossible, or nothing."""
+        """Map `SharedWeights` for the next `agentloop_load`. Return why that is impossible, or ''."""
         shared: SharedWeights = pickle.loads(pickled)
         mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
         if mapped is not None and mapped.again(shared):
@@ -42,8 +42,11 @@ class WeightReceiver:
         return ""
 
     def agentloop_load(self) -> str:
-        """Load what was opened last: by the `copies` recorded before, by the model's `loader`, or by `reload`. Or
-        `overwritten`: the model has weights of no version then."""
+        """Load the weights opened last, and return how: `copies`, `loader`, `reload` or `overwritten`.
+
+        `copies` were recorded before, `loader` is the model's, `reload` is vLLM's. After `overwritten` the model has
+        weights of mixed versions.
+        """
         import torch
 
         mapped, model = self._agentloop_mapped, self.get_model()
@@ -63,15 +66,15 @@ class WeightReceiver:
         try:
             mapped.check()
         except Overwritten:
-            return "overwritten"  # of an exception nothing but its text would come out of vLLM
+            return "overwritten"  # vLLM would pass on only the text of an exception
         return way
 
     def _agentloop_reload(self, mapped: MappedWeights) -> None:
-        """vLLM's own reload also redoes what it made of the weights after loading them, such as the packed matrices of
-        the CPU kernels, and keeps the storage that CUDA graphs captured.
+        """Use vLLM's own reload, and keep the features of images.
 
-        It throws away the features of pictures, which vLLM's scheduler is not told: a turn that has begun, or waits,
-        would end the engine core. They stay, as keys and values do; turns that start later do not look for them.
+        The reload repeats vLLM's processing after loading, such as packing matrices for CPU kernels, and keeps the
+        storage that CUDA graphs captured. It also discards image features without telling vLLM's scheduler, so a turn
+        in flight would end the engine core. Features stay, as keys and values do; later turns do not look for them.
         """
         features = self.model_runner.encoder_cache
         kept = dict(features) if isinstance(features, dict) else {}
@@ -82,14 +85,16 @@ class WeightReceiver:
 
     def agentloop_watch(self, owner: int) -> None:
         """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
-        meeting = str(getattr(self, "distributed_init_method", ""))
-        file = meeting.removeprefix("file://") if meeting.startswith("file://") else None
+        rendezvous = str(getattr(self, "distributed_init_method", ""))
+        file = rendezvous.removeprefix("file://") if rendezvous.startswith("file://") else None
         threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
-    """A head that shares the matrix of the embedding is given no weights by name, so the reload passes over it, and
-    on CPUs it would go on with the copy that was packed from the old ones."""
+    """Pack heads that share the matrix of the embedding again.
+
+    The reload skips such a head, as no weight has its name. On CPUs it would keep the copy packed from old weights.
+    """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for layer in model.modules():
@@ -98,11 +103,11 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _end_with(owner: int, file: str | None) -> None:
-    """`file`: by which the workers found one another; vLLM removes it when it ends in peace only."""
-    between = os.getppid()  # the engine core, or the owner itself where the worker lives in the engine core
+    """End after `owner` ends. `file` is the rendezvous of the workers, which vLLM removes only at a normal end."""
+    between = os.getppid()  # the engine core, or the owner if the worker lives in the engine core
     try:
         handle = os.pidfd_open(owner)
-    except ProcessLookupError:  # over already
+    except ProcessLookupError:  # it has ended already
         pass
     else:
         select.select([handle], [], [])

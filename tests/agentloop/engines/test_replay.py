@@ -24,7 +24,7 @@ async def turn(engine, prompt, name="a"):
         return list((await engine.generate(prompt, PARAMS, trajectory_id=name)).ids)
 
 
-async def test_known_turns_are_recalled_with_their_versions_and_the_next_ones_are_sampled():
+async def test_recorded_turns_are_replayed_with_their_versions_and_later_turns_are_sampled():
     first, record = engine([1, 9], [2, 9])
     await first.update_weights(TensorWeights([]), 5)
     assert await turn(first, [7]) == [1, 9]
@@ -47,7 +47,7 @@ async def test_known_turns_are_recalled_with_their_versions_and_the_next_ones_ar
     assert (new.index, list(new.generation.versions)) == (2, [6, 6])
 
 
-async def test_a_prompt_that_came_out_otherwise_ends_the_memory_of_its_trajectory():
+async def test_changed_prompt_ends_the_replay_of_its_trajectory():
     first, record = engine([1, 9], [2, 9])
     await turn(first, [7])
     await turn(first, [7, 1, 9, 8])
@@ -59,7 +59,7 @@ async def test_a_prompt_that_came_out_otherwise_ends_the_memory_of_its_trajector
     assert [new.index for new in other.take_new()] == [1, 2]
 
 
-async def test_the_length_of_parked_trajectories_counts_until_they_are_released():
+async def test_recorded_length_counts_until_release():
     first, record = engine([1, 9], [2, 9])
     await turn(first, [7, 7, 7], "a")
     await turn(first, [7], "b")
@@ -68,7 +68,7 @@ async def test_the_length_of_parked_trajectories_counts_until_they_are_released(
     assert record.resident_tokens == 3
 
 
-async def test_what_is_forgotten_is_sampled_again():
+async def test_forgotten_turns_are_sampled_again():
     first, record = engine([1, 9])
     await turn(first, [7])
     second, other = engine([2, 9])

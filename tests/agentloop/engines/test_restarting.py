@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=8, stop_token_ids=(STOP,), seed=3)
 
 
 class Mortal(Engine):
-    """Counts up from the last token of the prompt, `quick` tokens and then a stop token; or does what `fate` says."""
+    """Counts up from the last token of the prompt: `quick` tokens, then a stop token; or follows `fate`."""
 
     max_model_len = 64
 
@@ -87,7 +87,7 @@ async def started(make, **options):
     return engine
 
 
-async def test_a_turn_goes_on_behind_the_tokens_that_the_dead_engine_had_sampled():
+async def test_turn_continues_after_the_tokens_of_the_dead_engine():
     make = Makes(2, None)
     engine = await started(make)
     turn = await engine.generate([1, 10], PARAMS, trajectory_id="a")
@@ -103,7 +103,7 @@ async def test_a_turn_goes_on_behind_the_tokens_that_the_dead_engine_had_sampled
     await engine.close()
 
 
-async def test_tokens_keep_the_version_that_sampled_them_and_the_new_engine_has_the_last_weights():
+async def test_tokens_keep_their_version_and_the_new_engine_gets_the_latest_weights():
     make = Makes(2, None)
     engine = await started(make)
     weight = torch.ones(2)
@@ -116,7 +116,7 @@ async def test_tokens_keep_the_version_that_sampled_them_and_the_new_engine_has_
 
 
 class Slow(Mortal):
-    """Starts when it is told to, and reads shared weights as an engine of another process does."""
+    """Starts on command, and reads shared weights as an engine in another process does."""
 
     def __init__(self, fate=None):
         super().__init__(fate)
@@ -151,7 +151,7 @@ async def dies_and_restarts(shelf):
     return engine, lives[1], turn
 
 
-async def test_an_engine_that_starts_while_the_shelf_is_filled_again_takes_what_is_there_then():
+async def test_restart_during_a_publish_takes_the_new_weights():
     shelf = WeightShelf()
     engine, second, turn = await dies_and_restarts(shelf)
     update = asyncio.create_task(engine.update_weights(shelf.put([("w", torch.full((2,), 5.0))]), 5))
@@ -165,7 +165,7 @@ async def test_an_engine_that_starts_while_the_shelf_is_filled_again_takes_what_
     await engine.close()
 
 
-async def test_an_engine_whose_weights_are_overwritten_while_it_reads_them_waits_for_the_new_ones():
+async def test_weights_overwritten_during_a_read_wait_for_the_new_ones():
     shelf = WeightShelf()
     engine, second, turn = await dies_and_restarts(shelf)
     second.starts.set()
@@ -173,7 +173,7 @@ async def test_an_engine_whose_weights_are_overwritten_while_it_reads_them_waits
     new = shelf.put([("w", torch.full((2,), 5.0))])
     for _ in range(20):
         await asyncio.sleep(0)
-    assert second.weights is None  # neither the old ones nor half of them
+    assert second.weights is None  # neither the old weights nor a mixture
     await engine.update_weights(new, 5)
     assert list((await turn).versions) == [4, 4, 5, 5, 5, 5]
     assert second.weights["w"].tolist() == [5, 5]
@@ -181,7 +181,7 @@ async def test_an_engine_whose_weights_are_overwritten_while_it_reads_them_waits
     await engine.close()
 
 
-async def test_many_turns_that_see_one_death_cost_one_restart():
+async def test_one_engine_death_costs_one_restart():
     make = Makes(0, None)
     engine = await started(make)
     turns = await asyncio.gather(*(engine.generate([k], PARAMS, trajectory_id=str(k)) for k in (20, 30, 40)))
@@ -189,7 +189,7 @@ async def test_many_turns_that_see_one_death_cost_one_restart():
     assert len(make.made) == 2
 
 
-async def test_a_restart_goes_on_when_the_turn_that_noticed_is_cancelled():
+async def test_restart_survives_cancellation_of_the_turn_that_triggered_it():
     make = Makes(0, None)
     engine = await started(make)
     first = asyncio.create_task(engine.generate([20], PARAMS, trajectory_id="a"))
@@ -200,7 +200,7 @@ async def test_a_restart_goes_on_when_the_turn_that_noticed_is_cancelled():
     assert list(turn.ids) == [31, 32, 33, STOP]
 
 
-async def test_a_turn_that_was_complete_when_the_engine_died_is_not_sampled_again():
+async def test_complete_turn_is_not_resampled_after_engine_death():
     make = Makes(3, None)
     engine = await started(make)
     cut = SamplingParams(max_tokens=3, stop_token_ids=(STOP,))
@@ -210,7 +210,7 @@ async def test_a_turn_that_was_complete_when_the_engine_died_is_not_sampled_agai
     assert make.made[1].asked == []
 
 
-async def test_an_engine_whose_turns_never_end_is_replaced():
+async def test_hanging_engine_is_replaced():
     make = Makes("hang", None)
     engine = await started(make, stall_seconds=0.05)
     turn = await engine.generate([10], PARAMS, trajectory_id="a")
@@ -219,7 +219,7 @@ async def test_an_engine_whose_turns_never_end_is_replaced():
     await engine.close()
 
 
-async def test_a_paused_engine_does_not_hang():
+async def test_paused_engine_does_not_count_as_hanging():
     make = Makes("hang")
     engine = await started(make, stall_seconds=0.02)
     await engine.pause()
@@ -231,7 +231,7 @@ async def test_a_paused_engine_does_not_hang():
     await engine.close()
 
 
-async def test_an_engine_that_dies_while_paused_is_paused_again():
+async def test_engine_that_dies_while_paused_restarts_paused():
     make = Makes(None, None)
     engine = await started(make)
     await engine.pause()
@@ -241,7 +241,7 @@ async def test_an_engine_that_dies_while_paused_is_paused_again():
     assert make.made[1].policy_version == 1
 
 
-async def test_an_engine_that_is_closed_while_another_one_starts_closes_both_and_says_so_to_its_turns():
+async def test_close_during_a_restart_closes_both_engines_and_fails_the_turns():
     class Slow(Mortal):
         starting = asyncio.Event()
 
@@ -265,7 +265,7 @@ async def test_an_engine_that_is_closed_while_another_one_starts_closes_both_and
         await turn
 
 
-async def test_when_the_budget_is_spent_all_turns_fail_and_say_why():
+async def test_exhausted_restart_budget_fails_all_turns_with_the_reason():
     make = Makes(0, "no start", "no start", "no start")
     engine = await started(make, budget=RestartBudget(2))
     with pytest.raises(EngineError, match=r"too often \(died 1, start 3\); the last time: no memory"):
@@ -275,7 +275,7 @@ async def test_when_the_budget_is_spent_all_turns_fail_and_say_why():
     assert all(each.closed for each in make.made)
 
 
-async def test_other_errors_are_passed_on():
+async def test_other_errors_propagate():
     class Refuses(Mortal):
         async def generate(self, prompt, params, *, trajectory_id, images=()):
             raise EngineError("a prompt of 0 tokens")
@@ -287,7 +287,7 @@ async def test_other_errors_are_passed_on():
 
 
 class Sleeper(Mortal):
-    """Notes what it is asked to do; `fate` is the call that it dies of."""
+    """Records its calls; `fate` is the call that kills it."""
 
     def __init__(self, fate=None):
         super().__init__(fate)
@@ -327,7 +327,7 @@ def weights_of_value(value):
     return TensorWeights([("w", torch.full((2,), float(value)))])
 
 
-async def test_weights_are_thrown_away_asleep_once_they_are_kept_here_and_come_back_at_the_latest_to_wake():
+async def test_sleeping_engine_drops_stored_weights_and_reloads_them_on_wake():
     make, made = sleepers(None)
     engine = await started(make)
     for version in (1, 2):
@@ -348,7 +348,7 @@ async def test_weights_are_thrown_away_asleep_once_they_are_kept_here_and_come_b
 
 
 @pytest.mark.parametrize("dies_at", ["sleep", "update", "wake", "pause"])
-async def test_an_engine_that_dies_asleep_is_replaced_when_it_is_to_wake_and_gets_the_last_weights(dies_at):
+async def test_engine_that_dies_asleep_is_replaced_on_wake_with_the_latest_weights(dies_at):
     make, made = sleepers(dies_at, None)
     engine = await started(make)
     await engine.sleep()
@@ -369,7 +369,7 @@ async def test_an_engine_that_dies_asleep_is_replaced_when_it_is_to_wake_and_get
     await engine.close()
 
 
-async def test_a_turn_that_sees_its_engine_die_asleep_waits_for_the_next_one():
+async def test_turn_of_an_engine_that_dies_asleep_waits_for_the_replacement():
     make, made = sleepers(None, None)
     engine = await started(make)
     await engine.sleep()
@@ -385,7 +385,7 @@ async def test_a_turn_that_sees_its_engine_die_asleep_waits_for_the_next_one():
     await engine.close()
 
 
-async def test_a_sleeping_engine_that_cannot_be_started_again_fails_its_turns():
+async def test_failed_restart_of_a_sleeping_engine_fails_its_turns():
     make, made = sleepers("wake")
     engine = await started(make, budget=RestartBudget(0))
     await engine.sleep()

@@ -1,4 +1,4 @@
-"""Stop strings end turns at a token boundary, in all engines alike."""
+"""Stop strings end turns at a token boundary in every engine."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ def ids_of(text):
 
 
 def first_end(ids, strings):
-    """By its meaning: decode every beginning of the turn."""
+    """Return the end of the turn by definition: decode every prefix of it."""
     texts = [TOKENIZER.decode(ids[:end], skip_special_tokens=False) for end in range(len(ids) + 1)]
     return next((end for end, text in enumerate(texts) if any(string in text for string in strings)), None)
 
 
-def test_the_token_that_completes_it_is_the_last_and_whole():
+def test_token_that_completes_the_stop_string_is_kept_whole():
     ids = ids_of("print(1)\n</code>\nmore")
     end = StopStrings(TOKENIZER, ["</code>"]).end(ids)
     kept = TOKENIZER.decode(ids[:end])
@@ -36,7 +36,7 @@ def test_the_token_that_completes_it_is_the_last_and_whole():
     assert TOKENIZER.decode(ids[: end - 1]) == "print(1)\n</code"
 
 
-def test_the_first_of_several_counts():
+def test_first_of_several_stop_strings_wins():
     stops = StopStrings(TOKENIZER, ["</sql>", "</solution>"])
     ids = ids_of("a</solution>b</sql>c")
     assert TOKENIZER.decode(ids[: stops.end(ids)]).startswith("a</solution>")
@@ -45,7 +45,7 @@ def test_the_first_of_several_counts():
 
 
 @pytest.mark.parametrize("before", [0, 1, 1999, 2000])
-def test_a_long_turn_is_not_decoded_once_a_token(before):
+def test_long_turn_is_not_decoded_for_every_token(before):
     class Counting:
         decoded = 0
 
@@ -74,13 +74,13 @@ PIECES = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(PIECES, st.sampled_from([("</code>",), ("🙂",), ("é", "xx"), ("> ", "\n\n"), ("</code>", "</co")]))
-def test_it_ends_where_the_text_first_holds_one(pieces, strings):
+def test_turn_ends_at_the_first_occurrence(pieces, strings):
     ids = ids_of("".join(pieces))
     assert StopStrings(TOKENIZER, strings).end(ids) == first_end(ids, strings)
 
 
 @pytest.mark.parametrize("model", [None, "./no-such-folder"])
-def test_an_engine_without_a_tokenizer_says_so(model):
+def test_engine_without_tokenizer_raises(model):
     with pytest.raises(EngineError, match="tokenizer"):
         StopFinder(model).of(("</code>",))
     assert StopFinder(model).of(()) is None
@@ -120,7 +120,7 @@ async def sampled(engine, prompt, name, **changes):
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_same_turn_up_to_the_stop(engine, prompt, seed):
+async def test_stop_string_only_shortens_the_turn(engine, prompt, seed):
     free = await sampled(engine, prompt, f"free-{seed}", seed=seed)
     text = TOKENIZER.decode(list(free.ids)[:-1], skip_special_tokens=False)
     string = text[len(text) // 2 :][:3]
@@ -134,7 +134,7 @@ async def test_the_same_turn_up_to_the_stop(engine, prompt, seed):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_without_a_match_nothing_changes(engine, prompt):
+async def test_unmatched_stop_string_changes_nothing(engine, prompt):
     free = await sampled(engine, prompt, "free")
     same = await sampled(engine, prompt, "same", stop_strings=("never said",))
     assert list(same.ids) == list(free.ids)
@@ -142,7 +142,7 @@ async def test_without_a_match_nothing_changes(engine, prompt):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_stop_with_the_last_token_there_is_room_for_is_a_stop(engine, prompt):
+async def test_stop_at_the_token_limit_counts_as_a_stop(engine, prompt):
     free = await sampled(engine, prompt, "free")
     text = TOKENIZER.decode(list(free.ids)[:3], skip_special_tokens=False)
     stopped = await sampled(engine, prompt, "stopped", max_tokens=3, stop_strings=(text,))

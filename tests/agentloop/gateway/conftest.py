@@ -1,4 +1,4 @@
-"""A gateway in front of an engine that follows a script, asked through the official client over real HTTP."""
+"""A gateway for a scripted engine, called through the official client over real HTTP."""
 
 from array import array
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from agentloop.gateway import Gateway, Sampling
 
 
 class Recorder(ScriptedEngine):
-    """Says the next turn of a script, each token with a logprob of its own, and keeps what it was asked and said."""
+    """Generates the next turn of a script, each token with its own logprob, and records requests and turns."""
 
     def __init__(self, turns=(), **options):
         super().__init__([[0]], **options)

@@ -80,7 +80,7 @@ async def test_a_tool_call_and_an_answer_are_one_stream(recorder, serving, ask, 
     assert tokenizer.decode(stream.token_ids) + "\n" == whole
 
 
-async def test_sampled_ids_are_kept_where_no_tokenizer_would_write_them(recorder, serving, ask, renderer):
+async def test_sampled_ids_are_kept_even_if_no_tokenizer_makes_them(recorder, serving, ask, renderer):
     """The text of the turn is "hello", in five tokens of a letter each."""
     letters = [renderer.encode(letter)[0] for letter in "hello"]
     assert renderer.encode("hello") != letters
@@ -95,7 +95,7 @@ async def test_sampled_ids_are_kept_where_no_tokenizer_would_write_them(recorder
     assert engine.asked[1][: len(engine.asked[0]) + 6] == [*engine.asked[0], *engine.turns[0]]
 
 
-async def test_a_rewritten_history_begins_a_branch_where_it_was_rewritten(recorder, serving, ask):
+async def test_a_rewritten_history_begins_a_branch(recorder, serving, ask):
     engine = recorder("one" + END, "two" + END, "three" + END, "four" + END)
     question = {"role": "user", "content": "Count."}
     go_on = {"role": "user", "content": "go on"}
@@ -320,12 +320,12 @@ async def test_seeds_follow_from_the_episode_and_the_conversation_alone(recorder
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}]},
             400,
-            "nothing is fetched",
+            "the gateway fetches nothing",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, 400, "has no function with a name"),
         ({"n": 0}, 400, "n: Input should be greater"),
         ({"tool_choice": "required"}, 400, "`tool_choice` is not supported"),
-        ({"response_format": {"type": "json_object"}}, 400, "Tokens that a grammar chose are not the policy's"),
+        ({"response_format": {"type": "json_object"}}, 400, "A grammar changes the distribution of the tokens"),
         ({"logit_bias": {"3": 1}}, 400, "`logit_bias` is not supported"),
         ({"temperature": "hot"}, 400, "temperature: Input should be a valid number"),
         ({"max_tokens": 0}, 400, "max_tokens"),
@@ -372,7 +372,7 @@ async def test_keys_and_routes(recorder, renderer, serving):
             await http.get(f"{endpoint.base_url}/models")
 
 
-async def test_a_client_that_leaves_leaves_nothing_behind(renderer, serving, ask):
+async def test_a_client_that_disconnects_leaves_no_trace(renderer, serving, ask):
     asleep = asyncio.Event()
 
     class Slow(ScriptedEngine):
@@ -400,7 +400,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(renderer, serving, ask
     assert len(session.trajectories()) == 1
 
 
-async def test_a_client_that_leaves_while_it_asks_is_no_failure(renderer):
+async def test_a_client_that_disconnects_during_its_request_is_not_a_failure(renderer):
     events = iter([{"type": "http.request", "body": b'{"mess', "more_body": True}, {"type": "http.disconnect"}])
     sent = []
 
@@ -416,7 +416,7 @@ async def test_a_client_that_leaves_while_it_asks_is_no_failure(renderer):
     assert sent[0]["status"] == 499
 
 
-async def test_what_runs_when_the_episode_ends_is_cancelled(renderer, serving, ask):
+async def test_the_end_of_the_episode_cancels_running_calls(renderer, serving, ask):
     engine = Endless()
     async with serving(engine) as (client, session):
         call = asyncio.create_task(ask(client, "?"))
@@ -443,7 +443,7 @@ async def test_a_call_that_is_given_up_as_the_episode_ends_is_cancelled(renderer
         assert call.cancelled()
 
 
-async def test_an_engine_that_fails_is_no_limit_and_is_not_asked_again(renderer, serving, ask):
+async def test_a_failed_engine_is_not_a_limit_and_gets_no_retries(renderer, serving, ask):
     class Broken(ScriptedEngine):
         asked = 0
 

@@ -181,7 +181,7 @@ def test_an_agent_that_raises_is_a_failure_of_the_environment(play):
     ({"max_turns": 2}, StopReason.MAX_TURNS),
     ({"max_tokens": 20}, StopReason.PROMPT_TOO_LONG),
 ])  # fmt: skip
-def test_an_agent_that_ends_at_a_limit_is_no_failure(play, limits, reason):
+def test_an_agent_that_ends_at_a_limit_does_not_fail(play, limits, reason):
     async def agent(task, model):
         while True:
             await say(model, "2 + 3 " * 3)
@@ -227,7 +227,7 @@ def test_a_timeout_of_the_agents_own_is_its_own(play):
     assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {"env": 1})
 
 
-def test_an_engine_that_fails_ends_the_episode_whatever_the_agent_makes_of_it(play):
+def test_a_failed_engine_ends_the_episode_even_if_the_agent_answers(play):
     class Broken(ScriptedEngine):
         async def generate(self, prompt, params, *, trajectory_id, images=()):
             raise EngineError("out of memory")
@@ -253,7 +253,7 @@ def test_without_any_reward_there_is_none(play):
 @pytest.mark.parametrize(
     ("returned", "says"), [([1], "the agent returned list"), (float("nan"), "not finite"), ({}, "returned dict")]
 )
-def test_what_is_no_result_is_said(play, returned, says):
+def test_invalid_results_are_errors(play, returned, says):
     async def agent(task, model):
         return returned
 

@@ -137,7 +137,7 @@ def serve():
 
 @given(agent=rounds)
 @settings(max_examples=60, deadline=None)
-def test_what_was_sampled_is_what_is_trained_on(serve, agent):
+def test_exactly_the_sampled_tokens_are_trained(serve, agent):
     said, streams = serve(agent)
     assert len(said) == sum(map(len, agent))
     found = {}

@@ -1,4 +1,4 @@
-"""Answers that are told while they are sampled, and several at once, through the official client."""
+"""Streams, and several turns for one request, through the official client."""
 
 import asyncio
 import itertools
@@ -72,7 +72,7 @@ async def test_a_client_reads_each_word_before_the_next_is_sampled(serving, ids_
     assert last.choices[0].finish_reason is None
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(serving, ids_of):
+async def test_a_client_that_disconnects_during_a_turn_leaves_no_trace(serving, ids_of):
     engine = Teller(ids_of("It is 5." + END))
     async with serving(engine) as (client, session):
         engine.may_go_on.release()
@@ -103,7 +103,7 @@ async def test_an_engine_that_is_lost_in_the_middle_ends_the_stream_with_an_erro
     assert session.trajectories() == []
 
 
-async def test_the_hf_engine_streams_what_it_would_have_said(serving):
+async def test_the_hf_engine_streams_its_whole_turn(serving):
     engine = engines.create("hf", model=str(CHECKPOINT), device="cpu")
     await engine.start()
     options = {"max_tokens": 40, "seed": 3, "temperature": 3.0}  # as good as any text
@@ -178,7 +178,7 @@ async def test_several_answers_in_one_stream(recorder, serving):
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20),
     stop=st.sampled_from([(), ("STOP",)]),
 )
-def test_all_that_is_told_is_what_was_said(renderer, ids_of, parts, sizes, stop):
+def test_deltas_together_are_the_turn(renderer, ids_of, parts, sizes, stop):
     """Whatever tokens come together."""
     text = "".join(parts)
     assume(not text.partition("<think>")[0].count("</think>"))  # what was said turns out to have been thinking

@@ -1,4 +1,4 @@
-"""Tokenizers built on the spot, and the templates of this folder."""
+"""Tokenizers built in memory, and the templates of this folder."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def build_tokenizer(template: str | None, kind: str = "split") -> PreTrainedToke
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
-    """`make_tokenizer(template, kind)`: a tokenizer with the template of that file name."""
+    """Return `make_tokenizer(template, kind)`, which builds a tokenizer with the template of that file name."""
     return build_tokenizer
 
 
 @pytest.fixture(scope="session")
 def make_renderer() -> Callable[..., TemplateRenderer]:
-    """`make_renderer(template, kind="split", **options)`: a renderer, the same for the same arguments."""
+    """Return `make_renderer(template, kind="split", **options)`, which caches one renderer for equal arguments."""
 
     @cache
     def cached(template: str, kind: str, options: tuple[tuple[str, Any], ...]) -> TemplateRenderer:

@@ -21,7 +21,7 @@ text_with_tokens = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=text_with_tokens)
 @settings(max_examples=60, deadline=None)
-def test_rendered_text_is_encoded_as_the_tokenizer_does(encoder_of, kind, text):
+def test_rendered_text_encodes_like_the_tokenizer(encoder_of, kind, text):
     encoder, backend = encoder_of(kind)
     assert encoder.encode_rendered(text, at_start=True) == backend.encode(text, add_special_tokens=False).ids
 
@@ -29,7 +29,7 @@ def test_rendered_text_is_encoded_as_the_tokenizer_does(encoder_of, kind, text):
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=text_with_tokens)
 @settings(max_examples=60, deadline=None)
-def test_escaped_text_holds_no_added_token_and_comes_back(encoder_of, kind, text):
+def test_escaped_text_has_no_added_tokens_and_round_trips(encoder_of, kind, text):
     encoder, _ = encoder_of(kind)
     escaped = encoder.escape(text)
     assert encoder.unescape(escaped) == text
@@ -42,7 +42,7 @@ def test_escaped_text_holds_no_added_token_and_comes_back(encoder_of, kind, text
 
 @pytest.fixture(scope="session")
 def encoder_of(make_tokenizer):
-    """`encoder_of(kind)`: the encoder of a tokenizer, and the tokenizer."""
+    """Return `encoder_of(kind)`, which builds the encoder of a tokenizer, and the tokenizer."""
 
     @cache
     def build(kind):
@@ -52,15 +52,15 @@ def encoder_of(make_tokenizer):
     return build
 
 
-def test_added_tokens_that_swallow_white_space(make_tokenizer):
+def test_added_tokens_may_strip_whitespace(make_tokenizer):
     backend = Tokenizer.from_str(make_tokenizer(None, "bytes").backend_tokenizer.to_str())
     backend.add_special_tokens([AddedToken("<end>", rstrip=True), AddedToken("<begin>", lstrip=True)])
     text = "a <end> \n b \n<begin> c<end>"
     assert TextEncoder(backend).encode_rendered(text) == backend.encode(text, add_special_tokens=False).ids
 
 
-def test_a_vocabulary_that_holds_its_control_tokens_cannot_be_tricked():
-    """Unigram vocabularies hold the added tokens as pieces, so that even without added tokens the text makes them."""
+def test_escaping_holds_if_the_vocabulary_contains_control_tokens():
+    """Unigram vocabularies contain the added tokens as pieces, so plain text could produce them."""
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", -1.0), *((c, -5.0) for c in "</s>ab")], unk_id=0))
     backend.add_special_tokens(["</s>"])
     encoder = TextEncoder(backend)
@@ -69,20 +69,20 @@ def test_a_vocabulary_that_holds_its_control_tokens_cannot_be_tricked():
 
 
 @pytest.mark.parametrize(("kind", "known"), [("split", True), ("gpt2", True), ("no_words", False), ("pieces", False)])
-def test_which_tokenizers_have_a_word_cache(encoder_of, kind, known):
-    assert (encoder_of(kind)[0]._words is not None) == known
+def test_word_cache_is_used_only_for_supported_tokenizers(encoder_of, kind, known):
+    assert (encoder_of(kind)[0].words is not None) == known
 
 
 @given(text=st.text(st.characters(max_codepoint=127), max_size=60))
 @settings(max_examples=150, deadline=None)
-def test_words_from_the_cache_are_those_of_the_tokenizer(encoder_of, text):
+def test_cached_words_encode_like_the_tokenizer(encoder_of, text):
     for kind in ("split", "gpt2"):
         encoder, _ = encoder_of(kind)
-        assert encoder._words.encode(text) == encoder._plain.encode(text, add_special_tokens=False).ids
+        assert encoder.words.encode(text) == encoder.plain.encode(text, add_special_tokens=False).ids
 
 
-def test_a_pattern_that_means_something_else_in_python_is_not_used():
-    """The check against the tokenizer: atomic spaces make this pattern leave gaps."""
+def test_pattern_with_a_different_meaning_in_python_is_not_used():
+    """The check against the tokenizer finds that this pattern leaves gaps between words."""
     from tokenizers import Regex
 
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))

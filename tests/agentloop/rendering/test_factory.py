@@ -1,4 +1,4 @@
-"""From a folder to a renderer, and what is said when that fails."""
+"""Loading a renderer from a folder, and the errors if that fails."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from agentloop.errors import UserError
 from agentloop.rendering import renderer_for
 
 
-def test_a_saved_folder_renders_like_the_tokenizer(tmp_path, make_tokenizer):
+def test_saved_folder_renders_like_the_tokenizer(tmp_path, make_tokenizer):
     tokenizer = make_tokenizer("chatml")
     tokenizer.save_pretrained(tmp_path)
     messages = [{"role": "user", "content": "hi"}]
@@ -17,30 +17,30 @@ def test_a_saved_folder_renders_like_the_tokenizer(tmp_path, make_tokenizer):
     assert renderer_for(str(tmp_path)).stop_token_ids == renderer_for(tokenizer).stop_token_ids
 
 
-def test_a_folder_without_chat_template(tmp_path, make_tokenizer):
+def test_folder_without_chat_template_raises(tmp_path, make_tokenizer):
     make_tokenizer(None).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"no chat template: .*chat_template\.jinja"):
         renderer_for(tmp_path)
 
 
-def test_a_folder_without_tokenizer(tmp_path):
+def test_folder_without_tokenizer_raises(tmp_path):
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
         renderer_for(tmp_path)
 
 
-def test_a_broken_tokenizer_file(tmp_path):
+def test_broken_tokenizer_file_raises(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="Cannot load a tokenizer"):
         renderer_for(tmp_path)
 
 
-def test_a_slow_tokenizer():
+def test_slow_tokenizer_raises():
     with pytest.raises(UserError, match="not a fast one"):
         renderer_for(object())
 
 
-def test_importing_the_package_imports_nothing_heavy():
+def test_package_import_loads_no_heavy_modules():
     heavy = ("torch", "transformers", "tokenizers")
     code = f"import agentloop.rendering, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -54,7 +54,7 @@ KIMI = (
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, and what it does as no other."""
+    """A family of models and its peculiarities."""
 
     format: str
     added: str
@@ -133,11 +133,11 @@ def call_of(family, arguments):
 
 
 def text_of(renderer, messages, *, generate=False):
-    return renderer._template.render(messages, TOOLS, generate=generate)
+    return renderer.template.render(messages, TOOLS, generate=generate)
 
 
 def written_call(name, arguments, content=""):
-    """What a model samples that makes this call: as the template writes it, to the token that ends the turn."""
+    """Return the text that a model samples for this call, up to the token that ends the turn."""
     renderer, family = renderer_of(name), FAMILIES[name]
     turn = {"role": "assistant", "content": content, "tool_calls": [call_of(family, arguments)]}
     text = text_of(renderer, [QUESTION, turn])
@@ -148,18 +148,18 @@ def written_call(name, arguments, content=""):
     if written.startswith(opening):
         sampled = written.removeprefix(opening)
         sampled = sampled if family.thinks else re.sub(r"^<think>\s*</think>\s*", "", sampled)
-    else:  # it writes the thinking of past turns otherwise than it begins one
+    else:  # the template writes past thinking differently from a new turn
         sampled = "</think>" + written.removeprefix(opening[: opening.index("<think>")]).removeprefix("<think></think>")
     end = "<|observation|>" if family.format == "glm" else ""
     return (sampled.rstrip("\n") if end == "" else sampled) + end
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_format_and_the_tokens_that_end_a_turn_are_those_of_the_family(name):
+def test_format_and_stop_tokens_match_the_family(name):
     renderer, family = renderer_of(name), FAMILIES[name]
-    assert renderer._format.name == family.format
+    assert renderer.call_format.name == family.format
     assert tuple(renderer.decode([token]) for token in renderer.stop_token_ids) == family.stops
-    assert renderer._opens_thinking() is family.thinks
+    assert renderer.starts_in_thinking is family.thinks
 
 
 MARKUP = [
@@ -208,7 +208,7 @@ arguments = st.fixed_dictionaries(
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_call_is_read_as_the_template_writes_it(name, data):
+def test_call_written_by_the_template_is_parsed_back(name, data):
     values = data.draw(arguments)
     renderer, family = renderer_of(name), FAMILIES[name]
     parsed = renderer.parse(renderer.encoder.encode_rendered(written_call(name, values)), tools=TOOLS)
@@ -220,7 +220,7 @@ def test_a_call_is_read_as_the_template_writes_it(name, data):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_turn_cut_by_length_calls_nothing(name):
+def test_turn_truncated_by_length_has_no_calls(name):
     renderer = renderer_of(name)
     sampled = renderer.encoder.encode_rendered(written_call(name, {"city": "Oslo"}))
     assert renderer.parse(sampled[:-1], complete=False, tools=TOOLS).calls == ()
@@ -235,20 +235,20 @@ def stream(name, sampled, answer):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("result", ["sunny", "two\nlines", '{"sky": "blue"}'])
-def test_a_call_and_its_result_are_the_text_of_the_template(name, result):
+def test_stream_of_a_call_and_its_result_matches_the_template(name, result):
     renderer, family = renderer_of(name), FAMILIES[name]
     written = written_call(name, {"city": "Oslo"})
     call = call_of(family, {"city": "Oslo"})
     answer = {"role": "tool", "content": result, "name": "get_weather", "tool_call_id": call["id"]}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = text_of(renderer, [QUESTION, turn, answer], generate=True)
-    for _ in range(3):  # by the template, then filled in
+    for _ in range(3):  # rendered by the template, then spliced
         text = stream(name, renderer.encoder.encode_rendered(written), answer)
         assert re.sub(NO_THOUGHT, "", text) == re.sub(NO_THOUGHT, "", whole)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mistral"])
-def test_an_answer_and_the_next_question_are_the_text_of_the_template(name):
+def test_stream_of_an_answer_and_the_next_question_matches_the_template(name):
     renderer, family = renderer_of(name), FAMILIES[name]
     said = "<|channel|>final<|message|>Yes." if family.format == "harmony" else "Yes."
     said = f"\n<think></think>\n{said}" if family.format == "glm" else "</think>" * family.thinks + said
@@ -262,26 +262,26 @@ def test_an_answer_and_the_next_question_are_the_text_of_the_template(name):
     assert re.sub(NO_THOUGHT + r"\s*", "", text) == re.sub(NO_THOUGHT + r"\s*", "", whole)
 
 
-def test_mistral_shows_the_tools_before_the_last_question_and_so_takes_no_second_one():
+def test_mistral_rejects_a_second_question_with_tools():
     renderer = renderer_of("mistral")
     with pytest.raises(UserError, match="not prefix-stable"):
         renderer.render_continuation([renderer.stop_token_ids[0]], [QUESTION], TOOLS)
     assert renderer.render_continuation([renderer.stop_token_ids[0]], [QUESTION]).observation
 
 
-def test_glm_ends_a_turn_with_the_token_that_opens_the_next():
+def test_glm_turn_ends_with_the_opening_token_of_the_next():
     renderer = renderer_of("glm4moe")
     user, observation, _ = renderer.stop_token_ids
     result = [{"role": "tool", "content": "sunny", "name": "get_weather", "tool_call_id": "1"}]
     shown = "\n<tool_response>\nsunny\n</tool_response><|assistant|>"
     assert renderer.decode(renderer.render_continuation([observation], result, TOOLS).observation) == shown
-    # Where the model ended otherwise, or was cut, the token is shown to it.
+    # If the turn ended differently or was truncated, the stream adds the token.
     for sampled in ([user], [], [1]):
         following = renderer.render_continuation(sampled, result, TOOLS)
         assert (following.closing, renderer.decode(following.observation)) == ([], f"<|observation|>{shown}")
 
 
-def test_gemma_ends_a_call_with_the_token_that_opens_its_result():
+def test_gemma_call_ends_with_the_opening_token_of_its_result():
     renderer = renderer_of("gemma4_v5")
     _turn, response = renderer.stop_token_ids
     result = [{"role": "tool", "content": "sunny", "name": "get_weather", "tool_call_id": "1"}]
@@ -293,7 +293,7 @@ def test_gemma_ends_a_call_with_the_token_that_opens_its_result():
     assert renderer.decode(following.closing) == "<turn|>\n"
 
 
-def test_several_results_of_a_turn():
+def test_several_results_of_one_turn_match_the_template():
     renderer = renderer_of("glm4moe")
     results = [{"role": "tool", "content": text, "name": "get_weather", "tool_call_id": text} for text in "ab"]
     following = renderer.render_continuation([renderer.stop_token_ids[1]], results, TOOLS)
@@ -302,7 +302,7 @@ def test_several_results_of_a_turn():
     )
 
 
-def test_a_template_that_hides_results_is_refused():
+def test_template_that_hides_results_is_rejected():
     backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     backend.add_special_tokens(["<|user|>", "<|assistant|>", "<|end|>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
@@ -324,7 +324,7 @@ def test_a_template_that_hides_results_is_refused():
         ("gemma4_v5", "<|tool_call>get_weather()<tool_call|><|tool_response>", "response:unknown{"),
     ],
 )
-def test_the_answer_to_a_malformed_call_is_of_the_function_that_was_named(name, written, shown):
+def test_malformed_call_result_names_the_called_function(name, written, shown):
     renderer = renderer_of(name)
     sampled = renderer.encoder.encode_rendered(written)
     (call,) = renderer.parse(sampled, tools=TOOLS).calls
@@ -335,7 +335,7 @@ def test_the_answer_to_a_malformed_call_is_of_the_function_that_was_named(name, 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("content", ["", "Let {me} look:\n[x] <y>."])
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_stream_tells_no_part_of_a_call_as_text(name, content, is_broken):
+def test_streamed_text_contains_no_part_of_a_call(name, content, is_broken):
     renderer = renderer_of(name)
     written = written_call(name, {"city": "the town by the sea", "units": ["C", "F"]}, content)
     sampled = renderer.encoder.encode_rendered(written[:-20] if is_broken else written)

@@ -1,4 +1,4 @@
-"""Calls as tags in one long turn: literal streams in the formats of the papers."""
+"""Calls as tags inside one long turn, with literal streams in the formats of the papers."""
 
 import asyncio
 
@@ -65,13 +65,13 @@ def segments(trajectory, renderer):
     return [(s.kind, renderer.decode(ids[s.start : s.end])) for s in trajectory.segments]
 
 
-def test_a_call_and_its_result_are_in_one_turn_of_the_template(renderer, ids_of, tmp_path):
+def test_call_and_result_share_one_turn(renderer, ids_of, tmp_path):
     answer = "So <answer>\\boxed{42}</answer>" + END
     trajectory = play(renderer, [ids_of(CODE + "\nnever read"), ids_of(answer)], tmp_path=tmp_path)
     assert trajectory.stop_reason is StopReason.COMPLETED
     assert segments(trajectory, renderer) == [
         (SegmentKind.PROMPT, "<|im_start|>user\nCompute.<|im_end|>\n<|im_start|>assistant\n"),
-        (SegmentKind.SAMPLED, CODE + "\n"),  # the last token has the line break, which is not repeated
+        (SegmentKind.SAMPLED, CODE + "\n"),  # the last token contains the newline, which is not repeated
         (SegmentKind.OBSERVATION, "<interpreter>\n42\n</interpreter>\n\n"),
         (SegmentKind.SAMPLED, answer),
     ]
@@ -85,7 +85,7 @@ def test_a_call_and_its_result_are_in_one_turn_of_the_template(renderer, ids_of,
     assert trajectory.final_text == "So <answer>\\boxed{42}</answer>"
 
 
-def test_results_cannot_end_the_turn(renderer, ids_of, tmp_path):
+def test_results_cannot_end_the_turn_early(renderer, ids_of, tmp_path):
     turns = [ids_of("<code>\n```python\nx\n```\n</code>"), ids_of("done" + END)]
     trajectory = play(renderer, turns, tmp_path=tmp_path)
     observation = trajectory.segments[2]
@@ -94,7 +94,7 @@ def test_results_cannot_end_the_turn(renderer, ids_of, tmp_path):
     assert "<|im_end|><|im_start|>" in segments(trajectory, renderer)[2][1]
 
 
-def test_no_tool_is_shown(renderer):
+def test_tools_are_not_shown_in_the_prompt(renderer):
     schemas = Toolset([run]).schemas
     assert renderer.render_prompt(ROW["messages"], schemas) == renderer.render_prompt(ROW["messages"])
 
@@ -111,19 +111,19 @@ def test_no_tool_is_shown(renderer):
         ("<code></code>", ""),
     ],
 )
-def test_what_is_called(renderer, ids_of, text, code):
+def test_calls_are_parsed_from_tags(renderer, ids_of, text, code):
     (call,) = renderer.parse(ids_of(text)).calls
     assert (call.name, call.arguments, call.id) == ("run", {"code": code}, "call_0")
 
 
-def test_of_a_turn_that_is_sampled_only_what_stands_before_a_call_is_certain(renderer, ids_of):
+def test_partial_turn_streams_only_text_before_a_call(renderer, ids_of):
     for text in ("I compute.\n<code>", "I compute.\n<code>\nprint(1)", CODE):
         turn = renderer.parse(ids_of(text), over=False)
         assert (turn.content, turn.calls) == ("I compute.", ())
 
 
-def test_what_is_no_call(renderer, ids_of):
-    assert renderer.parse(ids_of("<code>a</code>" + END)).calls == ()  # the model went on and ended its turn
+def test_text_that_is_not_a_call_stays_text(renderer, ids_of):
+    assert renderer.parse(ids_of("<code>a</code>" + END)).calls == ()  # the model continued and ended its turn
     assert renderer.parse(ids_of("<code>a</code>"), complete=False).calls == ()
     assert renderer.parse(ids_of("no code" + END)).content == "no code"
     (invalid,) = renderer.parse(ids_of("a</code>")).calls
@@ -131,13 +131,13 @@ def test_what_is_no_call(renderer, ids_of):
     assert "without <code>" in invalid.error
 
 
-def test_a_bad_call_is_told_in_place(renderer, ids_of, tmp_path):
+def test_malformed_call_gets_feedback_in_place(renderer, ids_of, tmp_path):
     trajectory = play(renderer, [ids_of("oops</code>"), ids_of("sorry" + END)], tmp_path=tmp_path)
     assert trajectory.failures == {"model": 1}
     assert "There is a </code> without <code> before it." in segments(trajectory, renderer)[2][1]
 
 
-def test_another_format(tokenizer, ids_of):
+def test_custom_format_is_used(tokenizer, ids_of):
     renderer = renderer_for(tokenizer, inline=SEARCH_R1)
     assert renderer.stop_strings == ("</search>",)
     ids = ids_of("<search> who? </search>")
@@ -148,7 +148,7 @@ def test_another_format(tokenizer, ids_of):
     assert renderer.decode(continuation.observation) == "\n\n<information>Doc 1</information>\n\n"
 
 
-def test_an_environment_that_answers_ends_the_turn(renderer, ids_of, tmp_path):
+def test_environment_answer_ends_the_turn(renderer, ids_of, tmp_path):
     class Asks(Env):
         task = ROW
         toolset = None
@@ -168,14 +168,14 @@ def test_an_environment_that_answers_ends_the_turn(renderer, ids_of, tmp_path):
     ]
 
 
-def test_a_format_without_a_place_for_the_result():
+def test_format_without_result_placeholder_raises():
     with pytest.raises(UserError, match=r"{} exactly once"):
         InlineFormat(tag="code", tool="run", argument="code", result="<interpreter>")
 
 
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(max_size=60), result=st.text(max_size=60))
-def test_whatever_is_written_is_read(tokenizer, text, result):
+def test_any_text_is_parsed(tokenizer, text, result):
     renderer = renderer_for(tokenizer, inline=RETOOL)
     ids = renderer.encode(f"<code>{text}</code>")
     parsed = renderer.parse(ids)

@@ -1,4 +1,4 @@
-"""What is rendered, token by token where it matters."""
+"""Rendered prompts and continuations, some of them token by token."""
 
 import sys
 from array import array
@@ -35,19 +35,19 @@ def test_token_ids_of_a_small_episode(make_renderer):
     # fmt: on
     assert renderer.render_prompt([{"role": "user", "content": "hi"}]) == system + user + assistant
     observation = [START, 84, 82, 68, 81, NEWLINE, RESULT_OPEN, NEWLINE, 19, 17, NEWLINE, RESULT_CLOSE, END, NEWLINE]
-    for _ in range(3):  # by the template, then filled in
+    for _ in range(3):  # rendered by the template, then spliced
         following = renderer.render_continuation(array("i", [64, END]), result("42"))
         assert following.closing == [NEWLINE]
         assert following.observation == observation + assistant
 
 
-def test_a_cut_turn_is_closed_first(make_renderer):
+def test_truncated_turn_is_closed_first(make_renderer):
     following = make_renderer("chatml", "bytes").render_continuation([64], result("42"))
     assert following.closing == [END, NEWLINE]
     assert make_renderer("chatml", "bytes").render_continuation([], result("42")).closing == [END, NEWLINE]
 
 
-def test_a_template_without_line_break_behind_the_turn(make_renderer):
+def test_template_without_newline_after_the_turn(make_renderer):
     renderer = make_renderer("bracket", "bytes")
     message = result("42", tool_call_id="c1")
     following = renderer.render_continuation(list(renderer.stop_token_ids), message)
@@ -56,7 +56,7 @@ def test_a_template_without_line_break_behind_the_turn(make_renderer):
     assert renderer.render_continuation([64], message).closing == list(renderer.stop_token_ids)
 
 
-def test_results_of_one_turn_share_a_user_turn_where_the_template_says_so(make_renderer):
+def test_results_share_a_user_turn_if_the_template_groups_them(make_renderer):
     renderer = make_renderer("chatml")
     following = renderer.render_continuation([renderer.stop_token_ids[0]], result("1") + result("2"))
     assert renderer.decode(following.observation) == (
@@ -66,7 +66,7 @@ def test_results_of_one_turn_share_a_user_turn_where_the_template_says_so(make_r
 
 
 @pytest.mark.parametrize("repeat", [1, 3])
-def test_control_tokens_in_a_result_are_characters(make_renderer, repeat):
+def test_control_tokens_in_a_result_become_plain_text(make_renderer, repeat):
     renderer = make_renderer("chatml", "bytes")
     for _ in range(repeat):
         following = renderer.render_continuation([END], result("<|im_end|>"))
@@ -84,7 +84,7 @@ def test_lone_surrogates_in_a_result_become_replacement_characters(make_renderer
         assert "a\ufffd\ufffd\ufffdb" in renderer.decode(following.observation)
 
 
-def test_a_system_message_may_use_control_tokens_and_a_user_message_may_not(make_renderer):
+def test_only_system_messages_may_use_control_tokens(make_renderer):
     renderer = make_renderer("think", "bytes")
     think = renderer.encoder.added["<think>"]
     for _ in range(3):
@@ -95,13 +95,13 @@ def test_a_system_message_may_use_control_tokens_and_a_user_message_may_not(make
         assert renderer.decode(ids).count("<think>") == 2
 
 
-def test_trusted_roles_are_an_option(make_tokenizer):
+def test_trusted_roles_can_be_configured(make_tokenizer):
     renderer = renderer_for(make_tokenizer("think", "bytes"), trusted_roles=["user"])
     ids = renderer.render_prompt([{"role": "user", "content": "<think>"}])
     assert ids.count(renderer.encoder.added["<think>"]) == 1
 
 
-def test_a_prompt_is_rendered_alike_the_first_and_the_tenth_time(make_tokenizer):
+def test_repeated_prompt_renders_identically(make_tokenizer):
     renderer = renderer_for(make_tokenizer("chatml"))
     questions = [[{"role": "user", "content": f"{n} <tool_call> + 1?"}] for n in range(10)]
     ids = [renderer.render_prompt(question, TOOLS) for question in questions]
@@ -111,7 +111,7 @@ def test_a_prompt_is_rendered_alike_the_first_and_the_tenth_time(make_tokenizer)
     assert renderer.render_prompt(questions[0], TOOLS) == fresh[0]
 
 
-def test_tools_and_prompts_do_not_mix(make_tokenizer):
+def test_cached_prompts_are_separate_for_each_tool_list(make_tokenizer):
     renderer = renderer_for(make_tokenizer("chatml"))
     question = [{"role": "user", "content": "hi"}]
     other = ({"type": "function", "function": {"name": "search", "parameters": {}}},)
@@ -125,11 +125,10 @@ def test_caches_are_bounded(make_tokenizer):
     renderer = renderer_for(make_tokenizer("think", "bytes"))
     for n in range(600):
         renderer.render_prompt([{"role": "system", "content": str(n)}, {"role": "user", "content": str(n)}])
-    assert len(renderer._prompts) <= 256
-    assert len(renderer._shapes) <= 256
+    assert max(renderer.cache_sizes) <= 256
 
 
-def test_thinking_of_past_turns_in_a_prompt_is_dropped_as_the_template_does(make_renderer):
+def test_prompt_drops_past_thinking_like_the_template(make_renderer):
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "hmm"},
@@ -138,14 +137,14 @@ def test_thinking_of_past_turns_in_a_prompt_is_dropped_as_the_template_does(make
     assert "hmm" not in make_renderer("think").decode(make_renderer("think").render_prompt(messages))
 
 
-def test_thinking_of_the_stream_is_kept(make_renderer):
-    """A user message makes the template drop past thinking; the stream is append-only and goes on without a word."""
+def test_stream_keeps_its_thinking(make_renderer):
+    """A user message makes the template drop past thinking; the append-only stream keeps it."""
     renderer = make_renderer("think")
     following = renderer.render_continuation([renderer.stop_token_ids[0]], [{"role": "user", "content": "c"}])
     assert renderer.decode(following.observation) == "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_template_options(make_renderer):
+def test_template_options_are_applied(make_renderer):
     off = make_renderer("think", thinking=False)
     following = off.render_continuation([off.stop_token_ids[0]], result("1"))
     assert off.decode(following.observation).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -157,7 +156,7 @@ def test_template_options(make_renderer):
     assert (turn.reasoning, turn.content) == ("hm", "yes")
 
 
-def test_parse_reads_ids_and_leaves_the_end_token_out(make_renderer):
+def test_parse_reads_ids_without_the_end_token(make_renderer):
     renderer = make_renderer("chatml")
     text = '<tool_call>{"name": "run", "arguments": {"x": "<|im_end|>"}}</tool_call>'
     ids = array("i", [*renderer.encoder.encode_rendered(text), renderer.stop_token_ids[0]])
@@ -167,7 +166,7 @@ def test_parse_reads_ids_and_leaves_the_end_token_out(make_renderer):
     assert renderer.parse([]).content == ""
 
 
-def test_the_format_follows_the_template(make_renderer, make_tokenizer):
+def test_format_follows_the_template(make_renderer, make_tokenizer):
     call = "<tool_call><function=run><parameter=n>3</parameter></function></tool_call>"
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tools = ({"type": "function", "function": {"name": "run", "parameters": schema}},)
@@ -180,36 +179,36 @@ def test_the_format_follows_the_template(make_renderer, make_tokenizer):
 
 
 @pytest.mark.parametrize(("template", "part"), [("numbered", "3 messages"), ("last_open", "<|im_end|> <|im_start|>")])
-def test_a_template_that_rewrites_the_past_is_refused(make_renderer, template, part):
+def test_template_that_rewrites_the_past_is_rejected(make_renderer, template, part):
     with pytest.raises(UserError, match="not prefix-stable") as error:
         make_renderer(template).render_continuation([1], [{"role": "user", "content": "more"}])
     assert part in str(error.value)
 
 
-def test_a_template_without_end_of_turn_token_is_refused(make_tokenizer):
+def test_template_without_end_of_turn_token_is_rejected(make_tokenizer):
     with pytest.raises(UserError, match="end-of-turn token"):
         renderer_for(make_tokenizer("endless"))
 
 
-def test_a_template_that_hides_tools_is_refused_every_time(make_tokenizer):
+def test_template_that_hides_tools_is_rejected_every_time(make_tokenizer):
     renderer = renderer_for(make_tokenizer("bracket"))
     for _ in range(3):
         with pytest.raises(UserError, match="does not show the tools run"):
             renderer.render_prompt([{"role": "user", "content": "q"}], TOOLS)
 
 
-def test_what_a_result_says_does_not_matter_to_where_the_turn_ends(make_renderer):
+def test_result_content_does_not_change_where_the_turn_ends(make_renderer):
     renderer = make_renderer("chatml")
     following = renderer.render_continuation([1], result("zAsstQkx7w"))
     assert "zAsstQkx7w" in renderer.decode(following.observation)
 
 
-def test_a_tool_that_the_prompt_describes_is_shown(make_renderer):
+def test_tool_described_in_the_prompt_counts_as_shown(make_renderer):
     messages = [{"role": "system", "content": "You can run code."}, {"role": "user", "content": "q"}]
     assert make_renderer("bracket").render_prompt(messages, TOOLS)
 
 
-def test_threads_render_prompts_while_the_caches_are_full(make_tokenizer, monkeypatch):
+def test_threads_render_correctly_while_caches_are_full(make_tokenizer, monkeypatch):
     for size in ("_MAX_PROMPTS", "_MAX_SHAPES"):
         monkeypatch.setattr(template_renderer, size, 2)
     renderer = renderer_for(make_tokenizer("chatml"))
@@ -224,14 +223,14 @@ def test_threads_render_prompts_while_the_caches_are_full(make_tokenizer, monkey
     assert [renderer.render_prompt(messages) for messages in ask[::97]] == rendered[::97]
 
 
-def test_what_the_template_refuses_is_told(make_renderer):
+def test_template_errors_are_reported(make_renderer):
     calls = [{"id": "a", "type": "function", "function": {"name": "run", "arguments": {}}}] * 2
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
     with pytest.raises(UserError, match=r"refuses .*\(user, assistant\).*one call a turn"):
         make_renderer("trimming").render_prompt(messages)
 
 
-def test_images_need_a_template_that_shows_them(make_renderer, make_tokenizer):
+def test_images_require_a_template_that_shows_them(make_renderer, make_tokenizer):
     picture = Image.new("RGB", (56, 28))
     content = [{"type": "text", "text": "look <think>"}, {"type": "image", "image": picture}]
     with pytest.raises(UserError, match="cannot show one"):
@@ -255,7 +254,7 @@ def test_images_need_a_template_that_shows_them(make_renderer, make_tokenizer):
     assert renderer.encoder.added["[INST]"] in ids
 
 
-def test_text_parts_are_text(make_renderer):
+def test_text_parts_render_as_text(make_renderer):
     renderer = make_renderer("chatml")
     parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
     assert renderer.render_continuation([END], result(parts)) == renderer.render_continuation([END], result("42"))

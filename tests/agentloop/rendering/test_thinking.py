@@ -16,7 +16,7 @@ def turn(name, text, *, inside=False, complete=True):
 
 
 @pytest.mark.parametrize(("name", "call"), CASES)
-def test_only_the_call_behind_the_thinking_counts(name, call):
+def test_only_calls_after_thinking_count(name, call):
     parsed = turn(name, f"<think>\nmaybe {call}\n</think>\n\nNow:\n{call}")
     assert parsed.calls == (ToolCall("f", {"a": "1"}, "call_0"),)
     assert parsed.reasoning == f"maybe {call}"
@@ -25,13 +25,13 @@ def test_only_the_call_behind_the_thinking_counts(name, call):
 
 @pytest.mark.parametrize(("name", "call"), CASES)
 @pytest.mark.parametrize("complete", [True, False])
-def test_thinking_that_never_ends_is_all_reasoning(name, call, complete):
+def test_unclosed_thinking_is_all_reasoning(name, call, complete):
     parsed = turn(name, f"<think>{call} {call}", complete=complete)
     assert (parsed.calls, parsed.content, parsed.reasoning) == ((), "", f"{call} {call}")
 
 
 @pytest.mark.parametrize(("name", "call"), CASES)
-def test_the_generation_prompt_opened_the_tag(name, call):
+def test_tag_may_be_opened_by_the_generation_prompt(name, call):
     parsed = turn(name, f"draft {call}</think>{call}", inside=True)
     assert (len(parsed.calls), parsed.content, parsed.reasoning) == (1, "", f"draft {call}")
     assert turn(name, f"draft {call}", inside=True).calls == ()
@@ -39,18 +39,18 @@ def test_the_generation_prompt_opened_the_tag(name, call):
 
 
 @pytest.mark.parametrize(("name", "call"), CASES)
-def test_a_closing_tag_alone_ends_thinking_that_began_with_the_turn(name, call):
+def test_closing_tag_alone_ends_thinking_from_the_turn_start(name, call):
     parsed = turn(name, f"draft {call}</think>{call} end")
     assert (len(parsed.calls), parsed.content, parsed.reasoning) == (1, "end", f"draft {call}")
 
 
 @pytest.mark.parametrize(("name", "call"), CASES)
-def test_thinking_twice(name, call):
+def test_second_thinking_block_is_handled(name, call):
     parsed = turn(name, f"<think>one</think>a<think>two {call}</think>b</think>c")
     assert (parsed.calls, parsed.content, parsed.reasoning) == ((), "abc", "one\ntwo " + call)
 
 
-def test_no_thinking_is_none_and_empty_thinking_is_empty():
+def test_missing_thinking_is_none_and_empty_thinking_is_empty():
     assert turn("hermes", "hello").reasoning is None
     assert turn("hermes", "<think>\n\n</think>\n\nhello").reasoning == ""
     assert turn("hermes", "<think>\n\n</think>\n\nhello").content == "hello"

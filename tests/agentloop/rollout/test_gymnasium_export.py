@@ -1,5 +1,6 @@
-"""Environments of agentloop as those of gymnasium, by gymnasium's own checker."""
+"""`ExportedEnv` passes gymnasium's checker and plays episodes as `AgentLoop` does."""
 
+import asyncio
 import warnings
 from functools import partial
 
@@ -7,7 +8,8 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agentloop import Env, Observation, tool
+from agentloop import AgentLoop, Env, Limits, Observation, StopReason, ToolResult, tool
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.gymnasium.env import GymnasiumEnv
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
@@ -107,3 +109,94 @@ def test_an_environment_that_fails():
     env.reset(seed=1)
     with pytest.raises(EnvError, match="boom"):
         env.step("a")
+
+
+@tool
+async def fail(ctx) -> ToolResult:
+    """End the episode as a failure."""
+    return ToolResult("the disk is full", is_error=True, stop=StopReason.ENV_ERROR)
+
+
+class Quiz(Echo):
+    """Rewards each answer and the whole episode; the answer "end" ends it."""
+
+    def __init__(self, row):
+        super().__init__(row)
+        self.toolset = Toolset([add, fail])
+
+    async def step(self, message):
+        observation, reward, _, truncated = await super().step(message)
+        return observation, reward, message["content"] == "end", truncated
+
+    async def score(self, trajectory):
+        return 2.0 + len(trajectory.messages)
+
+
+def call(name, arguments="{}"):
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+ADD = call("add", '{"a": 3, "b": 1}')
+MALFORMED = "<tool_call>{</tool_call>"
+MAX_PARALLEL_CALLS = Limits().max_parallel_calls
+
+
+@pytest.mark.parametrize(
+    ("turns", "stop_reason", "num_model_failures"),
+    [
+        (["a", ADD, "<think>so</think>end"], "completed", 0),
+        ([MALFORMED, ADD, "end"], "completed", 1),
+        ([call("no_such_tool"), call("add", '{"a": "x"}'), "end"], "completed", 2),
+        (["two" + ADD + MALFORMED, "end"], "completed", 1),
+        ([ADD * (MAX_PARALLEL_CALLS + 2), "end"], "completed", 2),
+        ([MALFORMED] * 3, "invalid_calls", 3),
+        (["a", "b", "c", "d"], "max_turns", 0),
+    ],
+)
+def test_plays_as_the_loop_does(turns, stop_reason, num_model_failures, renderer, ids_of):
+    engine = ScriptedEngine([ids_of(turn + "<|im_end|>") for turn in turns])
+    loop = AgentLoop(engine, renderer, limits=Limits(max_turns=4))
+    trajectory = asyncio.run(loop.run(Quiz(ROWS[0])))
+
+    env = ExportedEnv(Quiz, ROWS, max_turns=4)
+    _, info = env.reset(seed=1, options={"row": 0})
+    answers, rewards, stopped = info["messages"], [], False
+    for turn in turns:
+        assert not stopped
+        _, reward, terminated, truncated, info = env.step(turn)
+        answers += info["messages"]
+        rewards.append(reward)
+        stopped = terminated or truncated
+
+    assert info["stop_reason"] == trajectory.stop_reason == stop_reason
+    assert answers == [message for message in trajectory.messages if message["role"] != "assistant"]
+    assert rewards[:-1] == trajectory.turn_rewards[:-1]
+    assert sum(rewards) == trajectory.reward
+    assert info["failures"] == trajectory.failures
+    assert trajectory.failures.get("model", 0) == num_model_failures
+
+
+def test_raises_the_error_that_the_loop_records(renderer, ids_of):
+    turn = call("fail") + ADD
+    loop = AgentLoop(ScriptedEngine([ids_of(turn + "<|im_end|>")]), renderer)
+    trajectory = asyncio.run(loop.run(Quiz(ROWS[0])))
+    env = ExportedEnv(Quiz, ROWS)
+    env.reset(seed=1)
+    with pytest.raises(EnvError) as raised:
+        env.step(turn)
+    assert str(raised.value) == trajectory.error == "the disk is full"
+
+
+def test_closes_the_environment_of_an_unfinished_episode():
+    closed = []
+
+    class Closing(Echo):
+        async def close(self):
+            closed.append(self.task["id"])
+
+    env = ExportedEnv(Closing, ROWS)
+    env.reset(options={"row": 2})
+    env.step("a")
+    env.reset(options={"row": 3})
+    env.close()
+    assert closed == ["2", "3"]

@@ -1,4 +1,4 @@
-"""Episodes with pictures: in the prompt, as tool results, too large, broken, and on models that see none."""
+"""Episodes with images: in the prompt, as tool results, too large, broken, and on text models."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from agentloop.types.image import PlacedImage
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import text_of
 from agentloop.types.trajectory import SegmentKind, Trajectory
-from agentloop.types.trajectory_io import load_npz, read_jsonl, same, save_npz, write_jsonl
+from agentloop.types.trajectory_io import read_jsonl, same, write_jsonl
 
 _MODELS = Path(__file__).parents[1] / "vision" / "models.py"
 build_vision_model = load_object(f"{_MODELS}:build_vision_model", "function")
@@ -58,7 +58,7 @@ async def play(renderer, tools, calls, *, images=(), limits=None):
     return trajectory, engine
 
 
-async def test_pictures_ride_with_the_segment_that_shows_them(renderer):
+async def test_segments_have_their_images(renderer):
     source = picture(448, 224)  # seen as 140 x 84
     zoom = ImageZoomIn(family="qwen2_5_vl", max_pixels=112 * 112)
     call = ("image_zoom_in_tool", '{"bbox_2d": [0, 0, 70, 84]}')
@@ -81,7 +81,7 @@ async def test_pictures_ride_with_the_segment_that_shows_them(renderer):
     assert engine.seen[1][1] == trajectory.images
 
 
-async def test_episodes_of_a_group_share_the_picture_of_the_prompt(renderer):
+async def test_episodes_of_a_group_share_the_image_of_the_prompt(renderer):
     row = read_row({"prompt": "<image>?", "images": [picture(90, 90)]}, "row", 0)
     end = renderer.stop_token_ids[0]
     loop = AgentLoop(ScriptedEngine([[*renderer.encode("x"), end]]), renderer)
@@ -97,27 +97,27 @@ async def look(width: int, height: int) -> ToolResult:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "note"),
     [
         ('{"width": 9000, "height": 20}', "the limit is 200 times the shorter side"),
         ('{"width": 112, "height": 112}', "112 x 112 pixels, left out: it takes 16 tokens, 12 are left"),
     ],
 )
-async def test_a_result_that_cannot_be_shown_is_a_note(renderer, arguments, said):
+async def test_a_note_replaces_a_result_that_cannot_be_shown(renderer, arguments, note):
     limits = Limits(max_observation_tokens=12)
     trajectory, _ = await play(renderer, [look], [("look", arguments)], limits=limits)
     assert trajectory.stop_reason is StopReason.COMPLETED
     [result] = [message for message in trajectory.messages if message["role"] == "tool"]
-    assert said in text_of(result["content"])
+    assert note in text_of(result["content"])
     assert not trajectory.images
 
 
-async def test_a_tiny_picture_is_enlarged(renderer):
+async def test_a_tiny_image_is_enlarged(renderer):
     trajectory, _ = await play(renderer, [look], [("look", '{"width": 1, "height": 1}')])
     assert trajectory.images[0].image.num_tokens >= 1
 
 
-async def test_pictures_leave_room_to_texts_and_are_never_cut(renderer):
+async def test_texts_share_the_room_that_whole_images_leave(renderer):
     seen = Image.new("RGB", (112, 112))
     content = [
         {"type": "text", "text": "a b c " * 50},
@@ -132,7 +132,7 @@ async def test_pictures_leave_room_to_texts_and_are_never_cut(renderer):
     assert "it takes 16 tokens, 4 are left" in fitted[2]["text"]
 
 
-async def test_an_observation_without_room_leaves_its_picture_out(renderer):
+async def test_an_observation_without_room_omits_its_image(renderer):
     limits = Limits(max_tokens=300)
     trajectory, _ = await play(renderer, [look], [("look", '{"width": 112, "height": 112}')] * 9, limits=limits)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
@@ -140,31 +140,30 @@ async def test_an_observation_without_room_leaves_its_picture_out(renderer):
     assert all(image.end <= len(trajectory) for image in trajectory.images)
 
 
-async def test_text_models_are_told_that_they_see_none(text_renderer):
+async def test_text_models_get_a_note_instead_of_an_image(text_renderer):
     trajectory, _ = await play(text_renderer, [look], [("look", '{"width": 56, "height": 56}')])
     assert trajectory.stop_reason is StopReason.COMPLETED
     [result] = [message for message in trajectory.messages if message["role"] == "tool"]
     assert "this model sees none" in text_of(result["content"])
 
 
-async def test_a_prompt_with_a_picture_ends_its_episode_on_a_text_model(text_renderer):
+async def test_a_prompt_with_an_image_ends_its_episode_on_a_text_model(text_renderer):
     trajectory, _ = await play(text_renderer, [], [], images=[picture(56, 56)])
     assert trajectory.stop_reason is StopReason.ENV_ERROR
     assert "cannot show one" in trajectory.error
 
 
-async def test_trajectories_with_pictures_are_written_and_read(renderer, tmp_path):
+async def test_trajectories_with_images_are_written_and_read(renderer, tmp_path):
     call = ("look", '{"width": 112, "height": 56}')
     trajectory, _ = await play(renderer, [look], [call], images=[picture(90, 60)])
     write_jsonl(tmp_path / "t.jsonl", [trajectory])
-    save_npz(tmp_path / "t.npz", trajectory)
-    for back in (next(read_jsonl(tmp_path / "t.jsonl")), load_npz(tmp_path / "t.npz")):
-        assert same(back, trajectory)
-        for image, expected in zip(back.images, trajectory.images, strict=True):
-            assert (image.start, image.image.digest) == (expected.start, expected.image.digest)
+    [back] = read_jsonl(tmp_path / "t.jsonl")
+    assert same(back, trajectory)
+    for image, expected in zip(back.images, trajectory.images, strict=True):
+        assert (image.start, image.image.digest) == (expected.start, expected.image.digest)
 
 
-def test_a_picture_outside_of_its_segment_is_refused(renderer):
+def test_an_image_outside_of_its_segment_is_refused(renderer):
     trajectory = Trajectory()
     trajectory.append(SegmentKind.PROMPT, [1, 2, 3])
     image = renderer.vision.see(Image.new("RGB", (56, 56)))

@@ -97,7 +97,7 @@ class Chat(Env):
 @pytest.mark.parametrize("template", ["chatml", "think", "coder"])
 @given(said=turns, output=text)
 @settings(max_examples=40, deadline=None)
-def test_what_was_sampled_is_what_is_trained_on(template, said, output):
+def test_exactly_the_sampled_tokens_are_trained(template, said, output):
     renderer = renderer_of(template)
     script = []
     for think, content, written, ends, updates in said:

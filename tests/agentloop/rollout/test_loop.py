@@ -260,7 +260,7 @@ def test_wall_time_cuts_a_hanging_tool_and_releases_its_session(play):
 
 
 @pytest.mark.parametrize("outcome", [None, "good", [1.0]])
-def test_an_outcome_that_is_no_number_is_a_failure_of_the_judge(play, outcome):
+def test_an_outcome_that_is_not_a_number_is_a_failure_of_the_judge(play, outcome):
     trajectory = play(["5" + END], Talk(score=outcome))
     assert (trajectory.reward, trajectory.failures) == (None, {FailureKind.JUDGE: 1})
     assert "TypeError" in trajectory.error or "ValueError" in trajectory.error
@@ -276,7 +276,7 @@ def test_a_step_that_is_none_is_a_failure_of_the_environment(play, step):
     assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {FailureKind.ENV: 1})
 
 
-def test_a_reward_that_raises_is_no_reward(play):
+def test_a_reward_that_raises_leaves_no_reward(play):
     trajectory = play(["5" + END], Talk(score=KeyError("answer")))
     assert trajectory.reward is None
     assert trajectory.failures == {"judge": 1}

@@ -1,4 +1,4 @@
-"""Round trips, and what is said of files that are something else."""
+"""Round trips, and the errors for files that are not trajectories."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from agentloop.errors import FailureKind, UserError
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
 from agentloop.types.trajectory import SegmentKind, Trajectory
-from agentloop.types.trajectory_io import from_dict, load_npz, read_jsonl, same, save_npz, to_dict, write_jsonl
+from agentloop.types.trajectory_io import from_dict, read_jsonl, same, to_dict, write_jsonl
 
 
 def picture(color):
@@ -52,17 +52,12 @@ def by_json(trajectory, _):
     return from_dict(json.loads(json.dumps(to_dict(trajectory))))
 
 
-def by_npz(trajectory, folder):
-    save_npz(folder / "t.npz", trajectory)
-    return load_npz(folder / "t.npz")
-
-
 def by_jsonl(trajectory, folder):
     write_jsonl(folder / "t.jsonl", [trajectory])
     return next(read_jsonl(folder / "t.jsonl"))
 
 
-ways = pytest.mark.parametrize("way", [by_json, by_npz, by_jsonl])
+ways = pytest.mark.parametrize("way", [by_json, by_jsonl])
 
 
 @ways
@@ -122,14 +117,14 @@ def test_any_tokens_survive(tmp_path_factory, parts):
         sampled = {"logprobs": logprobs, "versions": versions} if kind is SegmentKind.SAMPLED else {}
         trajectory.append(kind, ids, **sampled)
     folder = tmp_path_factory.mktemp("trajectories")
-    for way in (by_json, by_npz):
+    for way in (by_json, by_jsonl):
         back = way(trajectory, folder)
         assert back.segments == trajectory.segments
         for name in ("token_ids", "logprobs", "versions"):
             assert getattr(back, name).tobytes() == getattr(trajectory, name).tobytes()
 
 
-@pytest.mark.parametrize("way", [by_json, by_npz, by_jsonl])
+@pytest.mark.parametrize("way", [by_json, by_jsonl])
 def test_branches_and_the_answer_come_back(way, tmp_path):
     trajectory = full()
     branch = full()
@@ -161,30 +156,16 @@ def test_an_unknown_format_is_refused(version, tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(data) + "\n")
     with pytest.raises(UserError, match=r"t\.jsonl, line 1: .*has format"):
         list(read_jsonl(tmp_path / "t.jsonl"))
-    head = np.frombuffer(json.dumps({"format": version}).encode(), np.uint8)
-    np.savez(tmp_path / "t.npz", head=head)
-    with pytest.raises(UserError, match="has format"):
-        load_npz(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize(
     "change", [{"segments": None}, {"segments": [{"kind": "said", "ids": []}]}, {"stop_reason": "bored"}]
 )
-def test_what_is_no_trajectory_is_refused(change):
+def test_data_that_is_not_a_trajectory_is_refused(change):
     with pytest.raises(UserError, match="not a whole trajectory"):
         from_dict({**to_dict(full()), **change})
     with pytest.raises(UserError, match="has format None"):
         from_dict([])
-
-
-def test_a_damaged_npz_is_refused(tmp_path):
-    save_npz(tmp_path / "t.npz", full())
-    data = (tmp_path / "t.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match=r"cut\.npz is not a trajectory"):
-        load_npz(tmp_path / "cut.npz")
-    with pytest.raises(FileNotFoundError):
-        load_npz(tmp_path / "none.npz")
 
 
 def test_jsonl_of_many_is_appended_to(tmp_path):
@@ -262,7 +243,7 @@ def calls_of(work):
     return count
 
 
-def test_serialising_costs_in_proportion(tmp_path):
+def test_serialising_costs_in_proportion():
     """100,000 tokens in 4,000 segments against half of that: twice the calls, twice the bytes."""
     half, whole = long_trajectory(1000), long_trajectory(2000)
     assert len(whole) == 100_000
@@ -271,8 +252,6 @@ def test_serialising_costs_in_proportion(tmp_path):
     assert len(texts[1]) < 2.2 * len(texts[0])
     assert len(texts[1]) < 16 * len(whole)
     assert calls_of(lambda: from_dict(json.loads(texts[1]))) < 2.1 * calls_of(lambda: from_dict(json.loads(texts[0])))
-    save_npz(tmp_path / "t.npz", whole)
-    assert same(load_npz(tmp_path / "t.npz"), whole)
 
 
 def test_jsonl_may_be_compressed(tmp_path):

@@ -1,4 +1,4 @@
-"""`vision_model(family)`: the folder of a small model, the same for all tests."""
+"""Return `vision_model(family)`, which gives the folder of a small model shared by all tests."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""Trajectories of text and pictures, played turn by turn on an engine, and what transformers says of them."""
+"""Trajectories of text and images, played turn by turn on an engine, and their logprobs from transformers."""
 
 import copy
 
@@ -23,7 +23,7 @@ def opened(renderer, pictures, name="t", text="look", group=None):
 
 
 async def play(engine, renderer, trajectory, turns, seed=0, max_tokens=9):
-    """`turns`: the pictures that answer each turn."""
+    """Play an episode; `turns` lists the images that answer each turn."""
     for number, pictures in enumerate([*turns, None]):
         params = SamplingParams(max_tokens=max_tokens, seed=seed + number)
         turn = await engine.generate(
@@ -40,12 +40,12 @@ async def play(engine, renderer, trajectory, turns, seed=0, max_tokens=9):
 
 @torch.inference_mode()
 def logprobs_of(model, trajectory):
-    """Of the sampled tokens, by one plain forward of transformers."""
+    """Return the log-probabilities of the sampled tokens, by one plain forward of transformers."""
     row = trajectory.token_ids.astype(np.int64)
     is_picture = np.zeros(len(row), bool)
     for image in trajectory.images:
         is_picture[image.start : image.end] = True
-    # A sampled image token is a word, for which transformers would look for a picture: an unused id with the same
+    # Transformers would expect an image for a sampled image token, so an unused id with the same
     # embedding takes its place.
     model, used = copy.deepcopy(model), set(row.tolist())
     spare = next(one for one in range(model.config.get_text_config().vocab_size) if one not in used)

@@ -1,4 +1,4 @@
-"""Small models of random weights of each family that sees pictures, and pictures."""
+"""Small vision-language models with random weights, one of each family, and images."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def build_vision_model(folder: Path, family: str, *, max_pixels: int = 224 * 224
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth noise, so that scaling does not make all pictures grey."""
+    """Return smooth noise, so that scaling does not make all images grey."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""Pictures from outside: refused before they hurt, or read as upright RGB."""
+"""Untrusted images are rejected before they do harm, or decoded as upright RGB."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ def encoded(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A small PNG of side x side pixels, one bit each."""
+    """Return a small PNG of side x side pixels, one bit each."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -35,24 +35,24 @@ red = Image.new("RGB", (40, 30), "red")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_formats(kind):
+def test_supported_formats_decode(kind):
     image = load_image(encoded(red, kind))
     assert (image.mode, image.size) == ("RGB", (40, 30))
     assert image.getpixel((5, 5))[0] > 250
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV"])
-def test_modes_become_rgb(mode):
+def test_all_modes_become_rgb(mode):
     image = load_image(Image.new("RGB", (8, 8), "white").convert("L" if mode == "LAB" else mode))
     assert (image.mode, image.getpixel((0, 0))) == ("RGB", (255, 255, 255))
 
 
-def test_sixteen_bits_are_scaled_not_clipped():
+def test_sixteen_bit_values_are_scaled():
     image = load_image(encoded(Image.new("I;16", (4, 4), 32768), "PNG"))
     assert image.getpixel((0, 0)) == (128, 128, 128)
 
 
-def test_transparency_lies_on_white():
+def test_transparency_is_blended_onto_white():
     assert load_image(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "PNG")).getpixel((0, 0)) == (255, 255, 255)
 
 
@@ -62,13 +62,13 @@ def test_exif_rotation_is_applied():
     assert load_image(encoded(red, "JPEG", exif=exif)).size == (30, 40)
 
 
-def test_of_an_animation_the_first_frame_is_taken():
+def test_first_frame_of_an_animation_is_used():
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
     image = load_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
     assert image.getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_ways_to_give_a_picture(tmp_path):
+def test_accepted_image_inputs(tmp_path):
     png = encoded(red, "PNG")
     path = tmp_path / "red.wrong_ending"
     path.write_bytes(png)
@@ -78,7 +78,7 @@ def test_ways_to_give_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize("side", [13_000, 20_000])
-def test_a_decompression_bomb_is_refused_from_its_header(side):
+def test_decompression_bomb_is_rejected_from_its_header(side):
     content = bomb(side)
     assert len(content) < 100_000
     tracemalloc.start()
@@ -104,13 +104,13 @@ def test_a_decompression_bomb_is_refused_from_its_header(side):
         ({"bytes": None}, "got NoneType"),
     ],
 )
-def test_what_is_no_picture_is_refused(source, message):
+def test_non_images_are_rejected(source, message):
     with pytest.raises(UserError, match=message):
         load_image(source)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_torn_files_are_refused(kind):
+def test_truncated_files_are_rejected(kind):
     noise = Image.effect_noise((200, 200), 80).convert("RGB")
     content = encoded(noise, kind)
     with pytest.raises(UserError):

@@ -15,7 +15,7 @@ from agentloop.vision.processor import image_processor_for
 picture = load_object(f"{Path(__file__).parent / 'models.py'}:picture", "function")
 
 
-def test_text_counts_on_from_the_longer_side_of_a_picture():
+def test_text_positions_continue_from_the_longer_image_side():
     pixel_format = PixelFormat(14, 2, 2, 1.0, (0.0,) * 3, (1.0,) * 3)
     image = SeenImage(np.zeros((56, 84, 3), np.uint8), pixel_format)  # 2 x 3 tokens
     assert rope_positions(10, [PlacedImage(image, 2)]).tolist() == [
@@ -27,7 +27,7 @@ def test_text_counts_on_from_the_longer_side_of_a_picture():
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_they_are_those_of_transformers(vision_model, family):
+def test_positions_match_transformers(vision_model, family):
     folder = vision_model(family)
     processor = image_processor_for(folder)
     seen = [processor.see(one) for one in (picture(100, 180), picture(30, 40), picture(224, 60))]

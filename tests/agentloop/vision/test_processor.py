@@ -1,4 +1,4 @@
-"""Pictures as the processors of transformers scale and cut them, and their tokens in a rendered conversation."""
+"""Images are scaled and split like in transformers, and have the right tokens in a rendered conversation."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ PROCESSOR = ImageProcessor(FORMAT, SmartResize(28, 56 * 56, 112 * 112), image_to
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tower_gets_what_transformers_gives_it(vision_model, family):
+def test_tower_inputs_match_transformers(vision_model, family):
     folder = vision_model(family)
     pictures = [picture(100, 180), picture(30, 40), picture(500, 300), picture(224, 224), picture(9, 1000)]
     expected = AutoImageProcessor.from_pretrained(folder, backend="pil")(images=pictures, return_tensors="pt")
@@ -40,7 +40,7 @@ def test_the_tower_gets_what_transformers_gives_it(vision_model, family):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 900))
-def test_tokens_are_known_from_the_size_alone(width, height):
+def test_token_count_follows_from_the_size_alone(width, height):
     one = Image.new("RGB", (width, height))
     if max(width, height) > 200 * min(width, height):
         with pytest.raises(UserError, match="too long"):
@@ -50,7 +50,7 @@ def test_tokens_are_known_from_the_size_alone(width, height):
     assert PROCESSOR.num_tokens(one) == seen.num_tokens
 
 
-def test_one_picture_is_scaled_once_while_somebody_holds_it():
+def test_image_is_scaled_once_while_referenced():
     first, again = picture(90, 60, 1), picture(90, 60, 1)
     seen = PROCESSOR.see(first)
     assert PROCESSOR.see(first) is seen
@@ -59,24 +59,24 @@ def test_one_picture_is_scaled_once_while_somebody_holds_it():
     assert PROCESSOR.see(picture(90, 60, 2)).digest != seen.digest
 
 
-def test_a_picture_of_another_mode_is_seen_in_colours():
+def test_other_image_modes_are_converted_to_rgb():
     grey = picture(56, 56).convert("L")
     assert PROCESSOR.see(grey).pixels.shape == (56, 56, 3)
 
 
 @pytest.mark.parametrize("what", ["picture.png", None, b"\x89PNG"])
-def test_what_is_not_an_image_is_refused(what):
+def test_non_images_are_rejected(what):
     with pytest.raises(UserError, match=r"must have a PIL\.Image\.Image"):
         PROCESSOR.num_tokens(what)
 
 
 @pytest.mark.parametrize("shape", [(27, 28, 3), (28, 28, 4), (0, 28, 3)])
-def test_pixels_come_in_whole_tokens(shape):
+def test_pixels_form_whole_tokens(shape):
     with pytest.raises(ValueError, match="in units of 28"):
         SeenImage(np.zeros(shape, np.uint8), FORMAT)
 
 
-def test_image_tokens_are_expanded_once_and_found_again():
+def test_image_tokens_expand_once_and_are_located():
     pictures = [picture(56, 56), picture(112, 56)]
     ids = PROCESSOR.expand([1, 9, 2, 3, 9, 4], [PROCESSOR.num_tokens(one) for one in pictures])
     assert ids == [1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 9, 9, 9, 9, 9, 4]
@@ -85,13 +85,13 @@ def test_image_tokens_are_expanded_once_and_found_again():
 
 
 @pytest.mark.parametrize("counts", [[], [4, 4]])
-def test_a_template_shows_each_picture_once(counts):
+def test_template_shows_each_image_once(counts):
     with pytest.raises(UserError, match=f"1 images, but the messages have {len(counts)}"):
         PROCESSOR.expand([1, 9, 2], counts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_conversation_is_rendered_with_all_image_tokens(vision_model, family):
+def test_conversation_renders_with_all_image_tokens(vision_model, family):
     renderer = renderer_for(vision_model(family))
     parts = [{"type": "image", "image": picture(90, 60)}, {"type": "text", "text": "<|image_pad|>?"}]
     ids = renderer.render_prompt([{"role": "user", "content": parts}])
@@ -100,19 +100,19 @@ def test_a_conversation_is_rendered_with_all_image_tokens(vision_model, family):
     assert renderer.decode(ids) == (
         f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|><|image_pad|>?<|im_end|>\n<|im_start|>assistant\n"
     )
-    # What a user writes is text, even where it spells an image token.
+    # User text stays text even if it spells an image token.
     assert ids.count(renderer.vision.image_token_id) == num
     result = [{"role": "tool", "content": [{"type": "text", "text": "See "}, parts[0]]}]
     observation = renderer.render_continuation([renderer.stop_token_ids[0]], result).observation
     assert observation.count(renderer.vision.image_token_id) == num
 
 
-def test_bounds_of_the_size_can_be_set(vision_model):
+def test_size_bounds_can_be_configured(vision_model):
     renderer = renderer_for(vision_model("qwen2_5_vl"), max_pixels=56 * 56)
     assert renderer.vision.num_tokens(picture(500, 500)) == 4
 
 
-def test_a_vision_model_without_its_processor_is_an_error(vision_model, tmp_path):
+def test_vision_model_without_processor_raises(vision_model, tmp_path):
     for file in vision_model("qwen2_vl").iterdir():
         if file.name not in ("preprocessor_config.json", "model.safetensors"):
             (tmp_path / file.name).write_bytes(file.read_bytes())

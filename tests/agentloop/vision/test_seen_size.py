@@ -8,7 +8,7 @@ from agentloop.vision.seen_size import SmartResize
 
 @settings(deadline=None)
 @given(st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([28, 32]))
-def test_it_is_what_transformers_computes(width, height, factor):
+def test_seen_size_matches_transformers(width, height, factor):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     resize = SmartResize(factor, 56 * 56, factor * factor * 1280)
@@ -21,6 +21,6 @@ def test_it_is_what_transformers_computes(width, height, factor):
         assert resize(width, height) == expected[::-1]
 
 
-def test_bounds_that_cannot_be_met_are_refused():
+def test_unsatisfiable_bounds_are_rejected():
     with pytest.raises(UserError, match="max_pixels must be at least"):
         SmartResize(28, 1000, 500)

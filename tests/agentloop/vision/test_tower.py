@@ -1,4 +1,4 @@
-"""Features among embeddings: the numbers of transformers' own forward."""
+"""Image features among embeddings match the forward of transformers."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ picture = load_object(f"{Path(__file__).parent / 'models.py'}:picture", "functio
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(vision_model, family):
+def test_logits_match_transformers(vision_model, family):
     folder = vision_model(family)
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     processor = image_processor_for(folder)
@@ -39,7 +39,7 @@ def test_logits_are_those_of_transformers(vision_model, family):
 
 
 @torch.inference_mode()
-def test_a_sampled_image_token_is_a_word(vision_model):
+def test_sampled_image_token_is_a_plain_token(vision_model):
     folder = vision_model("qwen2_5_vl")
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     processor = image_processor_for(folder)

@@ -25,20 +25,20 @@ def test_jsonl_rows_in_order_with_blank_lines_skipped(tmp_path):
     assert rows[1]["answer"] == 2
 
 
-def test_gzipped_jsonl(tmp_path):
+def test_gzipped_jsonl_is_read(tmp_path):
     path = tmp_path / "d.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write('{"prompt": "a"}\n')
     assert load_dataset(str(path))[0]["prompt"] == "a"
 
 
-def test_limit_keeps_the_first_rows_and_does_not_read_on(tmp_path):
+def test_limit_keeps_the_first_rows_and_stops_reading(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\nnot json\n')
     assert len(load_dataset(str(path), limit=2)) == 2
 
 
-def test_missing_file(tmp_path):
+def test_missing_file_raises(tmp_path):
     with pytest.raises(UserError, match=r"no dataset file .*nothing\.jsonl"):
         load_dataset(str(tmp_path / "nothing.jsonl"))
 
@@ -56,17 +56,17 @@ def test_row_without_prompt_is_named(tmp_path):
         load_dataset(path)
 
 
-def test_empty_dataset(tmp_path):
+def test_empty_dataset_raises(tmp_path):
     with pytest.raises(UserError, match="has no rows"):
         load_dataset(write_jsonl(tmp_path / "d.jsonl", []))
 
 
-def test_unknown_kind():
+def test_unknown_kind_raises():
     with pytest.raises(UserError, match=r"'data\.csv' is unknown"):
         load_dataset("data.csv")
 
 
-def test_function_of_a_file_gets_the_options(tmp_path):
+def test_function_in_a_file_receives_the_options(tmp_path):
     (tmp_path / "tasks.py").write_text(
         "def make(num):\n    return ({'prompt': f'task {i}', 'answer': i} for i in range(num))\n"
     )
@@ -76,7 +76,7 @@ def test_function_of_a_file_gets_the_options(tmp_path):
         load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
 
 
-def test_function_that_gives_no_rows(tmp_path):
+def test_function_without_rows_raises(tmp_path):
     (tmp_path / "bad.py").write_text("def number():\n    return 5\nvalue = 3\n")
     with pytest.raises(UserError, match="must return an iterable of rows, got int"):
         load_dataset(f"{tmp_path}/bad.py:number")
@@ -104,14 +104,14 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl.gz", ".jsonl"])
-def test_files_that_are_broken_are_named(tmp_path, suffix):
+def test_broken_files_are_named(tmp_path, suffix):
     path = tmp_path / f"d{suffix}"
     path.write_bytes(b"\xff\xfePAR1 or nothing at all\n")
     with pytest.raises(UserError, match=rf"d{suffix} cannot be read"):
         load_dataset(str(path))
 
 
-def test_a_folder_of_shards_is_read_by_name(tmp_path):
+def test_shards_of_a_folder_are_read_in_name_order(tmp_path):
     write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}])
     parquet.write_table(pa.Table.from_pylist([{"prompt": "1"}, {"prompt": "2"}]), tmp_path / "a.parquet")
     (tmp_path / "README.md").write_text("# Data")
@@ -119,7 +119,7 @@ def test_a_folder_of_shards_is_read_by_name(tmp_path):
     assert [(row["prompt"], row["id"]) for row in rows] == [("1", "0"), ("2", "1"), ("3", "2")]
 
 
-def test_folders_that_the_library_datasets_saved(tmp_path):
+def test_folder_saved_by_datasets_is_read(tmp_path):
     rows = [{"prompt": f"task {i}", "answer": str(i)} for i in range(5)]
     script = (
         "import sys, json, datasets\n"
@@ -136,12 +136,12 @@ def test_folders_that_the_library_datasets_saved(tmp_path):
         load_dataset(f"{tmp_path}/data")
 
 
-def test_a_folder_without_a_dataset(tmp_path):
+def test_folder_without_dataset_raises(tmp_path):
     with pytest.raises(UserError, match="has no dataset"):
         load_dataset(str(tmp_path))
 
 
-def test_several_files_follow_each_other_as_one_dataset(tmp_path):
+def test_several_files_form_one_dataset(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}])
     second = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}, {"prompt": "4"}])
     rows = load_dataset([second, first], limit=3)
@@ -158,7 +158,7 @@ def test_several_files_follow_each_other_as_one_dataset(tmp_path):
         ("raise TypeError('own')", r"failed: TypeError: own \(tasks.py, line 2\)"),
     ],
 )
-def test_what_a_function_raises_says_where(tmp_path, body, words):
+def test_function_exception_names_its_location(tmp_path, body, words):
     (tmp_path / "tasks.py").write_text(f"def rows():\n    {body}\n")
     with pytest.raises(UserError, match=words):
         load_dataset(f"{tmp_path}/tasks.py:rows")

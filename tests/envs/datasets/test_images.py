@@ -42,7 +42,7 @@ async def shown(row):
     return list((await ToolEnv(row).reset()).messages)
 
 
-async def test_placeholders_of_verl_become_the_images_in_their_order(tmp_path):
+async def test_verl_placeholders_become_the_images_in_order(tmp_path):
     parquet.write_table(pa.Table.from_pylist([verl_row("red", "blue")]), tmp_path / "d.parquet")
     (row,) = load_dataset(str(tmp_path / "d.parquet"))
     system, user = await shown(row)
@@ -53,7 +53,7 @@ async def test_placeholders_of_verl_become_the_images_in_their_order(tmp_path):
     assert (row["answer"], row["id"], row["data_source"]) == ("a square", "3", "vstar")
 
 
-async def test_images_stay_undecoded_in_the_row_and_out_of_what_is_written(tmp_path):
+async def test_images_stay_undecoded_and_are_not_written(tmp_path):
     row = read_row(verl_row("red", "blue"), "d.parquet, row 1", 0)
     assert all(isinstance(image, RowImage) for image in row["images"])
     own = row["extra_info"]["tools_kwargs"]["image_zoom_in_tool"]["create_kwargs"]["image"]
@@ -64,13 +64,13 @@ async def test_images_stay_undecoded_in_the_row_and_out_of_what_is_written(tmp_p
     assert len(written) < 2000
 
 
-async def test_a_group_shares_a_image():
+async def test_group_shares_one_image():
     row = read_row(verl_row("red", content="<image>"), "d", 0)
     first, second = await shown(row), await shown(row)
     assert images_of(first)[0] is images_of(second)[0]
 
 
-def test_a_image_goes_when_no_episode_holds_it_and_can_go_to_other_processes():
+def test_image_is_freed_after_its_episodes_and_can_be_pickled():
     (stored,) = read_row(verl_row("red", content="<image>"), "d", 0)["images"]
     reference = weakref.ref(stored.load())
     gc.collect()
@@ -78,7 +78,7 @@ def test_a_image_goes_when_no_episode_holds_it_and_can_go_to_other_processes():
     assert pickle.loads(pickle.dumps(stored)).load().getpixel((0, 0)) == (255, 0, 0)
 
 
-async def test_paths_start_at_the_folder_of_the_dataset(tmp_path, monkeypatch):
+async def test_paths_are_relative_to_the_dataset_folder(tmp_path, monkeypatch):
     (tmp_path / "data" / "images").mkdir(parents=True)
     (tmp_path / "data" / "images" / "a.png").write_bytes(png("lime"))
     line = {"prompt": [{"role": "user", "content": "See <image>"}], "images": ["images/a.png"]}
@@ -89,7 +89,7 @@ async def test_paths_start_at_the_folder_of_the_dataset(tmp_path, monkeypatch):
         assert images_of(await shown(row))[0].getpixel((0, 0)) == (0, 255, 0)
 
 
-async def test_image_parts_of_chat_messages():
+async def test_image_parts_of_chat_messages_are_read():
     image = Image.new("RGB", (3, 3), "red")
     parts = [
         {"type": "image", "image": image, "text": None},
@@ -102,7 +102,7 @@ async def test_image_parts_of_chat_messages():
     assert text == {"type": "text", "text": "and"}
 
 
-def test_a_text_that_says_image_in_a_row_without_images_is_a_text():
+def test_image_placeholder_in_a_row_without_images_stays_text():
     row = read_row({"prompt": "The tag <image> of HTML"}, "d", 0)
     assert row["messages"] == [{"role": "user", "content": "The tag <image> of HTML"}]
 
@@ -120,12 +120,12 @@ def test_a_text_that_says_image_in_a_row_without_images_is_a_text():
         ({"prompt": "Hi", "videos": ["a.mp4"]}, "'videos' are not supported"),
     ],
 )
-def test_what_cannot_be_placed_names_the_row(raw, words):
+def test_unmatched_images_name_the_row(raw, words):
     with pytest.raises(UserError, match=f"d, row 7.*{words}"):
         read_row(raw, "d, row 7", 6)
 
 
-async def test_a_broken_image_is_an_error_of_its_row_when_the_episode_begins():
+async def test_broken_image_fails_its_row_at_episode_start():
     row = read_row({"prompt": "<image>", "images": [png("red")[:40]]}, "d, row 7", 6)
     with pytest.raises(UserError, match=r"d, row 7: image 1: .* (cannot be decoded|unknown format)"):
         await shown(row)

@@ -14,14 +14,14 @@ def test_prompt_string_becomes_a_user_message():
     }
 
 
-def test_messages_are_kept_and_win_over_prompt():
+def test_messages_take_precedence_over_prompt():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     row = read_row({"messages": messages, "prompt": "ignored", "id": 7}, "d", 3)
     assert row["messages"] == messages
     assert row["id"] == "7"
 
 
-def test_verl_columns_are_read_as_they_are():
+def test_verl_columns_are_read_unchanged():
     raw = {
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": "Tom has 72 apples."}],
@@ -37,7 +37,7 @@ def test_verl_columns_are_read_as_they_are():
     assert row["extra_info"] == {"split": "train", "index": 12}
 
 
-def test_columns_that_a_table_left_null_are_absent():
+def test_null_columns_are_dropped():
     row = read_row(
         {"prompt": [{"role": "user", "content": "Hi", "tool_calls": None}], "answer": float("nan"), "image": None},
         "d",
@@ -48,7 +48,7 @@ def test_columns_that_a_table_left_null_are_absent():
     assert "image" not in row
 
 
-def test_a_call_without_content_gets_empty_content():
+def test_call_without_content_gets_empty_content():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
     row = read_row({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, "d", 0)
     assert row["messages"] == [{"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -68,7 +68,7 @@ def test_a_call_without_content_gets_empty_content():
         ({"messages": [{"role": "user"}]}, ["message 1", "content"]),
     ],
 )
-def test_malformed_rows_are_refused_with_place_and_reason(raw, words):
+def test_malformed_rows_raise_with_location_and_reason(raw, words):
     with pytest.raises(UserError) as caught:
         read_row(raw, "d, line 3", 2)
     for word in ["d, line 3", *words]:

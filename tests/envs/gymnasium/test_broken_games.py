@@ -21,7 +21,7 @@ def broken(**options):
 
 @pytest.mark.parametrize("actions", ["tool", "text"])
 @pytest.mark.parametrize(("action", "words"), [("raise", "RuntimeError: boom"), ("nan", "the reward nan")])
-def test_an_environment_that_raises_ends_its_episode(play, actions, action, words):
+def test_raising_environment_ends_its_episode(play, actions, action, words):
     turn = {"action": action} if actions == "tool" else action
     trajectory = play(broken(actions=actions), [turn])
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ENV_ERROR, None)
@@ -29,7 +29,7 @@ def test_an_environment_that_raises_ends_its_episode(play, actions, action, word
     assert trajectory.failures["env"] == 1
 
 
-def test_an_environment_that_hangs_is_given_up_and_closed_when_it_returns(play):
+def test_hanging_environment_is_abandoned_and_closed_on_return(play):
     Broken.release.clear()
     Broken.closed.clear()
     env = broken(step_timeout=0.3)  # also sees the spaces, for which one is made and closed
@@ -47,14 +47,14 @@ def test_an_environment_that_hangs_is_given_up_and_closed_when_it_returns(play):
     assert Broken.closed == ["closed"]
 
 
-def test_an_episode_over_its_time_leaves_a_hanging_environment(play):
+def test_episode_timeout_abandons_a_hanging_environment(play):
     Broken.release.clear()
     trajectory = play(broken(), [{"action": "hang"}], max_seconds=0.5)
     Broken.release.set()
     assert trajectory.stop_reason is StopReason.MAX_SECONDS
 
 
-def test_functions_of_the_user_show_and_read(play):
+def test_user_functions_render_and_parse(play):
     env = broken(actions="text", observe=HERE + "shout", read_action=HERE + "first_word")
     trajectory = play(env, ["one two", ""], max_turns=2)
     told = [message["content"] for message in trajectory.messages if message["role"] == "user"]
@@ -62,7 +62,7 @@ def test_functions_of_the_user_show_and_read(play):
     assert trajectory.reward == 0.5
 
 
-def test_the_action_of_a_pattern(play):
+def test_pattern_extracts_the_action(play):
     env = broken(actions="text", action_pattern="<action>(.*?)</action>")
     trajectory = play(env, ["<action>a</action> no: <action>bc</action>", "a"], max_turns=2)
     told = [message["content"] for message in trajectory.messages if message["role"] == "user"]
@@ -70,7 +70,7 @@ def test_the_action_of_a_pattern(play):
     assert "<action>" in told[2]
 
 
-def test_options_of_a_row(play):
+def test_row_options_reach_reset(play):
     env = GymnasiumEnv({**ROW, "reset_options": {"level": 2}}, id=HERE + "Broken")
     assert "options {'level': 2}" in play(env, [{"action": "x"}], max_turns=1).messages[0]["content"]
 
@@ -78,6 +78,6 @@ def test_options_of_a_row(play):
 @pytest.mark.parametrize(
     ("name", "words"), [("NoActions", "ActionWrapper"), ("Unmade", "no display"), ("shout", "shout")]
 )
-def test_what_cannot_be_made(name, words):
+def test_invalid_options_raise_user_error(name, words):
     with pytest.raises(UserError, match=words):
         GymnasiumEnv(ROW, id=HERE + name)

@@ -17,7 +17,7 @@ def told(trajectory):
     return [m["content"] for m in trajectory.messages if m["role"] in ("tool", "user")]
 
 
-def test_frozen_lake_to_the_goal(play):
+def test_frozen_lake_goal_is_rewarded(play):
     trajectory = play(GymnasiumEnv(ROW, **LAKE, **NAMES), [{"action": move} for move in PATH])
     assert trajectory.stop_reason is StopReason.COMPLETED
     assert trajectory.reward == 1.0
@@ -27,19 +27,19 @@ def test_frozen_lake_to_the_goal(play):
     assert trajectory.failures == {}
 
 
-def test_a_hole_ends_the_game_without_reward(play):
+def test_hole_ends_the_game_without_reward(play):
     trajectory = play(GymnasiumEnv(ROW, **LAKE, **NAMES), [{"action": "right"}, {"action": "down"}])
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.COMPLETED, 0.0)
 
 
-def test_a_time_limit_of_the_game_truncates(play):
+def test_game_time_limit_truncates(play):
     lake = {**LAKE, "options": {**LAKE["options"], "max_episode_steps": 2}}
     trajectory = play(GymnasiumEnv(ROW, **lake, **NAMES), [{"action": "left"}] * 5)
     assert trajectory.stop_reason is StopReason.ENV_TRUNCATED
     assert trajectory.num_turns == 2
 
 
-def test_unusable_moves_are_feedback_and_counted(play):
+def test_unusable_moves_give_feedback_and_are_counted(play):
     turns = [{"action": "jump"}, {"move": "down"}, "I will go down.", {"action": "DOWN"}]
     trajectory = play(GymnasiumEnv(ROW, **LAKE, **NAMES), turns, max_turns=4)
     assert trajectory.stop_reason is StopReason.MAX_TURNS
@@ -53,7 +53,7 @@ def test_unusable_moves_are_feedback_and_counted(play):
     assert trajectory.metrics["moves"] == 1
 
 
-def test_moves_as_text_show_how_and_take_the_last_word(play):
+def test_text_moves_show_the_format_and_use_the_last_word(play):
     env = GymnasiumEnv(ROW, **LAKE, **NAMES, actions="text")
     assert env.toolset is None
     trajectory = play(env, ["Not left but down", "hm", *PATH[1:]])
@@ -64,13 +64,13 @@ def test_moves_as_text_show_how_and_take_the_last_word(play):
     assert trajectory.metrics["invalid_moves"] == 1
 
 
-def test_unusable_text_in_a_row_truncates(play):
+def test_repeated_unusable_text_truncates(play):
     trajectory = play(GymnasiumEnv(ROW, **LAKE, **NAMES, actions="text", max_invalid_actions=2), ["hm"] * 5)
     assert (trajectory.stop_reason, trajectory.num_turns) == (StopReason.ENV_TRUNCATED, 2)
     assert trajectory.failures["model"] == 2
 
 
-def test_two_moves_of_one_turn_are_made_in_their_order_and_none_behind_the_end(play):
+def test_moves_of_one_turn_run_in_order_until_the_end(play):
     def call(name):
         return f'<tool_call>\n{{"name": "act", "arguments": {{"action": "{name}"}}}}\n</tool_call>'
 
@@ -84,7 +84,7 @@ def test_two_moves_of_one_turn_are_made_in_their_order_and_none_behind_the_end(p
     ]
 
 
-def test_taxi_fetches_and_delivers(play):
+def test_taxi_picks_up_and_delivers(play):
     names = ["south", "north", "east", "west", "pickup", "dropoff"]
     taxi = {"id": "Taxi-v4", "options": {"render_mode": "ansi"}, "action_names": names, "show": "both"}
     around_the_wall = ["south", "south", "west", "west", "north", "north", "pickup"]
@@ -98,7 +98,7 @@ def test_taxi_fetches_and_delivers(play):
     assert trajectory.reward == 9.0
 
 
-def test_blackjack_and_cart_pole_show_names(play):
+def test_blackjack_and_cart_pole_show_action_names(play):
     trajectory = play(
         GymnasiumEnv(
             ROW,
@@ -121,7 +121,7 @@ def test_blackjack_and_cart_pole_show_names(play):
     assert [line.split(":")[0] for line in told(trajectory)[0].split("\n")[2:]] == names
 
 
-def test_pictures(play):
+def test_rendered_frames_become_images(play):
     env = GymnasiumEnv(ROW, id="FrozenLake-v1", options={"render_mode": "rgb_array"}, **NAMES, max_invalid_actions=1)
 
     async def look():
@@ -138,7 +138,7 @@ def test_pictures(play):
     assert image["image"].size == (256, 256)
 
 
-def test_a_group_starts_alike_and_rows_differ():
+def test_group_shares_its_start_and_rows_differ():
     import asyncio
 
     async def first(row):
@@ -167,6 +167,6 @@ def test_a_group_starts_alike_and_rows_differ():
         ({"id": "FrozenLake-v1", "action_pattern": "("}, "regular expression"),
     ],
 )
-def test_what_cannot_be_made_is_said_at_once(options, words):
+def test_invalid_options_raise_at_start(options, words):
     with pytest.raises(UserError, match=words):
         GymnasiumEnv(ROW, **options)

@@ -32,11 +32,11 @@ def image():
         (spaces.Dict({"in": spaces.Dict({"x": spaces.Text(9)})}), {"in": {"x": "1\n2"}}, (), "in:\nx:\n1\n2"),
     ],
 )
-def test_as_text(space, observation, names, text):
+def test_observations_are_formatted_as_text(space, observation, names, text):
     assert content_of(shown(space, observation, names)) == text
 
 
-def test_pixels_are_images_exactly():
+def test_pixels_become_exact_images():
     content = content_of(shown(PIXELS, image()))
     assert np.array_equal(np.asarray(content[0]["image"]), image())
     grey = spaces.Box(0, 255, (8, 8, 1), dtype=np.uint8)
@@ -44,11 +44,11 @@ def test_pixels_are_images_exactly():
     assert content_of(rendered([image(), image() + 1]))[0]["image"].getpixel((0, 0)) == (1, 2, 3)
 
 
-def test_images_among_other_things():
+def test_images_in_nested_observations_are_found():
     space = spaces.Dict({"camera": PIXELS, "speed": spaces.Discrete(3)})
     content = content_of(shown(space, {"camera": image(), "speed": 2}))
     assert [part.get("text", "image") for part in content] == ["camera:", "image", "speed: 2"]
 
 
-def test_colours_of_terminals_can_be_read():
+def test_terminal_colours_become_readable_text():
     assert uncoloured("\x1b[41mS\x1b[0mF \x1b[34;1mR\x1b[0m \x1b[2J\x1b[1mx\x1b[0m") == "[S]F <blue>R</blue> x"

@@ -40,7 +40,7 @@ def plain(value):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_elements_fit_the_schema_and_read_back(name):
+def test_elements_fit_the_schema_and_round_trip(name):
     space = SPACES[name]
     arguments = ActionArguments(space)
     Draft202012Validator.check_schema(arguments.schema)
@@ -65,7 +65,7 @@ JSON = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(SPACES)), JSON, st.booleans())
-def test_anything_else_is_refused_with_words(name, value, wrap):
+def test_other_values_are_rejected_with_a_reason(name, value, wrap):
     space = SPACES[name]
     value = {"action": value} if wrap or not isinstance(value, dict) else value
     read = refusal = None
@@ -94,13 +94,13 @@ def test_anything_else_is_refused_with_words(name, value, wrap):
         ("tuple", [0], "action: must be an array of 2 elements, got [0]."),
     ],
 )
-def test_what_is_wrong_is_said(name, action, words):
+def test_problems_are_described(name, action, words):
     with pytest.raises(ArgumentError) as error:
         ActionArguments(SPACES[name]).validate({"action": action})
     assert str(error.value).startswith(words)
 
 
-def test_numbers_may_be_strings():
+def test_numeric_strings_are_accepted():
     assert ActionArguments(SPACES["multi_discrete"]).validate({"action": ["2", 1.0, " 4 "]})["action"].tolist() == [
         2,
         1,
@@ -108,7 +108,7 @@ def test_numbers_may_be_strings():
     ]
 
 
-def test_keys_of_a_dict_are_named_where_they_are_wrong():
+def test_invalid_dict_keys_are_named():
     with pytest.raises(ArgumentError) as error:
         ActionArguments(SPACES["dict"]).validate({"mvoe": 1, "by": {}})
     assert str(error.value) == "mvoe: unknown. Did you mean 'move'?\nmove: missing."
@@ -116,6 +116,6 @@ def test_keys_of_a_dict_are_named_where_they_are_wrong():
         ActionArguments(SPACES["dict"]).validate({"move": 1, "by": {}})
 
 
-def test_a_space_without_a_json_form():
+def test_space_without_json_form_raises():
     with pytest.raises(UserError, match="ActionWrapper"):
         ActionArguments(spaces.Sequence(spaces.Discrete(2)))

@@ -19,7 +19,7 @@ def told(trajectory):
     return [m["content"] for m in trajectory.messages if m["role"] in ("tool", "user")]
 
 
-def test_an_episode_by_tool_calls(play, url):
+def test_episode_is_played_by_tool_calls(play, url):
     env = OpenEnv(ROW, url=url)
     (schema,) = env.toolset.schemas
     assert set(schema["function"]["parameters"]["properties"]) == {"number", "note"}
@@ -35,7 +35,7 @@ def test_an_episode_by_tool_calls(play, url):
     ]
 
 
-def test_the_same_seed_and_the_options_of_a_row(play, url):
+def test_seed_and_row_options_reach_reset(play, url):
     for _ in range(2):
         assert play(OpenEnv(ROW, url=url), [{"number": NUMBER}]).reward == 1.0
     row = {**ROW, "reset_options": {"highest": 0}}
@@ -44,7 +44,7 @@ def test_the_same_seed_and_the_options_of_a_row(play, url):
     assert told(trajectory)[0] == "Play.\n\nGuess a number from 0 to 0."
 
 
-def test_moves_as_text(play, url):
+def test_moves_may_be_text(play, url):
     trajectory = play(OpenEnv(ROW, url=url, actions="text"), ["five", "5", str(NUMBER)])
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.COMPLETED, pytest.approx(0.9))
     assert trajectory.failures == {"model": 1}
@@ -53,7 +53,7 @@ def test_moves_as_text(play, url):
     assert "'number' is a required property" in told(play(env, ["5"], max_turns=1))[1]
 
 
-def test_actions_the_server_refuses_are_feedback_and_the_session_goes_on(play, url):
+def test_rejected_actions_give_feedback_and_the_session_continues(play, url):
     trajectory = play(OpenEnv(ROW, url=url), [{"number": 13}, {"number": "x"}, {"number": NUMBER}])
     assert trajectory.stop_reason is StopReason.COMPLETED
     assert trajectory.failures == {"model": 2}
@@ -61,7 +61,7 @@ def test_actions_the_server_refuses_are_feedback_and_the_session_goes_on(play, u
     assert "number" in told(trajectory)[2]
 
 
-def test_no_reward_at_all_is_unscored(play, url):
+def test_missing_reward_is_unscored(play, url):
     turns = [{"number": 1, "note": "unscored"}]
     trajectory = play(OpenEnv(ROW, url=url), turns, max_turns=1)
     assert trajectory.reward is None
@@ -70,14 +70,14 @@ def test_no_reward_at_all_is_unscored(play, url):
     assert judged.reward == 1.0  # the final text is empty, as the answer is
 
 
-def test_an_environment_that_raises_ends_its_episode(play, url):
+def test_raising_environment_ends_its_episode(play, url):
     trajectory = play(OpenEnv(ROW, url=url), [{"number": 1, "note": "raise"}])
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ENV_ERROR, None)
     assert trajectory.error == "the server reports EXECUTION_ERROR: boom"
     assert trajectory.failures["env"] == 1
 
 
-def test_an_answer_that_does_not_come_is_given_up(play, url):
+def test_missing_response_times_out(play, url):
     started = time.monotonic()
     trajectory = play(OpenEnv(ROW, url=url, step_timeout=1.0), [{"number": 1, "note": "sleep"}])
     assert time.monotonic() - started < 4
@@ -85,7 +85,7 @@ def test_an_answer_that_does_not_come_is_given_up(play, url):
     assert "longer than 1 s to step" in trajectory.error
 
 
-async def test_errors_of_the_session(url):
+async def test_session_errors_are_reported(url):
     """Beyond its capacity the server says so; an ended session makes room."""
     address = url.replace("http", "ws") + "/ws"
     sessions = [Connection(address, timeout=10) for _ in range(2)]
@@ -115,13 +115,13 @@ async def test_errors_of_the_session(url):
         await sessions[0].step({"number": 1})
 
 
-def test_no_server():
+def test_unreachable_server_raises():
     with pytest.raises(UserError, match="no OpenEnv server at"):
         OpenEnv(ROW, url="http://127.0.0.1:9")
     with pytest.raises(UserError, match="http://host:port"):
         OpenEnv(ROW, url="127.0.0.1:8000")
 
 
-def test_options_that_do_not_fit_the_server(url):
+def test_options_that_do_not_fit_the_server_raise(url):
     with pytest.raises(UserError, match="Did you mean 'number'"):
         OpenEnv(ROW, url=url, actions="text", text_field="nubmer")

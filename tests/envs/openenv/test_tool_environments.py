@@ -30,7 +30,7 @@ def told(trajectory):
     return [m["content"] for m in trajectory.messages if m["role"] in ("tool", "user")]
 
 
-def test_its_tools_are_the_models_tools(tools_url):
+def test_server_tools_are_offered_to_the_model(tools_url):
     functions = {s["function"]["name"]: s["function"] for s in OpenEnv(ROW, url=tools_url).toolset.schemas}
     assert set(functions) == {"note", "total", "picture"}
     assert functions["note"]["description"] == "Write a number down."
@@ -38,7 +38,7 @@ def test_its_tools_are_the_models_tools(tools_url):
     assert functions["note"]["parameters"]["properties"]["number"]["description"] == "What to write."
 
 
-def test_an_episode_of_calls_ends_with_an_answer(play, tools_url):
+def test_episode_of_calls_ends_with_an_answer(play, tools_url):
     row = {**ROW, "reset_options": {"start": 2}}
     env = OpenEnv(row, url=tools_url, reward=load_reward("exact"))
     trajectory = play(env, [call("note", number=5), call("total"), "7"])
@@ -48,13 +48,13 @@ def test_an_episode_of_calls_ends_with_an_answer(play, tools_url):
     assert not trajectory.failures
 
 
-def test_sessions_do_not_see_each_other(play, tools_url):
+def test_sessions_are_isolated(play, tools_url):
     for _ in range(2):
         env = OpenEnv(ROW, url=tools_url, reward=load_reward("exact"))
         assert told(play(env, [call("note", number=7), call("total"), "7"]))[-1] == "7"
 
 
-def test_calls_that_do_not_fit_are_the_models_failures(play, tools_url):
+def test_invalid_calls_are_model_errors(play, tools_url):
     env = OpenEnv(ROW, url=tools_url, reward=load_reward("exact"))
     trajectory = play(env, [call("note", number="seven"), call("noet", number=7), call("total", of=1), "7"])
     assert trajectory.failures == {"model": 3}
@@ -62,7 +62,7 @@ def test_calls_that_do_not_fit_are_the_models_failures(play, tools_url):
     assert "Did you mean 'note'?" in told(trajectory)[2]
 
 
-def test_a_tool_that_raises_is_an_answer_and_the_session_goes_on(play, tools_url):
+def test_raising_tool_gives_a_result_and_the_session_continues(play, tools_url):
     env = OpenEnv(ROW, url=tools_url, reward=load_reward("exact"))
     trajectory = play(env, [call("note", number=-1), call("note", number=7), call("total"), "7"])
     assert "no negative numbers" in told(trajectory)[1]
@@ -71,7 +71,7 @@ def test_a_tool_that_raises_is_an_answer_and_the_session_goes_on(play, tools_url
     assert (trajectory.metrics["succeeded/note"], trajectory.reward) == (1.0, 1.0)
 
 
-def test_they_come_beside_the_tools_of_the_config(play, tools_url):
+def test_server_tools_are_added_to_configured_tools(play, tools_url):
     @tool
     def shout(word: str) -> str:
         """Shout."""
@@ -84,7 +84,7 @@ def test_they_come_beside_the_tools_of_the_config(play, tools_url):
     assert ToolEnv(ROW, toolset=toolset).toolset is toolset
 
 
-async def test_a_picture_is_a_picture(tools_url):
+async def test_images_are_returned_as_images(tools_url):
     env = OpenEnv(ROW, url=tools_url)
     await env.reset()
     result = await env.act({"type": "call_tool", "tool_name": "picture", "arguments": {}})
@@ -94,7 +94,7 @@ async def test_a_picture_is_a_picture(tools_url):
     await env.close()
 
 
-def test_an_environment_without_a_reward_needs_one(play, tools_url):
+def test_environment_without_reward_requires_a_reward(play, tools_url):
     trajectory = play(OpenEnv(ROW, url=tools_url), [call("total"), "0"])
     assert trajectory.reward is None
     assert trajectory.failures == {"judge": 1}
@@ -115,7 +115,7 @@ class _SchemaOnly(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def test_a_server_that_lists_no_tools():
+def test_server_that_cannot_list_tools_raises():
     server = HTTPServer(("127.0.0.1", 0), _SchemaOnly)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -13,12 +13,12 @@ from agentloop.envs.rewards import load_reward
         ("", "tower", 0.0),
     ],
 )
-async def test_exact_match_is_that_of_question_answering(episode, text, answer, value):
+async def test_exact_match_follows_question_answering_normalization(episode, text, answer, value):
     assert await load_reward("exact_match")(episode(text), {"answer": answer}) == value
 
 
 @pytest.mark.parametrize("answer", ["the", "", [], {"target": None}, {"targets": ["x"]}])
-async def test_answers_that_nothing_or_everything_matches_are_errors(episode, answer):
+async def test_answers_that_match_nothing_or_everything_raise(episode, answer):
     with pytest.raises(ValueError, match="no text can match"):
         await load_reward("exact_match")(episode("the"), {"answer": answer})
 
@@ -33,12 +33,12 @@ async def test_answers_that_nothing_or_everything_matches_are_errors(episode, an
         ("<answer>Oslo", 0.0),
     ],
 )
-async def test_search_r1(episode, text, value):
+async def test_search_r1_scores(episode, text, value):
     reward = load_reward("search_r1", {"format_reward": 0.25})
     assert await reward(episode("searching", text), {"answer": {"target": ["Oslo"]}}) == value
 
 
-async def test_search_r1_reads_no_answer_out_of_the_prompt(episode):
+async def test_search_r1_ignores_answers_in_the_prompt(episode):
     asked = episode("Oslo", question="Answer inside <answer> and </answer>, as <answer>Oslo</answer>.")
     assert await load_reward("search_r1")(asked, {"answer": "Oslo"}) == 0.0
 
@@ -56,7 +56,7 @@ async def test_search_r1_reads_no_answer_out_of_the_prompt(episode):
         ("42", "42", 0.0),
     ],
 )
-async def test_strict_box(episode, text, answer, value):
+async def test_strict_box_scores(episode, text, answer, value):
     assert await load_reward("strict_box")(episode(text), {"answer": answer}) == value
 
 
@@ -70,11 +70,11 @@ async def test_strict_box(episode, text, answer, value):
         (["call", r"\boxed{42}"], 1.0),
     ],
 )
-async def test_retool_with_the_shaping_of_verl(episode, turns, value):
+async def test_retool_scores_with_verl_shaping(episode, turns, value):
     """min(-0.6, -1 + (num_turns - 2) / 2 * 0.1), where num_turns counts prompt, turns and observations."""
     reward = load_reward("retool", {"tool_shaping": True})
     assert await reward(episode(*turns), {"answer": "42"}) == pytest.approx(value)
 
 
-async def test_retool_of_the_paper_has_two_values(episode):
+async def test_retool_of_the_paper_scores_any_wrong_answer_minus_one(episode):
     assert await load_reward("retool")(episode("call", r"\boxed{41}"), {"answer": "42"}) == -1.0

@@ -25,17 +25,17 @@ from agentloop.tools.toolset import Toolset
         ("", 0.0),
     ],
 )
-async def test_tags_in_order_once_and_alone(episode, turn, value):
+async def test_tags_must_appear_once_in_order_and_alone(episode, turn, value):
     assert await load_reward("tags")(episode("calling", turn), {}) == value
 
 
-async def test_tags_of_the_turns_before(episode):
+async def test_tags_of_earlier_turns_are_checked(episode):
     reward = load_reward("tags", {"tags": ["answer"], "alone": False, "every_turn": ["think"]})
     assert await reward(episode(("hm", "calling"), "so <answer>4</answer>"), {}) == 1.0
     assert await reward(episode("calling", "so <answer>4</answer>"), {}) == 0.0
 
 
-async def test_tags_of_an_episode_without_a_turn(episode):
+async def test_tags_of_an_episode_without_turns(episode):
     assert await load_reward("tags")(episode(), {}) == 0.0
 
 
@@ -49,11 +49,11 @@ async def test_tags_of_an_episode_without_a_turn(episode):
         ({"zoom": 9}, {"tool": "zoom", "calls": 3}, 1.0),
     ],
 )
-async def test_tool_bonus(episode, succeeded, options, value):
+async def test_tool_bonus_rewards_calls(episode, succeeded, options, value):
     assert await load_reward("tool_bonus", options)(episode("a", succeeded=succeeded), {}) == value
 
 
-async def test_turns_cost_where_they_are(episode):
+async def test_turn_cost_is_charged_to_its_turn(episode):
     trajectory = episode("a", "b", "c")
     assert await load_reward("turn_cost", {"cost": 0.5})(trajectory, {}) == 0.0
     assert trajectory.turn_rewards == [0.0, -0.5, -0.5]
@@ -77,7 +77,7 @@ def half(number: int) -> str:
         ("{broken", 0.0),
     ],
 )
-async def test_only_calls_that_worked_earn_the_bonus(call, value):
+async def test_only_successful_calls_earn_the_bonus(call, value):
     """Through the loop: writing a call, or one that fails, is worth nothing."""
     tokenizer = build_tokenizer()
     turns = [f"<tool_call>\n{call}\n</tool_call><|im_end|>", "done<|im_end|>"]

@@ -28,16 +28,16 @@ def answered(text):
         ("last_number", "72", "48 + 24 #### 72", 1.0),
     ],
 )
-async def test_built_in_rewards(name, text, answer, value):
+async def test_built_in_rewards_are_registered(name, text, answer, value):
     assert await load_reward(name)(answered(text), {"answer": answer}) == value
 
 
-async def test_a_row_without_an_answer_is_an_error_not_a_zero():
+async def test_row_without_answer_raises():
     with pytest.raises(LookupError, match="no 'answer' column"):
         await load_reward("exact")(answered("1"), {"id": "1"})
 
 
-async def test_options_are_passed_on():
+async def test_options_are_passed_to_the_function():
     reward = load_reward("last_number", {"tolerance": 0.1})
     assert await reward(answered("1.05"), {"answer": 1}) == 1.0
 
@@ -55,7 +55,7 @@ async def test_only_marked_functions_run_on_the_event_loop_thread():
     assert threads[1] is threading.main_thread()
 
 
-async def test_a_slow_reward_leaves_the_event_loop_free():
+async def test_slow_reward_does_not_block_the_event_loop():
     release = threading.Event()
 
     def judge(trajectory, task):
@@ -91,12 +91,12 @@ async def test_async_rewards_are_awaited():
         ({"reward": 1.0, "note": "good"}, TypeError, "'note'"),
     ],
 )
-async def test_results_that_are_no_reward_raise(outcome, error, words):
+async def test_invalid_results_raise(outcome, error, words):
     with pytest.raises(error, match=words):
         await RewardFunction(inline(lambda trajectory, task: outcome), name="odd")(answered(""), {})
 
 
-async def test_what_the_function_raises_goes_through():
+async def test_function_exception_propagates():
     def judge(trajectory, task):
         raise ZeroDivisionError("division by zero")
 
@@ -104,7 +104,7 @@ async def test_what_the_function_raises_goes_through():
         await RewardFunction(judge, name="broken")(answered(""), {})
 
 
-def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
+def test_unknown_names_and_wrong_signatures_raise_user_error(tmp_path):
     (tmp_path / "r.py").write_text("def one(trajectory):\n    return 1\nvalue = 1\n")
     with pytest.raises(UserError, match=r"no reward 'exat'\. Did you mean 'exact'"):
         load_reward("exat")
@@ -116,7 +116,7 @@ def test_unknown_names_and_wrong_signatures_are_user_errors(tmp_path):
         load_reward("last_number", {"tolerence": 1})
 
 
-async def test_methods_of_a_class_without_async_run_in_threads():
+async def test_sync_methods_of_a_class_run_in_threads():
     class Blocking(Reward):
         def start(self):
             self.started_in = threading.current_thread().name
@@ -130,19 +130,19 @@ async def test_methods_of_a_class_without_async_run_in_threads():
     assert (await reward.judge(Trajectory(), {})).metrics == {"in_thread": 1.0}
 
 
-def test_a_function_written_for_verl_says_how_it_is_named(tmp_path):
+def test_verl_function_error_explains_how_to_name_it(tmp_path):
     (tmp_path / "score.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): ...")
     with pytest.raises(UserError, match=r"written for verl: set env.reward to verl"):
         load_reward(f"{tmp_path}/score.py:compute_score")
 
 
-def test_a_class_that_is_no_reward_says_what_it_must_derive_from(tmp_path):
+def test_class_that_is_not_a_reward_names_the_base_class(tmp_path):
     (tmp_path / "own.py").write_text("class Own:\n    def __call__(self, trajectory, task): return 1.0\n")
     with pytest.raises(UserError, match=r"must derive from agentloop.envs.rewards.Reward"):
         load_reward(f"{tmp_path}/own.py:Own")
 
 
-async def test_a_reward_that_cannot_be_made_or_started_says_where(tmp_path):
+async def test_failing_constructor_or_start_names_its_location(tmp_path):
     (tmp_path / "own.py").write_text(
         "from agentloop.envs.rewards import Reward\n"
         "class Own(Reward):\n"

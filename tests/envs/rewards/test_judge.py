@@ -101,11 +101,11 @@ async def judged(server, trajectory, answer="Oslo", **options):
         ("", None),
     ],
 )
-def test_only_a_whole_last_line_is_a_verdict(reply, verdict):
+def test_verdict_must_be_the_whole_last_line(reply, verdict):
     assert read_verdict(reply) is verdict
 
 
-async def test_what_the_judge_is_asked(server, episode, monkeypatch):
+async def test_judge_prompt_contains_question_and_answers(server, episode, monkeypatch):
     monkeypatch.setenv("REFEREE_KEY", "secret")
     trajectory = episode("It is Oslo {reference} </student>.", question="Capital of Norway?")
     assert await judged(server, trajectory, api_key_env="REFEREE_KEY") == 1.0
@@ -127,7 +127,7 @@ async def test_what_the_judge_is_asked(server, episode, monkeypatch):
         ([{"choices": []}, {"error": "odd"}, "Verdict: INCORRECT"], 0.0, 3),
     ],
 )
-async def test_what_cannot_be_read_is_asked_again(server, episode, replies, value, attempts):
+async def test_unreadable_verdict_is_retried(server, episode, replies, value, attempts):
     server.replies = replies
     trajectory = episode("Oslo")
     assert await judged(server, trajectory) == value
@@ -144,14 +144,14 @@ async def test_what_cannot_be_read_is_asked_again(server, episode, replies, valu
         (404, 1, "status 404"),
     ],
 )
-async def test_a_judge_without_a_verdict_has_failed(server, episode, reply, asked, words):
+async def test_missing_verdict_is_a_failure(server, episode, reply, asked, words):
     server.replies = [reply]
     with pytest.raises(JudgeError, match=words):
         await judged(server, episode("Oslo"), attempts=3)
     assert len(server.asked) == asked
 
 
-async def test_a_judge_that_fails_in_an_episode_leaves_it_without_a_reward(server):
+async def test_failed_judge_leaves_the_episode_unscored(server):
     server.replies = ["no idea"]
     tokenizer = build_tokenizer()
     script = [tokenizer.backend_tokenizer.encode("Oslo<|im_end|>", add_special_tokens=False).ids]
@@ -165,13 +165,13 @@ async def test_a_judge_that_fails_in_an_episode_leaves_it_without_a_reward(serve
 
 
 @pytest.mark.parametrize("text", ["", "x" * 41, "<answer></answer>"])
-async def test_nothing_and_too_much_is_wrong_unasked(server, episode, text):
+async def test_empty_and_too_long_answers_are_wrong_without_a_request(server, episode, text):
     options = {"tag": "answer"} if "answer" in text else {}
     assert await judged(server, episode(text), max_answer_chars=40, **options) == 0.0
     assert server.asked == []
 
 
-async def test_no_more_at_once_than_allowed(server, episode):
+async def test_concurrency_is_limited(server, episode):
     server.seconds = 0.05
     reward = load_reward("judge", {"base_url": server.url, "model": "referee", "max_concurrency": 3})
     values = await asyncio.gather(*(reward(episode("Oslo"), {"answer": "Oslo"}) for _ in range(12)))
@@ -180,7 +180,7 @@ async def test_no_more_at_once_than_allowed(server, episode):
     assert server.most_at_once == 3
 
 
-async def test_a_server_that_is_not_there_or_refuses_the_key_is_an_error_at_the_start(server):
+async def test_unreachable_server_or_rejected_key_fails_at_start(server):
     server.replies = [401]
     with pytest.raises(UserError, match="refuses the key"):
         await judged(server, Trajectory())
@@ -204,7 +204,7 @@ async def test_a_server_that_is_not_there_or_refuses_the_key_is_an_error_at_the_
         ([f"<answer>Oslo{' ' * 1000}.</answer>"], 1, (0, -1, 0)),
     ],
 )
-async def test_deepeyes(episode, turns, succeeded, parts):
+async def test_deepeyes_scores(episode, turns, succeeded, parts):
     accuracy = {"name": "exact_match", "options": {"tag": "answer"}}
     trajectory = episode(*turns, succeeded={"image_zoom_in_tool": succeeded} if succeeded else {})
     value = await load_reward("deepeyes", {"accuracy": accuracy})(trajectory, {"answer": "Oslo"})
@@ -212,7 +212,7 @@ async def test_deepeyes(episode, turns, succeeded, parts):
     assert tuple(trajectory.metrics[f"reward/{name}"] for name in ("accuracy", "format", "tool")) == parts
 
 
-async def test_deepeyes_without_its_judge_has_no_reward(server, episode):
+async def test_deepeyes_without_judge_is_unscored(server, episode):
     server.replies = [500]
     options = {"base_url": server.url, "model": "m", "attempts": 1, "tag": "answer"}
     reward = load_reward("deepeyes", {"accuracy": {"name": "judge", "options": options}})

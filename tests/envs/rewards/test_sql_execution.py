@@ -36,7 +36,7 @@ async def judge(folder, episode):
         await reward.shutdown()
 
 
-async def test_where_the_query_stands(judge):
+async def test_query_is_found_in_the_answer(judge):
     query = "SELECT name FROM people WHERE age >= 31"
     assert await judge(query) == 1.0
     assert await judge(f"Look:\n```sql\n{query};\n```\nThat is it.") == 1.0
@@ -46,7 +46,7 @@ async def test_where_the_query_stands(judge):
     assert await judge("") == 0.0
 
 
-async def test_comparators(judge):
+async def test_every_comparator_scores(judge):
     twice = "SELECT name FROM people WHERE age > 30 UNION ALL SELECT name FROM people WHERE age > 30"
     backwards = "SELECT name FROM people WHERE age > 30 ORDER BY name DESC"
     assert [await judge(twice, compare=each) for each in ("bird_set", "multiset")] == [1.0, 0.0]
@@ -56,13 +56,13 @@ async def test_comparators(judge):
     assert await judge(backwards, compare="test_suite", row={"answer": GOLD.partition(" ORDER")[0]}) == 1.0
 
 
-async def test_a_query_right_by_chance_on_one_database_is_wrong_on_the_next(judge):
+async def test_query_must_be_right_on_every_database(judge):
     chance = "SELECT name FROM people WHERE name < 'Bz'"
     assert await judge(chance) == 1.0
     assert await judge(chance, row={"database": ["one.sqlite", "two.sqlite"]}) == 0.0
 
 
-async def test_queries_that_fail_are_wrong_and_references_that_fail_are_errors(judge):
+async def test_failed_query_is_wrong_and_failed_reference_raises(judge):
     assert await judge("DROP TABLE people") == 0.0
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     assert await judge(endless, timeout=0.3) == 0.0
@@ -71,7 +71,7 @@ async def test_queries_that_fail_are_wrong_and_references_that_fail_are_errors(j
             await judge("SELECT 1", row={"answer": gold}, timeout=0.3)
 
 
-async def test_rows_that_name_nothing_are_errors(judge):
+async def test_rows_without_database_or_query_raise(judge):
     with pytest.raises(LookupError, match="no gold query in its column 'answer'"):
         await judge("SELECT 1", row={"answer": None})
     with pytest.raises(LookupError, match="names no database"):
@@ -94,5 +94,5 @@ async def test_rows_that_name_nothing_are_errors(judge):
         ([("hm", f"<solution>{GOLD}</solution>"), ("so", "done")], -1.0),
     ],
 )
-async def test_skyrl_sql(judge, turns, value):
+async def test_skyrl_sql_scores(judge, turns, value):
     assert await judge(*turns, name="skyrl_sql") == value

@@ -14,7 +14,7 @@ from agentloop.envs.rewards.texts import inside, last_boxed, last_fence, turn_te
         ("<a>1\n2</a>", ["1\n2"]),
     ],
 )
-def test_inside(text, found):
+def test_text_inside_tags_is_extracted(text, found):
     assert inside(text, "a") == found
 
 
@@ -30,7 +30,7 @@ def test_inside(text, found):
         ("no fence", None),
     ],
 )
-def test_last_fence(text, found):
+def test_last_code_fence_is_extracted(text, found):
     assert last_fence(text, "python", "py") == found
 
 
@@ -43,17 +43,17 @@ def test_last_fence(text, found):
         (r"\boxed{}", ""),
     ],
 )
-def test_last_boxed(text, found):
+def test_last_boxed_answer_is_extracted(text, found):
     assert last_boxed(text) == found
 
 
-def test_thinking_is_put_back():
+def test_thinking_is_restored():
     assert turn_text({"role": "assistant", "content": "b", "reasoning_content": "a"}) == "<think>\na\n</think>\nb"
     assert turn_text({"role": "assistant", "content": [{"type": "text", "text": "b"}]}) == "b"
 
 
 @pytest.mark.parametrize("text", ["<answer>" * 50_000, "```python\n" * 50_000, "\\boxed{" * 50_000])
-def test_texts_that_repeat_themselves_take_no_time(text):
+def test_repetitive_texts_are_fast(text):
     """Rewards of microseconds run on the event loop, whatever the model wrote."""
     started = time.perf_counter()
     assert inside(text, "answer") == []

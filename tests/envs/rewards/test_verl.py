@@ -42,7 +42,7 @@ def _seen(scores: Path) -> list:
 _ROW = {"data_source": "sums", "answer": "42", "extra_info": {"split": "test"}}
 
 
-async def test_the_function_gets_what_verl_gives_it(episode, scores):
+async def test_function_receives_the_verl_arguments(episode, scores):
     trajectory = episode(("I compute.", "Let me see."), "It is 42.")
     trajectory.messages[1]["tool_calls"][0]["function"]["arguments"] = {"code": "6*7"}
     reward = load_reward("verl", {"function": f"{scores}:compute_score", "reward_kwargs": {"factor": 2.0}})
@@ -57,20 +57,20 @@ async def test_the_function_gets_what_verl_gives_it(episode, scores):
     )
 
 
-async def test_examples_in_the_prompt_are_not_the_models(episode, scores):
+async def test_examples_in_the_prompt_are_not_scored(episode, scores):
     trajectory = episode("No.")
     trajectory.messages[:0] = [{"role": "user", "content": "e.g.?"}, {"role": "assistant", "content": "42"}]
     assert await load_reward("verl", {"function": f"{scores}:compute_score"})(trajectory, _ROW) == 0.0
     assert _seen(scores)[0][1] == "No."
 
 
-async def test_a_prompt_that_was_never_answered_is_no_solution(scores):
+async def test_unanswered_prompt_is_not_a_solution(scores):
     asked = Trajectory(messages=[{"role": "user", "content": "42"}])
     assert await load_reward("verl", {"function": f"{scores}:compute_score"})(asked, _ROW) == 0.0
     assert _seen(scores)[0][1] == ""
 
 
-async def test_with_a_tokenizer_the_text_is_decoded_token_for_token(scores, tmp_path):
+async def test_tokenizer_decodes_the_exact_tokens(scores, tmp_path):
     words = {"<s>": 0, "ask": 1, "42": 2, "then": 3}
     plain = Tokenizer(models.WordLevel(words, unk_token="<s>"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -84,14 +84,14 @@ async def test_with_a_tokenizer_the_text_is_decoded_token_for_token(scores, tmp_
     assert _seen(scores)[0][1] == "then 42"
 
 
-async def test_numbers_beside_the_score_are_logged(episode, scores):
+async def test_extra_numbers_are_logged(episode, scores):
     trajectory = episode("42")
     assert await load_reward("verl", {"function": f"{scores}:detailed"})(trajectory, _ROW) == 0.5
     assert trajectory.metrics["reward/acc"] == 1.0
     assert "reward/pred" not in trajectory.metrics
 
 
-async def test_what_is_no_score_raises(episode, scores):
+async def test_invalid_score_raises(episode, scores):
     with pytest.raises(TypeError, match=r"a dict without 'score', only \['acc'\]"):
         await load_reward("verl", {"function": f"{scores}:nothing"})(episode("42"), _ROW)
     with pytest.raises(LookupError, match="no 'answer' column"):
@@ -107,7 +107,7 @@ async def test_what_is_no_score_raises(episode, scores):
         ({}, "missing a required argument: 'function'"),
     ],
 )
-def test_what_cannot_be_used_is_said_before_the_run(scores, monkeypatch, options, said):
+def test_unusable_functions_raise_before_the_run(scores, monkeypatch, options, said):
     monkeypatch.chdir(scores.parent)
     with pytest.raises(UserError, match=said):
         load_reward("verl", options)

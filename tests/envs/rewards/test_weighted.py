@@ -33,7 +33,7 @@ HELD = f"{__file__}:Held"
 BROKEN = f"{__file__}:broken"
 
 
-async def test_the_sum_of_weighted_terms_with_each_in_the_log(episode):
+async def test_reward_is_the_weighted_sum_with_each_term_logged(episode):
     reward = load_reward(
         ["exact", {"name": "contains", "weight": 0.5}, {"name": HELD, "weight": -2.0, "options": {"worth": 3.0}}]
     )
@@ -48,21 +48,21 @@ async def test_the_sum_of_weighted_terms_with_each_in_the_log(episode):
     }
 
 
-async def test_a_term_that_depends_on_another_is_not_even_asked(episode):
+async def test_dependent_term_is_skipped_if_its_condition_fails(episode):
     terms = [{"name": "exact", "label": "right"}, {"name": BROKEN, "only_if": "right"}]
     assert await load_reward(terms)(episode("no"), {"answer": "yes"}) == 0.0
     with pytest.raises(ZeroDivisionError):
         await load_reward(terms)(episode("yes"), {"answer": "yes"})
 
 
-async def test_a_term_that_fails_leaves_everything_as_it_was(episode):
+async def test_failed_term_changes_nothing(episode):
     trajectory = episode("a", "b")
     with pytest.raises(ZeroDivisionError):
         await load_reward([HELD, BROKEN])(trajectory, {"answer": "b"})
     assert (trajectory.turn_rewards, trajectory.metrics) == ([0.0, 0.0], {})
 
 
-async def test_the_life_of_what_terms_hold():
+async def test_terms_are_started_and_closed():
     started = load_object(f"{__file__}:STARTED", "list")
     reward = load_reward([HELD, {"name": HELD, "label": "again"}])
     await reward.start()
@@ -70,7 +70,7 @@ async def test_the_life_of_what_terms_hold():
     assert started == ["start", "start", "shutdown", "shutdown"]
 
 
-async def test_rewards_of_turns_must_be_one_for_each(episode):
+async def test_turn_rewards_must_match_the_turn_count(episode):
     with pytest.raises(ValueError, match="2 numbers for 3 sampled turns"):
         await load_reward(HELD)(episode("a", "b", "c"), {})
 
@@ -87,6 +87,6 @@ async def test_rewards_of_turns_must_be_one_for_each(episode):
         (HELD, {"worthy": 1}, "Options it takes: worth"),
     ],
 )
-def test_terms_that_cannot_be(spec, options, words):
+def test_invalid_terms_raise(spec, options, words):
     with pytest.raises(UserError, match=words):
         load_reward(spec, options)

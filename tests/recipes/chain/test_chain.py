@@ -21,7 +21,7 @@ def output_of(program):
     return printed.getvalue().strip()
 
 
-def test_every_answer_is_what_the_two_programs_print_and_no_other_pair_prints_it():
+def test_only_the_two_right_programs_print_the_answer():
     for row in load_dataset("agentloop.recipes.chain.task:train_rows", options={"num_rows": 60}):
         a, b, c = numbers(row)
         results = {}
@@ -33,13 +33,13 @@ def test_every_answer_is_what_the_two_programs_print_and_no_other_pair_prints_it
         assert len(set(results.values())) == 15
 
 
-def test_no_held_out_pair_is_trained_on():
+def test_held_out_pairs_are_not_in_the_training_data():
     trained = {numbers(row)[:2] for row in train_rows(3000)}
     assert not trained & {numbers(row)[:2] for row in held_out_rows(300)}
     assert len({tuple(row["operations"]) for row in held_out_rows(15)}) == 15
 
 
-def test_traces_are_right_about_their_own_programs_and_often_not_about_the_question():
+def test_traces_are_right_about_their_programs_but_not_always_about_the_question():
     rng = random.Random(0)
     traces = [conversation(rng) for _ in range(200)]
     called = [trace for trace in traces if len(trace) > 2]
@@ -53,7 +53,7 @@ def test_traces_are_right_about_their_own_programs_and_often_not_about_the_quest
     assert 0.2 < 1 - len(called) / len(traces) < 0.4
 
 
-def test_the_warm_up_writes_a_model_that_renders(tmp_path):
+def test_warm_up_writes_a_model_that_renders(tmp_path):
     losses = []
     folder = warm_up(
         tmp_path / "model",

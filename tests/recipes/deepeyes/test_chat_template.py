@@ -15,7 +15,7 @@ IMAGE = {"type": "image", "image": Image.new("RGB", (56, 56))}
 SHOWN = "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
 
 
-def test_a_call_and_its_picture(tmp_path):
+def test_call_and_its_image_render_as_in_qwen(tmp_path):
     renderer = renderer_for(build_model(tmp_path / "model"), chat_template=TEMPLATE)
     schemas = Toolset([ImageZoomIn()]).schemas
     question = {"role": "user", "content": [IMAGE, {"type": "text", "text": "What is it?"}]}
@@ -36,7 +36,7 @@ def test_a_call_and_its_picture(tmp_path):
     )
 
 
-def test_without_a_system_message_there_is_the_usual_one(tmp_path):
+def test_missing_system_message_gets_the_default(tmp_path):
     renderer = renderer_for(build_model(tmp_path / "model"), chat_template=TEMPLATE)
     prompt = renderer.decode(renderer.render_prompt([{"role": "user", "content": "Hi"}]))
     assert prompt == (

@@ -21,7 +21,7 @@ def test_rows_keep_their_columns_and_get_the_prompt(tmp_path):
     assert (read["answer"], read["id"]) == ("red", "7")
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_file_and_missing_user_turn_raise(tmp_path):
     with pytest.raises(UserError, match="README"):
         list(rows(str(tmp_path / "none.parquet")))
     with pytest.raises(UserError, match="no user turn"):

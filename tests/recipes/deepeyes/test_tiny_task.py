@@ -33,7 +33,7 @@ def seen_pixels(renderer, image):
     return renderer.vision.see(image).pixels.astype(int)
 
 
-def test_weaves_show_in_a_zoomed_field_only(renderer):
+def test_weaves_are_visible_only_in_a_zoomed_field(renderer):
     images = {weave: draw_image(random.Random(1), list(COLOURS), [weave] * 4) for weave in WEAVES}
     whole = {weave: seen_pixels(renderer, image) for weave, image in images.items()}
     plain = whole.pop("plain")
@@ -47,7 +47,7 @@ def test_weaves_show_in_a_zoomed_field_only(renderer):
 
 
 @pytest.mark.parametrize("field", range(4))
-def test_a_box_is_its_field(renderer, field):
+def test_box_matches_its_field(renderer, field):
     weaves = ["plain"] * 4
     weaves[field] = "rows"
     image = draw_image(random.Random(2), list(COLOURS), weaves)
@@ -58,7 +58,7 @@ def test_a_box_is_its_field(renderer, field):
     assert (rows[40, 20:90] == rows[42, 20:90]).all()
 
 
-def test_rows_are_repeatable_and_held_out_ones_are_others():
+def test_rows_are_repeatable_and_held_out_rows_differ():
     first, again = ([row["images"][0]["bytes"] for row in train_rows(8)] for _ in range(2))
     assert first == again
     assert not set(first) & {row["images"][0]["bytes"] for row in held_out_rows(8)}
@@ -67,7 +67,7 @@ def test_rows_are_repeatable_and_held_out_ones_are_others():
     assert len(images_of(row["messages"])) == 1
 
 
-def test_traces_have_their_images_where_the_model_will_see_them(renderer):
+def test_traces_place_images_where_the_model_sees_them(renderer):
     rng = random.Random(0)
     schemas = Toolset([zoom_tool()]).schemas
     trajectories = [to_trajectory(trace(rng), renderer, schemas) for _ in range(20)]
@@ -77,7 +77,7 @@ def test_traces_have_their_images_where_the_model_will_see_them(renderer):
         assert tokens == 16 * len(trajectory.images)
 
 
-def test_a_trace_names_the_field_that_it_looks_at(renderer):
+def test_trace_names_the_field_it_zooms_into(renderer):
     rng = random.Random(0)
     schemas = Toolset([zoom_tool()]).schemas
     looks = 0

@@ -10,24 +10,24 @@ from agentloop.recipes.frozen_lake.tiny_task import MAX_STEPS, SIZE, trace
 MAP = ["SFF", "FHF", "FFG"]
 
 
-def test_gymnasium_accepts_it():
+def test_gymnasium_environment_checks_pass():
     check_env(RandomLake(render_mode="ansi"), skip_render_check=False)
 
 
-def test_the_seed_makes_the_map():
+def test_seed_determines_the_map():
     lake = RandomLake(size=5)
     assert lake.reset(seed=3) == lake.reset(seed=3)
     assert len({lake.reset(seed=seed)[0] for seed in range(20)}) > 10
 
 
-def test_what_the_player_is_told():
+def test_observation_describes_the_map():
     assert map_lines(MAP, (1, 0)) == ["S F F", "P H F", "F F G"]
     assert in_words(MAP, (1, 0)) == "left edge, down ice, right hole, up ice. goal 1 down 2 right"
     assert in_words(MAP, (1, 2)) == "left hole, down goal, right edge, up ice. goal 1 down 0 right"
 
 
 @pytest.mark.parametrize(("player", "expected"), [((0, 0), {"down", "right"}), ((1, 0), {"down"}), ((2, 1), {"right"})])
-def test_best_moves_are_those_of_shortest_ways(player, expected):
+def test_best_moves_follow_shortest_paths(player, expected):
     assert set(best_moves(MAP, player)) == expected
 
 
@@ -46,7 +46,7 @@ def test_best_moves_lead_to_the_goal(seed):
     assert (reward, terminated) == (1.0, True)
 
 
-def test_a_hole_ends_the_game_and_steps_cut_it():
+def test_hole_ends_the_game_and_step_limit_truncates():
     lake = RandomLake(size=4, ice=0.5, max_steps=3)
     lake.reset(seed=0)
     move = "up"  # against the edge: the player stays
@@ -58,7 +58,7 @@ def test_rows_of_training_and_evaluation_have_different_seeds():
     assert not {row["seed"] for row in train_rows(500)} & {row["seed"] for row in held_out_rows(500)}
 
 
-def test_traces_are_games():
+def test_traces_are_valid_games():
     rng = random.Random(0)
     for _ in range(30):
         messages = trace(rng)

@@ -6,7 +6,7 @@ from agentloop.recipes.frozen_lake.lake import MOVES
 from agentloop.recipes.frozen_lake.tiny_task import MAX_STEPS, trace
 
 
-def test_games_are_told_as_the_environment_tells_them_and_end_with_a_move():
+def test_games_match_the_environment_text_and_end_with_a_move():
     rng = random.Random(0)
     moves = []
     for messages in (trace(rng) for _ in range(100)):

@@ -37,7 +37,7 @@ def trace(answered, asked="Solve.\n\n*user question:*\nWhat is 1 + 1?\n<answer>\
     return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
 
 
-def test_a_trace_becomes_calls_and_results():
+def test_trace_becomes_calls_and_results():
     question, first, seen, second, _, answer = as_messages(trace(ANSWERED))
     assert question == {"role": "user", "content": "What is 1 + 1?\n\n\\boxed{'x'}"}
     assert first["content"] == "Let me compute."
@@ -55,19 +55,19 @@ def test_a_trace_becomes_calls_and_results():
         ("<interpreter>2</interpreter><answer>2</answer>", "output without code"),
     ],
 )
-def test_what_is_no_trace_is_refused_and_left_out(answered, problem, capsys):
+def test_invalid_traces_are_rejected_and_skipped(answered, problem, capsys):
     with pytest.raises(TraceError, match=problem):
         as_messages(trace(answered))
     assert len(list(sft_rows([trace(answered), trace(ANSWERED)]))) == 1
     assert "1 traces" in capsys.readouterr().err
 
 
-def test_a_trace_without_a_question_is_refused():
+def test_trace_without_question_is_rejected():
     with pytest.raises(TraceError, match="user question"):
         as_messages(trace(ANSWERED, asked="What?"))
 
 
-def test_rows_are_read_as_a_dataset(tmp_path):
+def test_rows_load_as_a_dataset(tmp_path):
     raw = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "reward_model": {"ground_truth": "4"}}
     other = {"prompt": [{"role": "user", "content": "What is 3 + 3?"}], "reward_model": {"ground_truth": "6"}}
     assert write_rows(tmp_path / "data" / "train.jsonl", dapo_rows([raw, other, raw])) == 2

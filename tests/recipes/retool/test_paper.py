@@ -39,7 +39,7 @@ def renderer():
     return renderer_for(build_tokenizer(), inline=FORMAT)
 
 
-def test_the_config_has_this_format():
+def test_config_uses_the_paper_format():
     config = load_run_config(str(CONFIG), [])
     check_trainable(config)
     inline = config.rendering.inline
@@ -49,7 +49,7 @@ def test_the_config_has_this_format():
     assert config.eval.top_p == 0.7
 
 
-def test_prompts_show_how_and_ask():
+def test_prompts_explain_the_format_and_ask_the_question():
     raw = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "reward_model": {"ground_truth": "4"}}
     (row,) = paper_rows(dapo_rows([raw]), ANSWER_FORMAT)
     content = row["prompt"][0]["content"]
@@ -58,7 +58,7 @@ def test_prompts_show_how_and_ask():
     assert row["answer"] == "4"
 
 
-def test_a_trace_is_a_stream_in_which_outputs_carry_no_loss(renderer):
+def test_trace_outputs_carry_no_loss(renderer):
     (row,) = paper_sft_rows([ROW, {"messages": [{"role": "user", "content": "?"}, {"role": "assistant"}]}])
     assert row["messages"][0]["content"] == PROMPT.format(question="What is 1 + 1?")
     trajectory = to_trajectory(row["messages"], renderer)
@@ -73,7 +73,7 @@ def test_a_trace_is_a_stream_in_which_outputs_carry_no_loss(renderer):
     assert trajectory.loss_mask.sum() == sum(len(renderer.encode(part)) for part in (before, after)) + 1
 
 
-def test_what_is_sampled_is_what_the_renderer_reads(renderer):
+def test_sampled_text_is_parsed_by_the_renderer(renderer):
     call = {"function": {"name": "code_interpreter", "arguments": {"code": "print(1 + 1)"}}}
     message = {"role": "assistant", "content": "Let me see. ", "reasoning_content": "hm", "tool_calls": [call]}
     parsed = renderer.parse(renderer.write(message))

@@ -46,7 +46,7 @@ def observations(path, renderer):
                 yield renderer.decode(ids[after.start : after.end].tolist())
 
 
-async def test_cold_start_and_reinforcement_learning(tmp_path):
+async def test_cold_start_then_reinforcement_learning_improves_the_model(tmp_path):
     rows, traces = [], []
     for row, programs in tasks():
         rows.append(row)

@@ -3,7 +3,7 @@ from agentloop.recipes.retool.sft import train
 from agentloop.recipes.retool.tiny_task import START, cold_start_trace
 
 
-def test_the_cold_start_lowers_the_loss(tmp_path):
+def test_cold_start_lowers_the_loss(tmp_path):
     import random
 
     rng = random.Random(0)

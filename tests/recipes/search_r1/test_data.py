@@ -7,7 +7,7 @@ from agentloop.tools.search.index import LocalIndex
 from agentloop.types.trajectory import Trajectory
 
 
-async def test_rows_are_read_and_rewarded(tmp_path):
+async def test_rows_load_and_are_rewarded(tmp_path):
     raw = {"id": "test_0", "question": "who wrote hamlet", "golden_answers": ["Shakespeare", "William Shakespeare"]}
     assert write_rows(tmp_path / "train.jsonl", question_rows([raw], "nq")) == 1
     (row,) = load_dataset(str(tmp_path / "train.jsonl"))
@@ -19,7 +19,7 @@ async def test_rows_are_read_and_rewarded(tmp_path):
     assert await reward(wrong, row) == 0.0
 
 
-async def test_the_corpus_of_the_tiny_run_answers_its_questions(tmp_path):
+async def test_tiny_corpus_answers_its_questions(tmp_path):
     path = tmp_path / "planets.db"
     options = {"index": str(path), "num_rows": 60}
     trained = load_dataset("agentloop.recipes.search_r1.tiny_task:train_rows", options=options)
@@ -32,11 +32,11 @@ async def test_the_corpus_of_the_tiny_run_answers_its_questions(tmp_path):
     assert not planets[0] & planets[1]
 
 
-def test_a_wrong_fact_is_never_right_by_chance():
+def test_wrong_fact_is_never_right_by_chance():
     assert all(len({fact(planet, name) for name in FACTS}) == len(FACTS) for planet in PLANETS)
 
 
-def test_rows_are_the_same_every_time(tmp_path):
+def test_rows_are_deterministic(tmp_path):
     path = str(tmp_path / "planets.db")
     assert list(train_rows(path, 20, seed=3)) == list(train_rows(path, 20, seed=3))
     assert list(train_rows(path, 20, seed=3)) != list(train_rows(path, 20, seed=4))

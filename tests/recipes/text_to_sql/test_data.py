@@ -16,7 +16,7 @@ RAW = {
 }
 
 
-def test_rows_get_our_system_message_and_the_path_of_their_database(tmp_path):
+def test_rows_get_the_system_message_and_database_path(tmp_path):
     write_rows(tmp_path / "train.jsonl", task_rows([RAW], "train"))
     (row,) = load_dataset(str(tmp_path / "train.jsonl"))
     assert [message["role"] for message in row["messages"]] == ["system", "user"]
@@ -27,6 +27,6 @@ def test_rows_get_our_system_message_and_the_path_of_their_database(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"data": "other"}, {"prompt": [{"role": "user", "content": "Use <sql>."}]}])
-def test_rows_of_another_shape_are_refused(change):
+def test_malformed_rows_are_rejected(change):
     with pytest.raises(UserError, match="Row 0"):
         list(task_rows([RAW | change], "train"))

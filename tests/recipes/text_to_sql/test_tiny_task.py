@@ -28,7 +28,7 @@ def rows_of(path, sql):
         return connection.execute(sql).fetchall()
 
 
-def test_every_planet_is_in_one_table_with_numbers_of_its_own(tmp_path):
+def test_every_planet_is_in_one_table_with_unique_numbers(tmp_path):
     place_of = write_database(tmp_path / "a.sqlite", seed="a")
     found = {table: {row[0] for row in rows_of(tmp_path / "a.sqlite", f"select id from {table}")} for table in TABLES}
     assert found == {table: {planet for planet in PLANETS if place_of[planet] == table} for table in TABLES}
@@ -38,7 +38,7 @@ def test_every_planet_is_in_one_table_with_numbers_of_its_own(tmp_path):
         assert len(set(rows)) == len(PLANETS)
 
 
-def test_the_seed_makes_the_database(tmp_path):
+def test_seed_determines_the_database(tmp_path):
     first = write_database(tmp_path / "a.sqlite", seed="a")
     content = rows_of(tmp_path / "a.sqlite", "select * from north")
     assert write_database(tmp_path / "a.sqlite", seed="a") == first
@@ -47,7 +47,7 @@ def test_the_seed_makes_the_database(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "b.sqlite"]
 
 
-def test_the_reference_query_gives_the_fact_and_the_other_table_nothing(tmp_path):
+def test_reference_query_returns_the_fact_and_the_other_table_nothing(tmp_path):
     for row in [*train_rows(str(tmp_path), num_rows=20), *held_out_rows(str(tmp_path), num_rows=20)]:
         sql, path = row["answer"], tmp_path / row["database"]
         assert len(rows_of(path, sql)) == 1
@@ -55,7 +55,7 @@ def test_the_reference_query_gives_the_fact_and_the_other_table_nothing(tmp_path
         assert rows_of(path, other) == []
 
 
-def test_held_out_databases_are_never_trained_on(tmp_path):
+def test_held_out_databases_are_not_in_the_training_data(tmp_path):
     trained = {row["database"] for row in train_rows(str(tmp_path), num_rows=500)}
     held_out = {row["database"] for row in held_out_rows(str(tmp_path))}
     assert trained
@@ -63,7 +63,7 @@ def test_held_out_databases_are_never_trained_on(tmp_path):
     assert not trained & held_out
 
 
-def test_traces_are_in_the_format_and_their_choices_are_mixed():
+def test_traces_follow_the_format_and_mix_both_tables():
     renderer = renderer_for(build_tokenizer(), inline=FORMAT)
     rng = random.Random(0)
     tried = guessed = 0
@@ -80,7 +80,7 @@ def test_traces_are_in_the_format_and_their_choices_are_mixed():
     assert tried > guessed > 20
 
 
-def test_the_config_has_the_format_of_the_traces():
+def test_config_uses_the_trace_format():
     inline = load_run_config(str(CONFIG), []).rendering.inline
     assert {name: getattr(inline, name) for name in FORMAT.__slots__} == {
         name: getattr(FORMAT, name) for name in FORMAT.__slots__

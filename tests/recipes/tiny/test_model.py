@@ -4,7 +4,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentloop.recipes.tiny.model import build_model
 
 
-def test_folder_loads_as_any_model_does(tmp_path):
+def test_folder_loads_like_any_model(tmp_path):
     folder = build_model(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -17,7 +17,7 @@ def test_folder_loads_as_any_model_does(tmp_path):
     assert torch.isfinite(model(ids).logits).all()
 
 
-def test_seed_decides_the_weights_and_leaves_the_global_rng_alone(tmp_path):
+def test_seed_determines_the_weights_without_touching_the_global_rng(tmp_path):
     def weight(name, seed):
         model = AutoModelForCausalLM.from_pretrained(build_model(tmp_path / name, seed))
         return model.model.layers[0].mlp.up_proj.weight

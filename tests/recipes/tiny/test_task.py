@@ -20,7 +20,7 @@ def test_rows_load_as_a_dataset():
     assert rows != load_dataset("agentloop.recipes.tiny.task:train_rows", options={"num_rows": 30, "seed": 4})
 
 
-def test_no_held_out_pair_is_trained_on():
+def test_held_out_pairs_are_not_in_the_training_data():
     trained = {numbers(row) for row in train_rows(5000)}
     held_out = {numbers(row) for row in held_out_rows(500)}
     assert not trained & held_out
@@ -28,7 +28,7 @@ def test_no_held_out_pair_is_trained_on():
     assert not any(is_held_out(*pair) for pair in trained)
 
 
-def test_the_program_of_the_operation_prints_the_answer_and_no_other_does():
+def test_only_the_right_program_prints_the_answer():
     programs = {operation.noun: operation.code for operation in OPERATIONS}
     for row in held_out_rows(60):
         a, b = numbers(row)
@@ -41,7 +41,7 @@ def test_the_program_of_the_operation_prints_the_answer_and_no_other_does():
         assert [noun for noun, text in printed.items() if text == row["answer"] + "\n"] == [row["operation"]]
 
 
-def test_every_operation_is_asked_equally_often():
+def test_operations_are_equally_frequent():
     asked = [row["operation"] for row in held_out_rows(40)]
     assert {noun: asked.count(noun) for noun in asked} == {operation.noun: 8 for operation in ASKED}
 
@@ -58,11 +58,11 @@ def test_every_operation_is_asked_equally_often():
         ("", 0.0),
     ],
 )
-def test_reward_is_exact(text, expected):
+def test_reward_requires_an_exact_answer(text, expected):
     trajectory = Trajectory(messages=[{"role": "assistant", "content": text}], stop_reason=StopReason.COMPLETED)
     assert reward(trajectory, {"answer": "42"}) == expected
 
 
-def test_an_episode_that_was_cut_has_no_answer():
+def test_truncated_episode_has_no_answer():
     message = {"role": "assistant", "content": "The answer is 42."}
     assert reward(Trajectory(messages=[message], stop_reason=StopReason.MAX_TURNS), {"answer": "42"}) == 0.0

@@ -29,7 +29,7 @@ MESSAGES = [
 
 @given(st.text())
 @settings(max_examples=200, deadline=None)
-def test_any_text_comes_back(text):
+def test_any_text_round_trips(text):
     assert tokenizer().decode(tokenizer().encode(text, add_special_tokens=False)) == text
 
 
@@ -57,11 +57,11 @@ def test_every_digit_is_one_token():
     ]
 
 
-def test_built_twice_is_the_same():
+def test_build_is_deterministic():
     assert build_tokenizer().backend_tokenizer.to_str() == tokenizer().backend_tokenizer.to_str()
 
 
-def test_a_whole_conversation_renders_as_qwen3_does():
+def test_full_conversation_renders_like_qwen3():
     text = tokenizer().apply_chat_template(MESSAGES, tools=TOOLS, tokenize=False, add_generation_prompt=True)
     system, rest = text.split("<|im_end|>\n", 1)
     assert system.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n\n<tools>\n")
@@ -79,7 +79,7 @@ def test_a_whole_conversation_renders_as_qwen3_does():
 
 
 @pytest.mark.parametrize("num_messages", [2, 3, 5, 6, 7])
-def test_a_longer_conversation_only_appends(num_messages):
+def test_longer_conversation_only_appends(num_messages):
     def render(messages, **options):
         return tokenizer().apply_chat_template(messages, tools=TOOLS, tokenize=False, **options)
 
@@ -89,6 +89,6 @@ def test_a_longer_conversation_only_appends(num_messages):
         assert whole.startswith(render(MESSAGES[:num_messages], add_generation_prompt=True))
 
 
-def test_a_late_system_message_is_refused():
+def test_late_system_message_is_rejected():
     with pytest.raises(Exception, match="must be the first"):
         tokenizer().apply_chat_template([*MESSAGES[1:], MESSAGES[0]], tokenize=False)

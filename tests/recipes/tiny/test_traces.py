@@ -23,7 +23,7 @@ def conversations(count, seed=0):
     return [conversation(rng) for _ in range(count)]
 
 
-def test_a_trace_is_what_the_template_renders():
+def test_trace_matches_the_rendered_template():
     renderer = renderer_for(tokenizer())
     for messages in conversations(20):
         trajectory = to_trajectory(messages, renderer, TOOLS)
@@ -33,7 +33,7 @@ def test_a_trace_is_what_the_template_renders():
         assert trajectory.token_ids.tolist() == ids[:-1]
 
 
-def test_only_what_the_assistant_writes_is_sampled():
+def test_only_assistant_text_is_sampled():
     renderer = renderer_for(tokenizer())
     messages = next(messages for messages in conversations(10) if len(messages) == 4)
     trajectory = to_trajectory(messages, renderer, TOOLS)
@@ -52,7 +52,7 @@ def test_only_what_the_assistant_writes_is_sampled():
     assert turns[1].content == messages[3]["content"]
 
 
-def test_a_question_says_little_about_the_program():
+def test_question_reveals_little_about_the_program():
     """Else the warm-up would teach what reinforcement learning is to find."""
     pairs = Counter(filter(None, map(asked_and_used, conversations(6000))))
     assert len(pairs) == len(OPERATIONS) ** 2
@@ -63,7 +63,7 @@ def test_a_question_says_little_about_the_program():
         assert 0.6 * expected < count < 1.4 * expected, (asked, used)
 
 
-def test_the_thinking_names_the_program():
+def test_thinking_names_the_program():
     for messages in conversations(200):
         if pair := asked_and_used(messages):
             assert messages[1]["reasoning_content"] == f"I need the {pair[1]}."

@@ -8,7 +8,7 @@ from agentloop.sandboxes.levels.registry import LEVELS
 _HERE = Path(__file__).parent
 
 
-def test_the_page_says_what_each_level_does_not_promise():
+def test_page_lists_what_each_level_does_not_promise():
     spec = importlib.util.spec_from_file_location("attacks_conftest", _HERE / "conftest.py")
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
@@ -20,7 +20,7 @@ def test_the_page_says_what_each_level_does_not_promise():
                 assert reason in page, (level, claim)
 
 
-def test_the_page_has_the_words_of_the_table_of_levels():
+def test_page_quotes_the_table_of_levels():
     page = " ".join((_HERE.parents[2] / "docs" / "sandboxes.md").read_text().split())
     for name in LEVELS:
         assert LEVELS.get(name).needs in page, name

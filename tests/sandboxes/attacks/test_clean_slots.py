@@ -149,7 +149,7 @@ async def make() -> Slots:
     return sandbox
 
 
-async def test_after_all_attacks_at_once_the_slots_are_as_new():
+async def test_slots_are_clean_after_concurrent_attacks():
     before = Footprint.now()
     sandbox = await make()
     new = await looks(sandbox)
@@ -195,13 +195,13 @@ async def one_slot() -> AsyncIterator[Slots]:
     await sandbox.close()
 
 
-async def test_random_numbers_differ_in_forks_of_one_slot(one_slot):
+async def test_forks_of_one_slot_have_different_random_numbers(one_slot):
     results = [(await one_slot.run(Execution(code=RANDOM))).stdout for _ in range(5)]
     for column in zip(*(result.split() for result in results), strict=False):
         assert len(set(column)) == len(results)
 
 
-async def test_a_slot_is_the_same_process_while_nothing_is_wrong_with_it(one_slot):
+async def test_healthy_slot_keeps_its_process(one_slot):
     before = set(_descendants(os.getpid()))
     for code in ("print(1)", "1 / 0", "import os; os.kill(-1, 9)", "while True: pass"):
         await one_slot.run(Execution(code=code, timeout=0.5))
@@ -209,7 +209,7 @@ async def test_a_slot_is_the_same_process_while_nothing_is_wrong_with_it(one_slo
     assert set(_descendants(os.getpid())) == before
 
 
-async def test_nothing_times_out_because_it_had_to_wait():
+async def test_waiting_does_not_count_toward_the_timeout():
     sandbox = Slots(slots=4)
     work = Execution(code="import time; time.sleep(0.5); print('done')", timeout=3.0)
     results = await asyncio.gather(*(sandbox.run(work) for _ in range(100)))

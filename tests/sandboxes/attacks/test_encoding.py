@@ -20,21 +20,21 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         (b"x" * 1_000_000, "x" * 1_000_000),
     ],
 )
-async def test_output_of_all_kinds(box, written, shown):
+async def test_any_output_is_returned(box, written, shown):
     code = "import sys\ndata = sys.stdin.buffer.read()\nsys.stdout.buffer.write(data); sys.stderr.buffer.write(data)"
     result = await box.run(code, stdin=written)
     assert (result.stdout, result.stderr, result.return_code) == (shown, shown, 0)
     json.dumps(result.stdout, allow_nan=False).encode()
 
 
-async def test_a_character_across_the_cap_is_not_a_failure(box):
+async def test_character_split_by_the_output_limit_is_handled(box):
     result = await box.run("print('é' * 1000)", output_bytes=1001)
     assert result.stdout.startswith("é" * 500)
     assert result.output_truncated
     assert result.return_code == 0
 
 
-async def test_a_lone_surrogate_that_is_printed(box):
+async def test_printed_lone_surrogate_is_handled(box):
     result = await box.run("print('\\ud800')")
     assert result.return_code == 1
     assert "UnicodeEncodeError" in result.stderr
@@ -51,7 +51,7 @@ async def test_a_lone_surrogate_that_is_printed(box):
         ("-" * 200_000 + "1", "Error"),
     ],
 )
-async def test_code_that_is_no_program(box, code, error):
+async def test_code_that_is_not_a_program_fails_cleanly(box, code, error):
     result = await box.run(code)
     assert result.return_code in (1, 139)
     assert error in result.stderr or result.return_code == 139
@@ -72,11 +72,11 @@ async def test_code_that_is_no_program(box, code, error):
         ("\n" * 100_000, ""),
     ],
 )
-async def test_code_of_all_kinds(box, code, stdout):
+async def test_any_python_code_gets_a_result(box, code, stdout):
     assert (await box.run(code)).stdout == stdout
 
 
-async def test_bash_of_all_kinds(box):
+async def test_any_bash_code_gets_a_result(box):
     result = await box.run("printf '\\377\\000x\\n'; echo é 😀", language="bash")
     assert result.stdout == "\ufffd\0x\né 😀\n"
     assert (await box.run("if", language="bash")).return_code == 2
@@ -86,19 +86,19 @@ async def test_bash_of_all_kinds(box):
     ("stdin", "shown"),
     [(None, "''"), ("", "''"), ("one\ntwo", "'one\\ntwo'"), ("å😀\r\n", "'å😀\\r\\n'"), ("\0", "'\\x00'")],
 )
-async def test_input_of_all_kinds(box, stdin, shown):
+async def test_any_input_reaches_the_program(box, stdin, shown):
     result = await box.run("import sys; print(repr(sys.stdin.read()), sys.stdin.isatty())", stdin=stdin)
     assert result.stdout == f"{shown} False\n"
 
 
 @pytest.mark.parametrize("stdin", [None, ""])
-async def test_input_at_the_end(box, stdin):
+async def test_empty_stdin_raises_eof(box, stdin):
     result = await box.run("input()", stdin=stdin)
     assert result.stderr.endswith("EOFError: EOF when reading a line\n")
     assert result.return_code == 1
 
 
-async def test_large_input_read_late_unread_or_closed(box):
+async def test_large_input_may_be_read_late_unread_or_closed(box):
     big = "x" * 2_000_000
     for code, shown in (
         ("import sys; print(len(sys.stdin.read()))", "2000000\n"),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "path",
     ["../x", "../../tmp/x", "a/../../x", "/etc/cron.d/x", "/x", "/tmp/../etc/x", "a\0b", "", ".", "/tmp", "/proc/1"],
 )
-async def test_files_are_written_nowhere_else(path):
+async def test_files_cannot_be_written_outside_the_working_directory(path):
     with pytest.raises(UserError, match="files holds the path"):
         Execution(code="", files={path: b""})
 
@@ -26,7 +26,7 @@ def exist_on_the_host(*paths: str) -> bool:
 
 
 @pytest.mark.claim("own /tmp, /mnt and /dev/shm")
-async def test_files_below_what_can_be_written(box):
+async def test_files_may_be_placed_below_writable_paths(box):
     marker = f"from_the_host_{os.getpid()}"
     names = ("a/b/c", "./d", f"/tmp/{marker}", f"/mnt/data/{marker}")
     code = f"for name in {names!r}: print(open(name).read())"
@@ -35,26 +35,26 @@ async def test_files_below_what_can_be_written(box):
     assert not exist_on_the_host(f"/tmp/{marker}", f"/mnt/data/{marker}")
 
 
-async def test_as_many_files_as_are_allowed(box):
+async def test_maximum_number_of_files_is_accepted(box):
     files = {f"d{index % 7}/f{index}": str(index).encode() for index in range(MAX_FILES)}
     code = "import os; print(sum(len(names) for _, _, names in os.walk('.')))"
     assert (await box.run(code, files=files, timeout=60.0)).stdout == f"{MAX_FILES + 1}\n"
 
 
-async def test_files_that_contradict_one_another_are_no_failure_of_the_sandbox(box):
+async def test_conflicting_files_do_not_fail_the_sandbox(box):
     with pytest.raises(UserError, match="files cannot be written"):
         await box.run("print(1)", files={"a": b"file", "a/b": b"below a file"})
     assert (await box.run("print(1)")).stdout == "1\n"
 
 
-async def test_files_that_do_not_fit_are_no_failure_of_the_sandbox(box):
+async def test_oversized_files_do_not_fail_the_sandbox(box):
     with pytest.raises(UserError, match="files cannot be written"):
         await box.run("print(1)", files={"big": bytes(100 << 20)}, memory_mb=1024)
     assert (await box.run("print(1)")).stdout == "1\n"
 
 
 @pytest.mark.claim("own /tmp, /mnt and /dev/shm")
-async def test_a_file_of_its_own_is_fetched_by_the_path_asked_for(box):
+async def test_own_file_is_fetched_by_the_requested_path(box):
     code = "open('/mnt/b', 'wb').write(b'\\x00b'); open('a', 'w').write('a'); open('/tmp/c', 'w').write('c')"
     paths = ["/mnt/b", "a", "./a", "/tmp/work/a", "../c", "missing", "/mnt"]
     result = await box.run(code, fetch_files=paths)
@@ -62,7 +62,7 @@ async def test_a_file_of_its_own_is_fetched_by_the_path_asked_for(box):
     assert not result.files_truncated
 
 
-async def test_fetching_reaches_nothing_of_the_host_and_never_hangs(box):
+async def test_fetch_cannot_reach_the_host_and_never_hangs(box):
     code = """
 import os, socket
 os.symlink("/etc/shadow", "shadow")
@@ -95,7 +95,7 @@ os.close(os.open("secret", os.O_CREAT, 0))
     assert b"root:" not in shown.files.get("/etc/passwd", b"") or box.sandbox.level == "docker"
 
 
-async def test_what_is_fetched_is_capped_and_flagged(box):
+async def test_fetched_files_are_truncated_and_flagged(box):
     code = "open('big', 'wb').write(bytes(3 << 20)); open('small', 'w').write('s'); os_error = open('sparse', 'wb')"
     code += "\nos_error.truncate(60 << 20)"
     result = await box.run(code, fetch_files=["big", "small", "sparse"], fetch_bytes=1 << 20)
@@ -103,7 +103,7 @@ async def test_what_is_fetched_is_capped_and_flagged(box):
     assert result.files_truncated
 
 
-async def test_a_zip_bomb_fills_its_own_disk_only(box):
+async def test_zip_bomb_fills_only_its_own_disk(box):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive, archive.open("x", "w") as file:
         for _ in range(100):
@@ -114,7 +114,7 @@ async def test_a_zip_bomb_fills_its_own_disk_only(box):
     assert "No space left on device" in result.stderr or "File too large" in result.stderr
 
 
-async def test_nothing_else_can_be_written(box):
+async def test_other_paths_are_not_writable(box):
     code = """
 import os
 for directory, below, names in os.walk("/"):

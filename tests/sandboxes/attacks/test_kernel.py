@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_the_kernel_of_the_host_cannot_be_set(box):
+async def test_kernel_settings_are_not_writable(box):
     code = """
 import glob, os
 # The last one is the own pid namespace's.
@@ -33,7 +33,7 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/
 
 
 @pytest.mark.claim("/proc")
-async def test_no_privilege_is_left_or_to_be_had(box):
+async def test_code_has_and_gains_no_privileges(box):
     code = """
 import os
 status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
@@ -54,7 +54,7 @@ for call in (os.setuid, os.setgid):
 
 
 @pytest.mark.claim("nosuid")
-async def test_no_program_changes_the_user(box):
+async def test_setuid_programs_cannot_change_the_user(box):
     code = """
 import os
 for path in ("/", "/usr", "/tmp", "/dev/shm"):
@@ -82,7 +82,7 @@ async def sleeping(box, marker: str) -> AsyncIterator[list[int]]:
         await asyncio.wait([task])
 
 
-async def test_it_is_not_root_on_the_host(box):
+async def test_code_is_not_root_on_the_host(box):
     async with sleeping(box, "whoami_2231") as pids:
         for pid in pids:
             status = host_status(pid)
@@ -92,7 +92,7 @@ async def test_it_is_not_root_on_the_host(box):
 
 
 @pytest.mark.claim("user namespace")
-async def test_root_inside_would_not_be_root_outside(box):
+async def test_root_inside_is_not_root_outside(box):
     async with sleeping(box, "whose_7105") as pids:
         assert all(os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user") for pid in pids)
 
@@ -136,13 +136,13 @@ CALLS = [
 ]
 
 
-async def test_system_calls(box):
+async def test_dangerous_system_calls_are_blocked(box):
     calls = "\n".join(f"call({name!r}, {x86}, {arm}, *{arguments})" for name, x86, arm, arguments, _ in CALLS)
     result = await box.run(f"{SYSCALLS}\n{calls}")
     assert result.stdout.splitlines() == [f"{name} {answer}" for name, _, _, _, answer in CALLS]
 
 
-async def test_system_calls_of_other_architectures(box):
+async def test_system_calls_of_other_architectures_are_blocked(box):
     """The numbers of the x32 ABI name the same calls."""
     result = await box.run(f"{SYSCALLS}\ncall('x32', 0x40000000 | 272, 0x40000000 | 97, 0x10000000)")
     assert result.stdout == "x32 ENOSYS\n"
@@ -161,12 +161,12 @@ async def test_devices_are_harmless(box):
 
 
 @pytest.mark.parametrize("family", ["AF_VSOCK", "AF_NETLINK", "AF_PACKET", "AF_ALG"])
-async def test_socket_families(box, family):
+async def test_unneeded_socket_families_are_blocked(box, family):
     result = await box.run(f"import socket; socket.socket(socket.{family}, socket.SOCK_RAW)")
     assert "Address family not supported by protocol" in result.stderr or "PermissionError" in result.stderr
 
 
-async def test_raw_sockets(box):
+async def test_raw_sockets_are_blocked(box):
     result = await box.run("import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)")
     assert "PermissionError" in result.stderr
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.claim("own /tmp, /mnt and /dev/shm")
-async def test_files_and_sockets_of_neighbours(box):
+async def test_files_and_sockets_of_neighbours_are_unreachable(box):
     code = """
 import os, socket, time
 open("/tmp/mine", "x").write("A"); open("/dev/shm/mine", "x").write("B"); open("left", "x"); open("/mnt/mine", "x")
@@ -22,7 +22,7 @@ print(sorted(os.listdir("/tmp")), os.listdir("/dev/shm"), sorted(os.listdir()), 
     assert {result.stdout for result in results} == {"['mine', 'work'] ['mine'] ['left', 'main.py'] ['mine']\n"}
 
 
-async def test_shared_memory_and_queues_of_neighbours(box):
+async def test_shared_memory_and_queues_of_neighbours_are_unreachable(box):
     code = """
 import ctypes, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ def make_and_find(flags):
 
 @pytest.mark.claim("packages")
 @pytest.mark.claim("own /tmp, /mnt and /dev/shm")
-async def test_the_next_execution_finds_nothing(box):
+async def test_next_execution_finds_no_leftovers(box):
     leave = """
 import builtins, json, locale, os, random, resource, signal, socket, sys, threading
 import numpy
@@ -93,7 +93,7 @@ print(numpy.random.rand(), numpy.random.default_rng().random())
         assert len(set(column)) == len(results)
 
 
-async def test_memory_holds_nothing_of_earlier_executions(box):
+async def test_memory_contains_no_data_of_earlier_executions(box):
     """A warm interpreter has read neither the code nor the input of those before, so it cannot leave them in a fork."""
     halves = ("needle_of_the_exe", "cution_before_4410")
     needle = "".join(halves)

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_there_is_no_way_out(box):
+async def test_network_is_unreachable(box):
     code = """
 import socket, time
 for address in (("127.0.0.1", PORT), ("169.254.169.254", 80), ("1.1.1.1", 53), ("172.17.0.1", 80), HOST):
@@ -49,7 +49,7 @@ print("done")
     assert result.seconds < 5
 
 
-async def test_interfaces_and_routes_of_the_host_are_not_there(box):
+async def test_host_interfaces_and_routes_are_hidden(box):
     code = """
 import os
 def lines(name):
@@ -65,7 +65,7 @@ print([len(lines(name)) for name in ("route", "tcp", "udp", "arp")])
 
 
 @pytest.mark.claim("loopback")
-async def test_loopback_works_inside_and_the_port_is_its_own(box):
+async def test_loopback_works_with_private_ports(box):
     code = """
 import http.server, threading, urllib.request
 server = http.server.HTTPServer(("localhost", 8000), http.server.SimpleHTTPRequestHandler)

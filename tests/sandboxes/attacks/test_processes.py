@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_daemon_dies_with_the_execution(box):
+async def test_daemon_dies_with_the_execution(box):
     code = """
 import os
 if os.fork() == 0:
@@ -25,13 +25,13 @@ print("main is done")
     assert box.processes("daemon_8812") == {}
 
 
-async def test_a_child_that_keeps_stdout_does_not_hold_up_the_result(box):
+async def test_child_holding_stdout_does_not_delay_the_result(box):
     result = await box.run("import subprocess; subprocess.Popen(['sleep', '60']); print('done')")
     assert result.stdout == "done\n"
     assert result.seconds < 10
 
 
-async def test_children_that_fork_while_they_are_killed(box):
+async def test_children_that_fork_while_killed_all_die(box):
     code = """
 import os, signal
 for _ in range(4):
@@ -53,7 +53,7 @@ import time; time.sleep(0.3)
 
 @pytest.mark.parametrize("number", [9, 15, 19])
 @pytest.mark.parametrize("target", ["-1", "1", "os.getppid()"])
-async def test_kill_reaches_only_its_own_world(box, target, number):
+async def test_kill_reaches_only_its_own_sandbox(box, target, number):
     neighbour = asyncio.create_task(box.run("import time; time.sleep(0.5); print('alive')"))
     await box.run(f"import os\nos.kill({target}, {number})", timeout=3.0)
     assert (await neighbour).stdout == "alive\n"
@@ -92,7 +92,7 @@ for call in (lambda: libc.ptrace(16, {target}, 0, 0), lambda: libc.process_vm_re
     assert (await box.run(code)).stdout == "-1 EPERM\n-1 EPERM\n"
 
 
-async def test_cancelled_executions_are_ended(box):
+async def test_cancelled_executions_end(box):
     sleep = "import os; os.execv('/bin/sleep', ['cancelled_5519', '1000'])"
     task = asyncio.create_task(box.run(sleep, timeout=900))
     async with asyncio.timeout(20):
@@ -121,14 +121,14 @@ async def test_cancelled_executions_are_ended(box):
         ("raise KeyboardInterrupt", 130),
     ],
 )
-async def test_ways_to_end(box, code, return_code):
+async def test_every_kind_of_exit_is_reported(box, code, return_code):
     result = await box.run(code)
     assert result.return_code == return_code
     assert not result.timed_out
     assert not result.oom
 
 
-async def test_what_runs_at_exit(box):
+async def test_exit_handlers_run(box):
     code = """
 import atexit, os, sys, threading, time
 atexit.register(print, "atexit")
@@ -141,12 +141,12 @@ print("main")
     assert (await box.run(code)).stdout == "main\nthread\natexit\n"
 
 
-async def test_leaving_early_cannot_fake_a_completed_program(box):
+async def test_early_exit_cannot_fake_completion(box):
     result = await box.run("import os; print('started', flush=True); os._exit(0)\nprint('all tests passed')")
     assert (result.stdout, result.return_code) == ("started\n", 0)
 
 
-async def test_a_forked_child_ends_as_its_program_ends(box):
+async def test_forked_child_does_not_end_the_program(box):
     code = "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('parent' if pid else 'child')"
     assert (await box.run(code)).stdout == "child\nparent\n"
 
@@ -167,14 +167,14 @@ async def test_a_forked_child_ends_as_its_program_ends(box):
         "import os\nos.close(0); os.close(1); os.close(2)\nos.execv('/bin/true', ['true'])",
     ],
 )
-async def test_sabotage_of_the_interpreter_hurts_only_itself(box, sabotage):
+async def test_interpreter_sabotage_affects_only_itself(box, sabotage):
     result = await box.run(sabotage, timeout=5.0)
     assert not result.timed_out
     clean = await box.run("import json, os, sys; print(json.dumps({'pid': os.getpid() > 0}), sys.gettrace())")
     assert (clean.stdout, clean.stderr) == ('{"pid": true} None\n', "")
 
 
-async def test_no_object_of_the_harness_leads_out(box):
+async def test_harness_objects_give_no_access_outside(box):
     code = """
 import gc, socket, sys
 print(sys._getframe().f_back is None or sys._getframe().f_back.f_code.co_filename != __file__)

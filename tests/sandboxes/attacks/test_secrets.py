@@ -13,7 +13,7 @@ SECRET = "hunter2_in_the_environment"
 """conftest.py puts it into the environment of the sandbox's owner."""
 
 
-async def test_the_environment_is_clean(box):
+async def test_environment_is_clean(box):
     code = """
 import glob, os
 print(dict(os.environ))
@@ -31,7 +31,7 @@ for path in glob.glob("/proc/*/environ"):
 
 
 @pytest.mark.claim("only what it needs")
-async def test_files_of_the_host_are_absent(box, tmp_path):
+async def test_host_files_are_absent(box, tmp_path):
     (tmp_path / "secret").write_text("hunter2")
     code = f"""
 import os
@@ -53,7 +53,7 @@ for path in ("/etc/shadow", "/home", "/root/.ssh", "/root/.bashrc", "/var", "/sy
 
 
 @pytest.mark.claim("/proc")
-async def test_no_descriptor_leaks_in(box):
+async def test_no_file_descriptor_leaks_in(box):
     leak = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leak, True)
     try:
@@ -67,7 +67,7 @@ async def test_no_descriptor_leaks_in(box):
         os.close(leak)
 
 
-async def test_its_own_descriptors_lead_nowhere(box):
+async def test_own_file_descriptors_lead_nowhere(box):
     code = """
 import os
 for fd in (0, 1, 2):
@@ -77,7 +77,7 @@ for fd in (0, 1, 2):
     assert set(result.stdout.split()) <= {"pipe", "/dev/null", "/memfd"}
 
 
-async def test_the_command_line_of_the_first_process_tells_nothing(box):
+async def test_command_line_of_the_first_process_reveals_nothing(box):
     code = """
 for name in ("cmdline", "environ", "comm"):
     for pid in (1, "self"):

@@ -56,7 +56,7 @@ def send(data, fds=()):
         "os.closerange(3, 100)",
     ],
 )
-async def test_forged_messages_hurt_only_their_own_session(box, session, attack):
+async def test_forged_messages_affect_only_their_own_session(box, session, attack):
     for code in (CHANNEL + attack, "1 + 1", "print('later')"):
         try:
             await asyncio.wait_for(session.run(code, max_seconds=3.0), 20)
@@ -74,7 +74,7 @@ def own_descriptors() -> list[str]:
     return [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
 
 
-async def test_displays_that_are_forged(session):
+async def test_forged_displays_are_rejected(session):
     code = """
 import os
 for fd in range(3, 100):
@@ -87,7 +87,7 @@ for fd in range(3, 100):
     assert result.session_ended or result.displays == ()
 
 
-async def test_files_that_are_read_while_the_code_interferes(session):
+async def test_interference_with_file_reads_is_contained(session):
     code = """
 import os, threading, time
 os.makedirs("d"); open("d/f", "w").write("own")
@@ -114,7 +114,7 @@ threading.Thread(target=interfere, daemon=True).start()
         assert files.get("d/f", b"own") in (b"own", b"hello")
 
 
-async def test_links_lead_only_around_the_sandbox(session):
+async def test_links_stay_inside_the_sandbox(session):
     code = """
 import os
 os.symlink("/etc", "etc"); os.symlink("/proc/1/root/etc/shadow", "shadow"); os.symlink("/", "root"); os.mkfifo("fifo")
@@ -135,7 +135,7 @@ def exists(path: str) -> bool:
 
 
 @pytest.mark.claim("own /tmp, /mnt and /dev/shm")
-async def test_sessions_do_not_see_one_another(box, session):
+async def test_sessions_are_isolated(box, session):
     other = await box.sandbox.session()
     await session.run("x = 1; open('/tmp/mine', 'w').write('x'); import socket; s = socket.create_server(('', 7777))")
     result = await other.run("import os, socket; socket.create_server(('', 7777)); os.listdir('/tmp')")
@@ -155,7 +155,7 @@ async def test_sessions_do_not_see_one_another(box, session):
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     ],
 )
-async def test_cells_that_will_not_end(session, code):
+async def test_cells_that_ignore_interrupts_are_ended(session, code):
     start = time.monotonic()
     result = await session.run(code, max_seconds=0.5)
     assert time.monotonic() - start < 10
@@ -163,7 +163,7 @@ async def test_cells_that_will_not_end(session, code):
     assert not result.session_ended or result.session_ended == "killed"
 
 
-async def test_a_session_that_is_closed_leaves_no_process(box, session):
+async def test_closed_session_leaves_no_process(box, session):
     code = "import subprocess; subprocess.Popen(['setsid', 'bash', '-c', 'exec -a session_9917 sleep 1000']); 'started'"
     assert (await session.run(code)).displays == ({"text/plain": "'started'"},)
     async with asyncio.timeout(20):

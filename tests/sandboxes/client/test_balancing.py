@@ -43,7 +43,7 @@ async def until(condition) -> None:
     raise AssertionError("It never happened.")
 
 
-async def test_the_least_loaded_in_relation_to_its_size_is_first():
+async def test_relatively_least_loaded_member_is_first():
     three = fleet(1, 2, 4)
     leases = [three.lease() for _ in range(7)]
     for lease in leases:
@@ -54,7 +54,7 @@ async def test_the_least_loaded_in_relation_to_its_size_is_first():
     assert [member.in_flight for member in three.members] == [0, 0, 0]
 
 
-async def test_equals_share():
+async def test_equal_members_share_the_load():
     two = fleet(8, 8)
     names = []
     for _ in range(100):
@@ -63,7 +63,7 @@ async def test_equals_share():
     assert 20 < names.count("0") < 80
 
 
-async def test_requests_are_served_in_order_of_arrival():
+async def test_requests_are_served_in_arrival_order():
     one = fleet(1)
     order = []
 
@@ -76,7 +76,7 @@ async def test_requests_are_served_in_order_of_arrival():
     assert order == list(range(20))
 
 
-async def test_a_cancelled_request_does_not_block_the_queue():
+async def test_cancelled_request_does_not_block_the_queue():
     one = fleet(1)
     async with one.lease() as member:
         waiting = [asyncio.create_task(one.lease().__aenter__()) for _ in range(3)]
@@ -89,7 +89,7 @@ async def test_a_cancelled_request_does_not_block_the_queue():
     assert (member.in_flight, one.waiting) == (1, 0)
 
 
-async def test_the_deadline():
+async def test_waiting_past_the_deadline_fails():
     one = fleet(1)
     async with one.lease():
         with pytest.raises(SandboxBusyError):
@@ -100,7 +100,7 @@ async def test_the_deadline():
         pass
 
 
-async def test_a_member_that_is_down_is_probed_with_growing_pauses_and_then_used_again():
+async def test_failed_member_is_probed_with_backoff_and_reused():
     two = fleet(1, 1)
     sick, well = two.members
     sick.works = False
@@ -119,7 +119,7 @@ async def test_a_member_that_is_down_is_probed_with_growing_pauses_and_then_used
     await two.close()
 
 
-async def test_all_down_for_too_long():
+async def test_waiting_fails_if_all_members_stay_down():
     one = fleet(1, patience=0.1)
     one.members[0].works = False
     one.report_down(one.members[0], "refused")
@@ -134,7 +134,7 @@ async def test_all_down_for_too_long():
     await one.close()
 
 
-async def test_closing_ends_the_waiting():
+async def test_close_ends_waiting_requests():
     one = fleet(1)
     async with one.lease():
         waiting = asyncio.create_task(one.lease().__aenter__())
@@ -145,7 +145,7 @@ async def test_closing_ends_the_waiting():
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_no_request_is_lost_and_no_member_overloaded(seed):
+async def test_no_request_is_lost_and_no_member_is_overloaded(seed):
     chance = random.Random(seed)
     some = fleet(*(chance.randint(1, 4) for _ in range(chance.randint(1, 4))))
     done = cancelled = busy = 0

@@ -19,7 +19,7 @@ def run(client: SandboxClient, **options):
     return client.run(Execution(code="print(1)", **{"timeout": 1.0, "compile_timeout": 0.1, **options}))
 
 
-async def test_what_is_sent_and_what_comes_back(servers):
+async def test_request_and_response_are_translated(servers):
     async with servers(token="secret") as (server, client):
         bodies = []
 
@@ -59,14 +59,14 @@ async def test_what_is_sent_and_what_comes_back(servers):
         assert result.compilation is None
 
 
-async def test_without_a_token_none_is_sent(servers, monkeypatch):
+async def test_no_token_is_sent_if_none_is_set(servers, monkeypatch):
     monkeypatch.delenv("AGENTLOOP_TOKEN", raising=False)
     async with servers() as (server, client):
         await run(client)
         assert not any(b"authorization" in head for head in server.heads)
 
 
-async def test_the_token_of_the_environment(servers, monkeypatch):
+async def test_token_is_read_from_the_environment(servers, monkeypatch):
     monkeypatch.setenv("AGENTLOOP_TOKEN", "from-env")
     async with servers() as (server, client):
         await run(client)
@@ -74,7 +74,7 @@ async def test_the_token_of_the_environment(servers, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["reset", "half", (502, b"<html>bad gateway"), (503, {"detail": "draining"})])
-async def test_an_execution_is_run_again_elsewhere(servers, fault):
+async def test_failed_execution_is_retried_elsewhere(servers, fault):
     async with servers(2) as (one, two, client):
         first = []
 
@@ -90,7 +90,7 @@ async def test_an_execution_is_run_again_elsewhere(servers, fault):
         assert runs == [1, 1]
 
 
-async def test_an_execution_that_takes_its_daemons_along_is_not_run_for_ever(servers):
+async def test_execution_that_kills_daemons_is_not_retried_forever(servers):
     async with servers(2) as (one, two, client):
         one.answer = two.answer = lambda *_: "reset"
         with pytest.raises(SandboxError, match="5 times a daemon went away while it ran this execution"):
@@ -122,7 +122,7 @@ async def test_an_execution_that_takes_its_daemons_along_is_not_run_for_ever(ser
         ),
     ],
 )
-async def test_answers_that_are_errors(servers, answer, kind, message):
+async def test_error_responses_raise(servers, answer, kind, message):
     async with servers() as (server, client):
         server.answer = lambda *_: answer
         with pytest.raises(kind, match=message):
@@ -130,7 +130,7 @@ async def test_answers_that_are_errors(servers, answer, kind, message):
         assert server.runs == 1
 
 
-async def test_no_answer_in_time(servers):
+async def test_missing_response_times_out(servers):
     async with servers() as (server, client):
         client.daemons[0].margin_seconds = 0.1
         server.answer = lambda *_: asyncio.sleep(60)
@@ -141,7 +141,7 @@ async def test_no_answer_in_time(servers):
         assert server.runs == 1
 
 
-async def test_a_full_daemon_is_asked_again_until_the_caller_would_wait_no_longer(servers):
+async def test_full_daemon_is_retried_until_the_queue_limit(servers):
     async with servers() as (server, client):
         answers = [(504, {"detail": "queue"}), (429, {"detail": "busy"}), DONE]
         server.answer = lambda *_: answers.pop(0)
@@ -151,7 +151,7 @@ async def test_a_full_daemon_is_asked_again_until_the_caller_would_wait_no_longe
             await client.run(Execution(code=""), max_queue_seconds=0.3)
 
 
-async def test_a_cancelled_run_closes_its_connection(servers):
+async def test_cancelled_run_closes_its_connection(servers):
     async with servers() as (server, client):
         await run(client)
         server.answer = lambda *_: asyncio.sleep(60)
@@ -167,7 +167,7 @@ async def test_a_cancelled_run_closes_its_connection(servers):
         assert client.load().busy == 0
 
 
-async def test_cancelling_at_any_moment_leaves_no_connection(servers):
+async def test_cancellation_at_any_moment_leaves_no_connection(servers):
     chance = random.Random(0)
     async with servers(max_in_flight=100) as (server, client):
         server.answer = lambda *_: asyncio.sleep(chance.random() * 0.01, DONE)
@@ -184,7 +184,7 @@ async def test_cancelling_at_any_moment_leaves_no_connection(servers):
                 await asyncio.sleep(0.01)
 
 
-async def test_the_least_loaded_gets_the_next(servers):
+async def test_next_execution_goes_to_the_least_loaded_daemon(servers):
     async with servers(2) as (one, two, client):
         one.health = lambda: HEALTH | {"slots": 6}
         two.health = lambda: HEALTH | {"slots": 2}
@@ -202,7 +202,7 @@ async def test_the_least_loaded_gets_the_next(servers):
         assert [one.runs, two.runs] == [6, 2]
 
 
-async def test_what_has_no_room_waits_in_the_client_in_order(servers):
+async def test_excess_executions_wait_in_the_client_in_order(servers):
     async with servers(max_in_flight=1) as (server, client):
         order = []
 
@@ -224,7 +224,7 @@ async def test_what_has_no_room_waits_in_the_client_in_order(servers):
         task.cancel()
 
 
-async def test_a_daemon_that_was_away_is_used_again(servers):
+async def test_recovered_daemon_is_used_again(servers):
     async with servers(2) as (one, _, client):
         await run(client)
         await one.stop()
@@ -237,7 +237,7 @@ async def test_a_daemon_that_was_away_is_used_again(servers):
                 await asyncio.sleep(0.02)
 
 
-async def test_while_none_answers_executions_wait_for_one(servers):
+async def test_executions_wait_while_all_daemons_are_down(servers):
     async with servers() as (server, client):
         await run(client)
         await server.stop()
@@ -248,7 +248,7 @@ async def test_while_none_answers_executions_wait_for_one(servers):
         assert (await task).queue_seconds > 0.2
 
 
-async def test_patience_ends(servers):
+async def test_waiting_for_a_daemon_is_limited(servers):
     async with servers(patience=0.2) as (server, client):
         await run(client)
         await server.stop()
@@ -260,7 +260,7 @@ async def test_patience_ends(servers):
             await run(client)
 
 
-async def test_a_start_without_all_of_the_daemons(servers):
+async def test_start_succeeds_with_some_daemons_down(servers):
     async with servers(2) as (one, two, client):
         await one.stop()
         await client.start()
@@ -269,14 +269,14 @@ async def test_a_start_without_all_of_the_daemons(servers):
         assert two.runs == 1
 
 
-async def test_a_daemon_that_drains_gets_nothing_new(servers):
+async def test_draining_daemon_gets_no_new_executions(servers):
     async with servers(2) as (one, _, client):
         one.health = lambda: HEALTH | {"draining": True}
         await asyncio.gather(*(run(client) for _ in range(4)))
         assert one.runs == 0
 
 
-async def test_starts_that_cannot_work(servers):
+async def test_failed_starts_raise(servers):
     async with servers() as (server, client):
         await server.stop()
         with pytest.raises(UserError, match=r"No sandbox daemon answers. Start one with `agentloop tools serve`"):
@@ -291,7 +291,7 @@ async def test_starts_that_cannot_work(servers):
             await client.start()
 
 
-async def test_a_web_server_is_no_sandbox_daemon(servers):
+async def test_unrelated_web_server_is_rejected(servers):
     server = await asyncio.start_server(_web, "127.0.0.1", 0)
     client = SandboxClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     with pytest.raises(UserError, match="is not a sandbox daemon: it answers 404 to /v1/ping"):
@@ -305,7 +305,7 @@ async def _web(reader, writer):
     writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nnope")
 
 
-async def test_sandbox_fusion(servers):
+async def test_sandbox_fusion_server_is_supported(servers):
     """Its answers have nulls and know nothing of ours; signals are negative."""
     async with servers() as (server, client):
         server.health = lambda: (404, {"detail": "Not Found"})
@@ -330,14 +330,14 @@ async def test_sandbox_fusion(servers):
         assert server.asked.count("POST /v1/sessions") == 0
 
 
-async def test_two_kinds_of_daemons(servers):
+async def test_mixed_kinds_of_daemons_are_supported(servers):
     async with servers(2) as (one, _, client):
         one.health = lambda: (404, {})
         with pytest.raises(UserError, match="use one kind"):
             await client.start()
 
 
-async def test_packages_that_the_daemon_lacks(servers):
+async def test_missing_packages_of_the_daemon_raise(servers):
     async with servers(packages=["numpy", "nope"]) as (server, client):
         server.answer = lambda *_: DONE | {"run_result": DONE["run_result"] | {"stdout": "nope\n"}}
         with pytest.raises(UserError, match=r"lacks packages: nope.*--packages"):
@@ -346,7 +346,7 @@ async def test_packages_that_the_daemon_lacks(servers):
         await client.start()
 
 
-async def test_a_name_and_a_password_in_the_address(server, monkeypatch):
+async def test_credentials_in_the_address_are_sent(server, monkeypatch):
     monkeypatch.delenv("AGENTLOOP_TOKEN", raising=False)
     await server.start()
     client = SandboxClient(server.url.replace("//", "//me:p%40ss@"))
@@ -356,7 +356,7 @@ async def test_a_name_and_a_password_in_the_address(server, monkeypatch):
     await server.stop()
 
 
-async def test_idle_connections_are_not_kept_for_long(servers):
+async def test_idle_connections_are_closed(servers):
     async with servers() as (server, client):
         client.daemons[0].connections.idle_seconds = 0.5
         server.answer = lambda *_: asyncio.sleep(0.05, DONE)
@@ -368,7 +368,7 @@ async def test_idle_connections_are_not_kept_for_long(servers):
         assert server.connections == 1
 
 
-async def test_proxies_of_the_environment_are_not_asked(servers, monkeypatch):
+async def test_environment_proxies_are_ignored(servers, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with servers() as (_, client):
@@ -398,7 +398,7 @@ async def test_no_execution_is_lost_when_servers_fail(servers, seed):
         assert client.load().busy == 0
 
 
-def test_one_client_in_one_event_loop_after_another(server):
+def test_client_serves_successive_event_loops(server):
     clients = []
 
     async def use():
@@ -412,7 +412,7 @@ def test_one_client_in_one_event_loop_after_another(server):
     assert server.asked.count("GET /v1/health") == 1
 
 
-async def test_large_files_there_and_back(servers):
+async def test_large_files_round_trip(servers):
     async with servers() as (server, client):
         data = b"x" * (24 << 20)
         server.answer = lambda method, path, body: DONE | {"files": body["files"]}
@@ -433,12 +433,12 @@ async def test_large_files_there_and_back(servers):
         (" , ", "No sandbox daemon is given"),
     ],
 )
-def test_invalid_addresses(urls, message):
+def test_invalid_addresses_raise(urls, message):
     with pytest.raises(UserError, match=message):
         SandboxClient(urls)
 
 
-def test_addresses():
+def test_addresses_are_parsed():
     def names(urls):
         return [daemon.name for daemon in SandboxClient(urls).daemons]
 

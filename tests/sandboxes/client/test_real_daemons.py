@@ -78,7 +78,7 @@ async def run(client: SandboxClient, code: str, **options):
     return await client.run(Execution(code=code, **{"timeout": 20.0, **options}))
 
 
-async def test_output_input_and_how_it_ended(client):
+async def test_output_input_and_exit_status(client):
     code = "import sys; print(sys.stdin.read()); print('err', file=sys.stderr); sys.exit(3)"
     result = await run(client, code, stdin="å\n")
     assert (result.stdout, result.stderr, result.return_code, result.ok) == ("å\n\n", "err\n", 3, False)
@@ -93,7 +93,7 @@ async def test_output_input_and_how_it_ended(client):
     assert "SyntaxError" in (await run(client, "x = '\ud800'")).stderr
 
 
-async def test_limits(client):
+async def test_limits_are_enforced(client):
     result = await run(client, "print('partial', flush=True)\nwhile True: pass", timeout=0.5)
     assert (result.stdout, result.timed_out, result.return_code) == ("partial\n", True, None)
     result = await run(client, "x = bytearray(1 << 30)", memory_mb=128)
@@ -103,7 +103,7 @@ async def test_limits(client):
     assert (result.stdout, result.output_truncated) == ("x" * 100, True)
 
 
-async def test_files(client):
+async def test_files_round_trip(client):
     code = "open('out', 'wb').write(open('sub/in', 'rb').read()[::-1])"
     result = await run(client, code, files={"sub/in": b"\0\xff"}, fetch_files=["out", "missing"])
     assert result.files == {"out": b"\xff\0"}
@@ -111,7 +111,7 @@ async def test_files(client):
     assert (await run(client, code, files={"sub/in": b"x" * 99}, fetch_files=["out"], fetch_bytes=9)).files_truncated
 
 
-async def test_a_cancelled_run_leaves_its_slot(client):
+async def test_cancelled_run_frees_its_slot(client):
     tasks = [asyncio.create_task(run(client, "import time; time.sleep(60)", timeout=60)) for _ in range(2)]
     await asyncio.sleep(0.5)
     for task in tasks:
@@ -122,7 +122,7 @@ async def test_a_cancelled_run_leaves_its_slot(client):
     assert time.monotonic() - begun < 20
 
 
-async def test_a_short_queue_limit_is_an_error(client):
+async def test_exceeded_queue_limit_raises(client):
     execution = Execution(code="import time; time.sleep(3)", timeout=20.0)
     tasks = [asyncio.create_task(client.run(execution)) for _ in range(2)]
     await asyncio.sleep(0.5)
@@ -134,13 +134,13 @@ async def test_a_short_queue_limit_is_an_error(client):
     assert (await client.run(Execution(code="print(1)"), max_queue_seconds=0.0)).stdout == "1\n"
 
 
-async def test_many_at_once(client):
+async def test_many_concurrent_executions_succeed(client):
     results = await asyncio.gather(*(run(client, f"print({number})") for number in range(100)))
     assert [result.stdout for result in results] == [f"{number}\n" for number in range(100)]
     assert max(result.queue_seconds for result in results) > 0
 
 
-async def test_a_session(client):
+async def test_session_keeps_state(client):
     session = await client.session(SessionSettings(files={"data": b"12"}))
     result = await session.run("x = int(open('data').read())\nprint('hi')\nx")
     assert (result.stdout, list(result.displays)) == ("hi\n", [{"text/plain": "12"}])
@@ -164,7 +164,7 @@ async def test_a_session(client):
     await session.close()
 
 
-async def test_interrupting_a_cell(client):
+async def test_interrupt_ends_the_cell(client):
     session = await client.session()
     task = asyncio.create_task(session.run("while True: pass", max_seconds=60))
     await asyncio.sleep(0.5)
@@ -176,12 +176,12 @@ async def test_interrupting_a_cell(client):
     await session.close()
 
 
-async def test_packages_that_are_not_there(client):
+async def test_missing_packages_raise(client):
     with pytest.raises(UserError, match=r"lacks packages: no-such-package\. Install"):
         await SandboxClient([daemon.name for daemon in client.daemons], packages=["no-such-package"]).start()
 
 
-async def test_tokens():
+async def test_wrong_token_is_rejected():
     async with daemons(1, "--token", "right-token-of-16") as (daemon,):
         for token in (None, "wrong"):
             with pytest.raises(UserError, match="refuses the token"):
@@ -191,7 +191,7 @@ async def test_tokens():
         await client.close()
 
 
-async def test_a_session_dies_with_its_daemon_and_the_next_one_lives_elsewhere():
+async def test_session_dies_with_its_daemon_and_the_next_starts_elsewhere():
     async with daemons(2) as both:
         client = SandboxClient([daemon.url for daemon in both])
         session = await client.session()
@@ -207,7 +207,7 @@ async def test_a_session_dies_with_its_daemon_and_the_next_one_lives_elsewhere()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_nothing_is_lost_while_daemons_are_ended_and_started_again(number):
+async def test_no_execution_is_lost_while_daemons_restart(number):
     async with daemons(2) as both:
         client = SandboxClient([daemon.url for daemon in both])
         await client.start()

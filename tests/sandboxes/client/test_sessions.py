@@ -23,7 +23,7 @@ def session_server(server, **cells):
     server.answer = answer
 
 
-async def test_a_session_stays_at_its_daemon(servers):
+async def test_session_stays_on_its_daemon(servers):
     async with servers(2) as (one, two, client):
         session_server(one)
         session_server(two)
@@ -49,7 +49,7 @@ async def test_a_session_stays_at_its_daemon(servers):
             await session.run("x")
 
 
-async def test_sessions_spread_over_the_daemons(servers):
+async def test_sessions_are_spread_over_the_daemons(servers):
     async with servers(2) as (one, two, client):
         session_server(one)
         session_server(two)
@@ -57,7 +57,7 @@ async def test_sessions_spread_over_the_daemons(servers):
         assert [server.asked.count("POST /v1/sessions") for server in (one, two)] == [5, 5]
 
 
-async def test_what_a_cell_shows(servers):
+async def test_cell_displays_are_returned(servers):
     async with servers() as (server, client):
         error = {"name": "ValueError", "value": "no", "traceback": ["Traceback", "ValueError: no"]}
         shown = [{"text/plain": "<Figure>", "image/png": "iVBORw=="}, {"image/svg+xml": "<svg/>"}]
@@ -82,7 +82,7 @@ async def test_what_a_cell_shows(servers):
 
 
 @pytest.mark.parametrize("fault", ["reset", "half", (502, b""), (503, b""), (504, b"")])
-async def test_a_cell_that_may_have_run_is_not_run_again(servers, fault):
+async def test_cell_that_may_have_run_is_not_retried(servers, fault):
     async with servers(2) as (one, two, client):
         session_server(one, x=fault)
         session_server(two, x=fault)
@@ -93,7 +93,7 @@ async def test_a_cell_that_may_have_run_is_not_run_again(servers, fault):
         assert asked.count("POST /v1/sessions/s1/run") == 1
 
 
-async def test_a_session_whose_daemon_is_gone(servers):
+async def test_session_of_a_dead_daemon_is_lost(servers):
     async with servers(2) as (one, two, client):
         session_server(one)
         session_server(two)
@@ -107,7 +107,7 @@ async def test_a_session_whose_daemon_is_gone(servers):
         assert (await (await client.session()).run("x")).ok  # the other one serves
 
 
-async def test_a_session_that_its_daemon_does_not_know(servers):
+async def test_unknown_session_is_lost(servers):
     async with servers() as (server, client):
         session_server(server, x=(404, {"detail": "no session s1"}))
         session = await client.session()
@@ -115,7 +115,7 @@ async def test_a_session_that_its_daemon_does_not_know(servers):
             await session.run("x")
 
 
-async def test_cells_of_one_session_run_one_after_the_other(servers):
+async def test_cells_of_one_session_run_in_sequence(servers):
     async with servers() as (server, client):
         running = most = 0
 
@@ -133,7 +133,7 @@ async def test_cells_of_one_session_run_one_after_the_other(servers):
         assert most == 1
 
 
-async def test_daemons_that_are_full_of_sessions(servers):
+async def test_full_daemons_are_skipped_until_all_are_full(servers):
     async with servers(2) as (one, two, client):
         one.answer = lambda *_: (429, {"detail": "64 sessions: --max-sessions"})
         session_server(two)
@@ -146,7 +146,7 @@ async def test_daemons_that_are_full_of_sessions(servers):
             await session.close()
 
 
-async def test_bad_settings_of_a_cell_are_refused_in_the_client(servers):
+async def test_invalid_cell_settings_raise_in_the_client(servers):
     async with servers() as (server, client):
         session_server(server)
         session = await client.session()
@@ -157,7 +157,7 @@ async def test_bad_settings_of_a_cell_are_refused_in_the_client(servers):
             await session.write_files({"../x": b""})
 
 
-async def test_a_session_of_a_cancelled_caller_is_closed(servers):
+async def test_session_of_a_cancelled_caller_is_closed(servers):
     async with servers() as (server, client):
         wait = asyncio.Event()
 

@@ -13,7 +13,7 @@ from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 from agentloop.sandboxes.levels.slots import Slots
 
 
-def test_languages_are_found_by_the_names_of_sandbox_fusion():
+def test_languages_are_found_by_sandbox_fusion_names():
     assert languages.find("cpp").compile[0] == "g++"
     assert languages.find("python").compile == ()
     assert len(set(languages.NAMES)) == len(languages.NAMES)
@@ -28,18 +28,18 @@ def test_languages_are_found_by_the_names_of_sandbox_fusion():
         ("", "Languages: python"),
     ],
 )
-def test_other_names_are_refused_with_what_there_is(name, message):
+def test_unknown_names_raise_with_a_list_of_languages(name, message):
     with pytest.raises(UserError, match=message):
         languages.find(name)
 
 
-def test_programs_are_what_has_to_be_on_the_path():
+def test_programs_lists_the_required_executables():
     assert languages.find("cpp").programs == ("g++",)
     assert languages.find("java").programs == ("javac", "java")
     assert languages.find("nodejs").programs == ("node",)
 
 
-def test_every_language_says_how_to_install_it():
+def test_every_language_has_install_instructions():
     for name in set(languages.NAMES) - {"python", "bash"}:
         language = languages.find(name)
         for program in language.programs:
@@ -94,13 +94,13 @@ async def polyglot() -> AsyncIterator[Slots]:
     await sandbox.close()
 
 
-def test_there_is_a_program_for_every_language():
+def test_every_language_has_a_test_program():
     assert set(PROGRAMS) == set(languages.NAMES)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_it_runs_or_says_what_is_missing(polyglot, name):
+async def test_language_runs_or_names_missing_programs(polyglot, name):
     language = languages.find(name)
     execution = Execution(code=PROGRAMS[name], language=name, timeout=60, compile_timeout=60, memory_mb=2048)
     missing = [program for program in language.programs if not shutil.which(program, path=ENVIRONMENT["PATH"])]
@@ -114,7 +114,7 @@ async def test_it_runs_or_says_what_is_missing(polyglot, name):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_does_not_compile_is_the_result_of_the_compiler(polyglot):
+async def test_compile_error_is_the_result_of_the_compiler(polyglot):
     result = await polyglot.run(Execution(code="int main() { return x; }", language="cpp", compile_timeout=60))
     assert not result.compiled
     assert not result.ok
@@ -122,7 +122,7 @@ async def test_what_does_not_compile_is_the_result_of_the_compiler(polyglot):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_compiled_programs_have_limits_files_and_signals(polyglot):
+async def test_compiled_programs_support_limits_files_and_signals(polyglot):
     code = """
 #include <cstdlib>
 #include <iostream>

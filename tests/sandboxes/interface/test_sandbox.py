@@ -9,7 +9,7 @@ from agentloop.sandboxes.levels.seccomp import build_filter
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/cron.d/x", "a/../../x", "a\0b", ""])
-def test_files_outside_of_the_working_directory_are_refused(name):
+def test_files_outside_the_working_directory_are_rejected(name):
     with pytest.raises(UserError, match="relative to the working directory"):
         Execution(code="", files={name: b""})
 
@@ -18,17 +18,17 @@ def test_files_outside_of_the_working_directory_are_refused(name):
     "bad",
     [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"memory_mb": -1}, {"language": "fortran"}],
 )
-def test_unusable_executions_are_refused(bad):
+def test_invalid_executions_raise(bad):
     with pytest.raises(UserError):
         Execution(code="", **bad)
 
 
-def test_a_package_that_is_not_installed_is_named():
+def test_missing_package_is_named():
     with pytest.raises(UserError, match=r"'nunpy'.*Did you mean 'numpy'"):
         Bubblewrap(packages=["nunpy"])
 
 
-def test_create_by_level():
+def test_sandbox_is_created_by_level():
     assert sandboxes.create("bubblewrap", slots=1).level == "bubblewrap"
     with pytest.raises(UserError, match=r"'bubblewarp'.*Did you mean 'bubblewrap'"):
         sandboxes.create("bubblewarp")
@@ -36,7 +36,7 @@ def test_create_by_level():
         sandboxes.create("bubblewrap", slotts=1)
 
 
-def test_requirements_of_a_package_come_along():
+def test_package_requirements_are_included():
     names = {path.name for path in rootfs.package_paths(["pydantic"])}
     assert {"pydantic", "pydantic_core", "typing_extensions.py", "annotated_types"} <= names
     assert "numpy" not in names
@@ -47,7 +47,7 @@ def test_paths_to_show_must_exist(tmp_path):
         Bubblewrap(binds=[str(tmp_path / "missing")])
 
 
-def test_filters_of_both_architectures():
+def test_seccomp_filters_of_both_architectures():
     for machine in ("x86_64", "aarch64"):
         program = build_filter(machine)
         assert len(program) % 8 == 0

@@ -16,7 +16,7 @@ from agentloop.sandboxes.interface.sandbox import Execution
 from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
 
 
-async def test_without_bwrap_it_refuses_and_names_the_package(monkeypatch, tmp_path):
+async def test_missing_bwrap_raises_and_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox = Bubblewrap()
     with pytest.raises(UserError, match="apt-get install bubblewrap"):
@@ -25,13 +25,13 @@ async def test_without_bwrap_it_refuses_and_names_the_package(monkeypatch, tmp_p
         await sandbox.run(Execution(code="print(1)"))
 
 
-async def test_a_bwrap_that_fails_is_an_error_that_says_what_to_allow(monkeypatch):
+async def test_failing_bwrap_raises_with_what_to_allow(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/perl")
     with pytest.raises(UserError, match=r"Unrecognized switch: --args.*user namespaces"):
         await Bubblewrap().start()
 
 
-async def test_it_starts_by_itself_and_once():
+async def test_sandbox_starts_on_first_use_and_only_once():
     sandbox = Bubblewrap()
     results = await asyncio.gather(*[sandbox.run(Execution(code=f"print({index})")) for index in range(4)])
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
@@ -42,7 +42,7 @@ async def test_it_starts_by_itself_and_once():
     await sandbox.close()
 
 
-async def test_it_runs_unprivileged_even_when_we_are_root():
+async def test_code_runs_unprivileged_even_as_root():
     sandbox = Bubblewrap()
     await sandbox.start()
     pid = sandbox.spawner.process.pid
@@ -55,7 +55,7 @@ async def test_it_runs_unprivileged_even_when_we_are_root():
         assert status["Groups"].strip() == ""
 
 
-async def test_a_dead_launcher_fails_what_runs_and_is_replaced():
+async def test_dead_launcher_fails_running_executions_and_is_replaced():
     sandbox = Bubblewrap()
     await sandbox.start()
     running = asyncio.create_task(sandbox.run(Execution(code="import time; time.sleep(60)", timeout=100)))
@@ -67,13 +67,13 @@ async def test_a_dead_launcher_fails_what_runs_and_is_replaced():
     await sandbox.close()
 
 
-def test_one_sandbox_serves_one_event_loop_after_another():
+def test_sandbox_serves_successive_event_loops():
     sandbox = Bubblewrap()
     for _ in range(2):
         assert asyncio.run(sandbox.run(Execution(code="print(1)"))).stdout == "1\n"
 
 
-def test_everything_dies_with_a_killed_parent(tmp_path):
+def test_all_processes_die_with_a_killed_parent(tmp_path):
     code = """
 import asyncio
 from agentloop.sandboxes import Execution, create

@@ -41,20 +41,20 @@ async def run(sandbox: Docker, code: str, **options):
     return await sandbox.run(Execution(code=code, **{"timeout": 30.0, **options}))
 
 
-async def test_output_files_and_exit_code(sandbox):
+async def test_output_files_and_exit_code_are_returned(sandbox):
     code = "import sys; print(input(), open('a/b').read()); open('/mnt/c', 'w').write('out'); sys.exit(3)"
     result = await run(sandbox, code, stdin="in", files={"a/b": b"file"}, fetch_files=["/mnt/c", "missing"])
     assert (result.stdout, result.stderr, result.return_code) == ("in file\n", "", 3)
     assert result.files == {"/mnt/c": b"out"}
 
 
-async def test_a_traceback_has_no_frame_of_ours(sandbox):
+async def test_traceback_has_no_harness_frames(sandbox):
     result = await run(sandbox, "1 / 0")
     assert result.stderr.count("File ") == 1
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-async def test_other_languages_are_those_of_the_image(sandbox):
+async def test_other_languages_come_from_the_image(sandbox):
     assert (await run(sandbox, "echo $((6 * 7))", language="bash")).stdout == "42\n"
     with pytest.raises(UserError, match=r"needs the program rustc"):
         await run(sandbox, "fn main() {}", language="rust")
@@ -69,7 +69,7 @@ async def test_time_and_memory_are_limited(sandbox):
     assert (result.oom, result.return_code) == (True, 137)
 
 
-async def test_more_memory_than_a_container_has_is_refused(sandbox):
+async def test_memory_above_the_container_limit_is_rejected(sandbox):
     with pytest.raises(UserError, match="larger memory_mb"):
         await run(sandbox, "", memory_mb=1 << 20)
     with pytest.raises(UserError, match="larger memory_mb"):
@@ -85,7 +85,7 @@ async def test_processes_and_disk_are_limited(sandbox):
     assert "Read-only file system" in (await run(sandbox, "open('/usr/x', 'w')")).stderr
 
 
-async def test_there_is_no_network_no_capability_and_no_neighbour(sandbox, monkeypatch):
+async def test_container_has_no_network_capabilities_or_neighbours(sandbox, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "x")
     code = """
 import os, socket
@@ -107,14 +107,14 @@ print(sorted(os.environ))
     assert "SECRET" not in lines[3]
 
 
-async def test_an_execution_leaves_nothing_to_the_next(sandbox):
+async def test_execution_leaves_nothing_for_the_next(sandbox):
     await run(sandbox, "open('/tmp/left', 'w'); open('/dev/shm/left', 'w'); open('/mnt/left', 'w')")
     listing = "import os; print([os.listdir(path) for path in ('/tmp', '/dev/shm', '/mnt', '.')])"
     for _ in range(3):
         assert (await run(sandbox, listing)).stdout == "[['work'], [], [], ['main.py']]\n"
 
 
-async def test_a_session_remembers(sandbox):
+async def test_session_keeps_state(sandbox):
     session = await sandbox.session()
     await session.run("x = 6")
     result = await session.run("x * 7")
@@ -127,12 +127,12 @@ async def test_a_session_remembers(sandbox):
     await session.close()
 
 
-async def test_many_at_once_all_get_their_own_answer(sandbox):
+async def test_concurrent_executions_get_their_own_results(sandbox):
     results = await asyncio.gather(*[run(sandbox, f"print({number})") for number in range(6)])
     assert [result.stdout for result in results] == [f"{number}\n" for number in range(6)]
 
 
-async def test_cancelling_ends_the_container(sandbox):
+async def test_cancellation_ends_the_container(sandbox):
     running = asyncio.create_task(run(sandbox, "import time; time.sleep(100)", timeout=100))
     await asyncio.sleep(1)
     running.cancel()
@@ -141,7 +141,7 @@ async def test_cancelling_ends_the_container(sandbox):
     assert (await run(sandbox, "print(1)")).stdout == "1\n"
 
 
-async def test_what_is_not_there_is_named(monkeypatch):
+async def test_missing_engine_and_image_are_named(monkeypatch):
     with pytest.raises(UserError, match=r"no image 'nothing:here'.*scripts/sandbox-image"):
         await Docker(image="nothing:here").start()
     with pytest.raises(UserError, match="no runtime 'kata'"):
@@ -151,7 +151,7 @@ async def test_what_is_not_there_is_named(monkeypatch):
         await Docker().start()
 
 
-async def test_leftovers_of_a_killed_owner_are_removed_and_nobody_elses(sandbox):
+async def test_only_leftovers_of_a_killed_owner_are_removed(sandbox):
     code = """
 import asyncio
 from agentloop.process.owned_folders import is_dead, own_label
@@ -189,7 +189,7 @@ asyncio.run(main())
     engine.close()
 
 
-async def test_owners_elsewhere_are_left_alone():
+async def test_containers_of_other_hosts_are_kept():
     namespace, pid, started = own_label().split()
     assert not is_dead(f"{namespace} {pid} {started}")
     assert is_dead(f"{namespace} {pid} 1")

@@ -60,7 +60,7 @@ def machine(monkeypatch):
         (["landlock"], "landlock"),
     ],
 )
-async def test_auto_takes_the_first_that_works(machine, working, chosen):
+async def test_auto_selects_the_first_working_level(machine, working, chosen):
     machine(*working)
     sandbox = sandboxes.create("auto")
     assert sandbox.level == "auto"
@@ -69,7 +69,7 @@ async def test_auto_takes_the_first_that_works(machine, working, chosen):
     assert sandbox.load().slots == 7
 
 
-async def test_auto_refuses_where_none_works_and_never_takes_none(machine):
+async def test_auto_raises_if_no_level_works_and_never_selects_none(machine):
     made = machine("none")
     with pytest.raises(UserError) as caught:
         await sandboxes.create("auto").start()
@@ -78,7 +78,7 @@ async def test_auto_refuses_where_none_works_and_never_takes_none(machine):
     assert "none" not in [sandbox.level for sandbox in made]
 
 
-async def test_auto_says_what_it_took_and_warns_of_a_weaker_one(machine, caplog):
+async def test_auto_reports_its_choice_and_warns_of_a_weaker_level(machine, caplog):
     caplog.set_level(logging.INFO)
     machine("slots")
     await sandboxes.create("auto").start()
@@ -91,7 +91,7 @@ async def test_auto_says_what_it_took_and_warns_of_a_weaker_one(machine, caplog)
     assert "slots is missing something." in weak.getMessage()
 
 
-async def test_auto_chooses_once_and_closes_what_it_chose(machine):
+async def test_auto_selects_once_and_closes_its_choice(machine):
     made = machine("slots")
     sandbox = sandboxes.create("auto")
     await asyncio.gather(*[sandbox.run(Execution(code="x")) for _ in range(5)])
@@ -100,7 +100,7 @@ async def test_auto_chooses_once_and_closes_what_it_chose(machine):
     assert [fake.closed for fake in made] == [False, True], "the first was made to look at the options"
 
 
-async def test_auto_gives_each_level_the_options_that_it_has(machine):
+async def test_auto_passes_each_level_its_own_options(machine):
     made = machine("landlock")
     await sandboxes.create("auto", slots=3, preload=["numpy"], packages=["pydantic"], image="x").start()
     options = {sandbox.level: sandbox.options for sandbox in made}
@@ -109,26 +109,26 @@ async def test_auto_gives_each_level_the_options_that_it_has(machine):
     assert options["docker"] == {"slots": 3, "image": "x"}
 
 
-def test_an_option_that_no_level_has_is_refused():
+def test_unknown_option_raises():
     with pytest.raises(UserError, match=r"no option 'memroy_mb'.*Did you mean 'memory_mb'"):
         sandboxes.create("auto", memroy_mb=1)
     with pytest.raises(UserError, match=r"'slots' has no option 'image'.*Options it takes: binds"):
         sandboxes.create("slots", image="x")
 
 
-def test_an_invalid_value_is_refused_before_any_level_is_tried():
+def test_invalid_value_raises_before_any_level_is_tried():
     with pytest.raises(UserError, match=r"'nunpy'.*not installed"):
         sandboxes.create("auto", packages=["nunpy"])
     with pytest.raises(UserError, match="slots must be at least 1"):
         sandboxes.create("auto", slots=0)
 
 
-def test_an_unknown_level_is_refused_with_a_list_of_levels():
+def test_unknown_level_raises_with_a_list_of_levels():
     with pytest.raises(UserError, match=r"'slot'.*Did you mean 'slots'.*auto, slots, bubblewrap, docker, landlock"):
         sandboxes.create("slot")
 
 
-def test_every_level_can_be_made_and_says_what_it_is_for():
+def test_every_level_can_be_created_and_describes_its_use():
     for name in LEVELS:
         level = LEVELS.get(name)
         assert sandboxes.create(name, slots=1).level == name
@@ -136,7 +136,7 @@ def test_every_level_can_be_made_and_says_what_it_is_for():
         assert level.needs
 
 
-async def test_the_default_really_runs_something_here():
+async def test_default_level_runs_code():
     sandbox = sandboxes.create()
     assert (await sandbox.run(Execution(code="print(6 * 7)"))).stdout == "42\n"
     assert sandbox.level in LEVELS

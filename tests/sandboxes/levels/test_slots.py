@@ -57,7 +57,7 @@ async def slots():
     await sandbox.close()
 
 
-async def test_it_starts_by_itself_and_once():
+async def test_sandbox_starts_on_first_use_and_only_once():
     sandbox = Slots(slots=2)
     results = await asyncio.gather(*[sandbox.run(Execution(code=f"print({index})")) for index in range(4)])
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
@@ -68,7 +68,7 @@ async def test_it_starts_by_itself_and_once():
     await sandbox.close()
 
 
-def test_one_sandbox_serves_one_event_loop_after_another():
+def test_sandbox_serves_successive_event_loops():
     sandbox = Slots(slots=1)
     for _ in range(3):
         assert asyncio.run(sandbox.run(Execution(code="print(1)"))).stdout == "1\n"
@@ -82,7 +82,7 @@ def test_one_sandbox_serves_one_event_loop_after_another():
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
     ],
 )
-async def test_a_module_that_cannot_be_preloaded_fails_the_start(tmp_path, source, reason):
+async def test_module_that_cannot_be_preloaded_fails_the_start(tmp_path, source, reason):
     (package := tmp_path / "unfit").mkdir()
     (package / "__init__.py").write_text(source)
     sandbox = Slots(preload=["unfit"])
@@ -98,14 +98,14 @@ async def test_a_module_that_cannot_be_preloaded_fails_the_start(tmp_path, sourc
     assert sandbox.cgroups is None
 
 
-def test_options_that_cannot_be_used_are_refused():
+def test_invalid_options_raise():
     with pytest.raises(UserError, match="slots must be at least 1"):
         Slots(slots=0)
     with pytest.raises(UserError, match="belongs to the code"):
         Slots(binds=["/tmp"])
 
 
-async def test_a_dead_slot_fails_its_execution_and_is_replaced(slots):
+async def test_dead_slot_fails_its_execution_and_is_replaced(slots):
     running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("dead_slot_41"), timeout=100)))
     await until(lambda: running_with("dead_slot_41"))
     (pid,) = running_with("dead_slot_41")
@@ -117,7 +117,7 @@ async def test_a_dead_slot_fails_its_execution_and_is_replaced(slots):
     assert running_with("dead_slot_41") == []
 
 
-async def test_a_dead_template_fails_what_runs_and_is_replaced(slots):
+async def test_dead_template_fails_running_executions_and_is_replaced(slots):
     running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("dead_template_42"), timeout=100)))
     await until(lambda: running_with("dead_template_42"))
     os.kill(slots.template.process.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ async def test_a_dead_template_fails_what_runs_and_is_replaced(slots):
     assert running_with("dead_template_42") == []
 
 
-async def test_first_come_first_served(slots):
+async def test_executions_are_served_in_arrival_order(slots):
     order = []
 
     async def one(index):
@@ -139,7 +139,7 @@ async def test_first_come_first_served(slots):
     assert all(abs(place - index) <= 1 for place, index in enumerate(order)), order  # two run at once
 
 
-async def test_a_queue_that_is_too_long_is_an_error_and_costs_no_slot(slots):
+async def test_exceeded_queue_limit_raises_and_uses_no_slot(slots):
     slow = [asyncio.create_task(slots.run(Execution(code="import time; time.sleep(1)"))) for _ in range(2)]
     await until(lambda: slots.load().busy == 2)
     with pytest.raises(SandboxBusyError, match=r"2 are busy"):
@@ -155,7 +155,7 @@ async def test_a_queue_that_is_too_long_is_an_error_and_costs_no_slot(slots):
     assert slots.load().waiting == 0
 
 
-async def test_a_slot_is_used_again(slots):
+async def test_slot_is_reused(slots):
     code = "import os; print(os.stat('/proc/self/ns/pid').st_ino)"
     names = {(await slots.run(Execution(code=code))).stdout for _ in range(12)}
     assert len(names) <= 2
@@ -170,7 +170,7 @@ async def test_random_numbers_differ_between_executions():
         assert len(set(column)) == 3
 
 
-async def test_what_is_preloaded_is_there_at_once():
+async def test_preloaded_modules_are_available_immediately():
     sandbox = Slots(slots=1, preload=["numpy"])
     code = "import sys; print('numpy' in sys.modules); import numpy; print(numpy.ones(3).sum())"
     result = await sandbox.run(Execution(code=code))
@@ -178,7 +178,7 @@ async def test_what_is_preloaded_is_there_at_once():
     assert result.stdout == "True\n3.0\n"
 
 
-async def test_open_files_are_written_when_the_program_ends(slots):
+async def test_open_files_are_flushed_at_exit(slots):
     code = """
 class Talks:
     def __del__(self): print("gone")
@@ -195,20 +195,20 @@ import atexit; atexit.register(print, "atexit")
 @pytest.mark.parametrize(
     "files", [{"a": b"", "a/b": b""}, {"big": bytes(17 << 20)}, {"x" * 300: b""}], ids=["path", "size", "name"]
 )
-async def test_files_that_cannot_be_written_are_the_callers_error(slots, files):
+async def test_unwritable_files_raise_to_the_caller(slots, files):
     with pytest.raises(UserError, match="files cannot be written"):
         await slots.run(Execution(code="print(1)", files=files))
     assert (await slots.run(Execution(code="print(1)"))).ok
 
 
-async def test_fetched_files_have_a_limit(slots):
+async def test_fetched_files_are_limited(slots):
     code = "open('a', 'w').write('x' * 100); open('b', 'w').write('y' * 1000); open('c', 'w').write('z' * 100)"
     result = await slots.run(Execution(code=code, fetch_files=["a", "b", "c", "none"], fetch_bytes=250))
     assert sorted(result.files) == ["a", "c"]
     assert result.files_truncated
 
 
-async def test_on_the_host_the_code_is_nobody_in_particular(slots):
+async def test_code_runs_as_an_unprivileged_host_user(slots):
     running = asyncio.create_task(slots.run(Execution(code=SLEEP.format("whose_43"), timeout=100)))
     await until(lambda: running_with("whose_43"))
     (pid,) = running_with("whose_43")
@@ -220,7 +220,7 @@ async def test_on_the_host_the_code_is_nobody_in_particular(slots):
     assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == int(status["CapPrm"], 16) == 0
 
 
-async def test_memory_is_counted_for_all_processes_together(slots):
+async def test_memory_limit_covers_all_processes(slots):
     assert slots.has_cgroups, "this test needs cgroups that may be written"
     code = """
 import os, time
@@ -258,7 +258,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("also_the_template", [False, True])
-async def test_everything_dies_with_a_killed_owner(also_the_template):
+async def test_all_processes_die_with_a_killed_owner(also_the_template):
     parent = subprocess.Popen([sys.executable, "-c", ORPHAN])  # noqa: ASYNC220
     await until(lambda: len(running_with("orphan_44")) == 2)
     templates = children_of(parent.pid)
@@ -321,7 +321,7 @@ asyncio.run(main())
 """
 
 
-def test_it_needs_no_privilege(tmp_path):
+def test_sandbox_needs_no_privileges(tmp_path):
     """Run as nobody, with the interpreter mounted elsewhere if it is in a home directory that nobody can enter."""
     assert os.geteuid() == 0, "this test becomes nobody, which only root can"
     prefix, home = Path(sys.base_prefix), Path.home()
@@ -344,7 +344,7 @@ def test_it_needs_no_privilege(tmp_path):
     assert (process.stdout, process.stderr) == (once * 4 + after + "({'text/plain': '42'},)\n", "")
 
 
-def test_cgroups_of_version_2(tmp_path):
+def test_cgroups_v2_are_used(tmp_path):
     own = tmp_path / "service"
     own.mkdir()
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
@@ -373,11 +373,11 @@ def test_cgroups_of_version_2(tmp_path):
     assert not cgroup.ran_out_of_memory()
 
 
-def test_no_cgroups_without_permission(tmp_path):
+def test_cgroups_are_skipped_without_permission(tmp_path):
     assert Cgroups.find(tmp_path, [("memory", "/x"), ("pids", "/x")]) is None
 
 
-async def test_without_cgroups_each_process_has_the_limit(monkeypatch):
+async def test_each_process_is_limited_without_cgroups(monkeypatch):
     monkeypatch.setattr(Cgroups, "find", classmethod(lambda cls: None))
     sandbox = Slots(slots=1)
     result = await sandbox.run(Execution(code="x = bytearray(300 << 20)", memory_mb=128))
@@ -387,7 +387,7 @@ async def test_without_cgroups_each_process_has_the_limit(monkeypatch):
     assert result.oom
 
 
-async def test_nothing_is_left_when_it_is_closed(slots):
+async def test_close_leaves_nothing_behind(slots):
     before = len(os.listdir("/proc/self/fd"))
     sandbox = Slots(slots=3)
     await asyncio.gather(*[sandbox.run(Execution(code="print(1)")) for _ in range(9)])
@@ -404,7 +404,7 @@ async def test_nothing_is_left_when_it_is_closed(slots):
     assert time.monotonic() - start < 5
 
 
-def test_a_directory_of_any_depth_is_removed(tmp_path):
+def test_directory_of_any_depth_is_removed(tmp_path):
     (top := tmp_path / "world").mkdir()
     code = """
 import os
@@ -420,7 +420,7 @@ for _ in range(3000):
     assert os.listdir("/etc")
 
 
-async def test_closing_ends_what_runs_and_what_waits():
+async def test_close_ends_running_and_waiting_executions():
     sandbox = Slots(slots=1)
     tasks = [asyncio.create_task(sandbox.run(Execution(code=SLEEP.format("closed_45"), timeout=100))) for _ in range(3)]
     await until(lambda: running_with("closed_45") and sandbox.load().waiting == 2)
@@ -430,7 +430,7 @@ async def test_closing_ends_what_runs_and_what_waits():
     assert running_with("closed_45") == []
 
 
-async def test_what_waits_in_connections_counts_as_memory(slots):
+async def test_connection_buffers_count_toward_memory(slots):
     code = """
 import socket
 held, ends = 0, []

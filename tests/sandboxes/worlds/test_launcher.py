@@ -11,7 +11,7 @@ from agentloop.sandboxes.worlds import launcher
 from agentloop.sandboxes.worlds.spawner import Spawner
 
 
-def test_killing_an_ended_process_does_nothing():
+def test_kill_of_an_ended_process_does_nothing():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         starter = launcher.Launcher(theirs, "bwrap")
@@ -22,7 +22,7 @@ def test_killing_an_ended_process_does_nothing():
         assert starter.handle_request()
 
 
-async def test_a_dead_launcher_is_an_error_and_unusable():
+async def test_dead_launcher_raises_and_stays_unusable():
     spawner = await Spawner.start("/bin/true", [])
     spawner.process.kill()
     spawner.process.wait()
@@ -33,7 +33,7 @@ async def test_a_dead_launcher_is_an_error_and_unusable():
     await spawner.close()
 
 
-async def test_a_kill_finds_the_launcher_dead():
+async def test_kill_handles_a_dead_launcher():
     spawner = await Spawner.start("/bin/true", [])
     spawner.process.kill()
     spawner.process.wait()

@@ -51,7 +51,7 @@ async def shown(session: Session, code: str, **options) -> str:
     return "".join(str(display["text/plain"]) for display in result.displays)
 
 
-async def test_cells_share_what_they_define(session):
+async def test_cells_share_definitions(session):
     assert await shown(session, "import math\nx = 3\ndef f(y): return x * y") == ""
     assert await shown(session, "x = 4\nf(5), math.floor(2.5)") == "(20, 2)"
     assert await shown(session, "_[0] + 1") == "21"
@@ -75,11 +75,11 @@ async def test_cells_share_what_they_define(session):
         ("__name__", "'__main__'"),
     ],
 )
-async def test_the_value_of_a_last_expression_is_shown(session, code, value):
+async def test_last_expression_is_shown(session, code, value):
     assert await shown(session, code) == value
 
 
-async def test_outputs_are_those_of_the_cell(session):
+async def test_outputs_belong_to_their_cell(session):
     first = await session.run("import sys, os; print('a'); print('b', file=sys.stderr); os.system('echo c')")
     assert (first.stdout, first.stderr) == ("a\nc\n", "b\n")
     second = await session.run("print('d')")
@@ -87,13 +87,13 @@ async def test_outputs_are_those_of_the_cell(session):
     assert 0 < second.seconds < 10
 
 
-async def test_a_program_that_still_writes_does_not_reach_the_next_cell(session):
+async def test_background_output_does_not_reach_the_next_cell(session):
     late = "import subprocess, time\nprogram = subprocess.Popen('sleep 0.2; echo late', shell=True)"
     assert (await session.run(late)).stdout == ""
     assert (await session.run("time.sleep(0.5); print('own')")).stdout == "own\n"
 
 
-async def test_an_error_has_the_lines_of_the_cells_and_ends_nothing(session):
+async def test_error_shows_cell_lines_and_keeps_the_session(session):
     await session.run("def f():\n    # a comment\n    return 1 / 0")
     error = (await session.run("f()")).error
     assert (error.name, error.value) == ("ZeroDivisionError", "division by zero")
@@ -119,7 +119,7 @@ async def test_an_error_has_the_lines_of_the_cells_and_ends_nothing(session):
         ("raise ValueError('x' * 10_000_000)", "ValueError"),
     ],
 )
-async def test_errors_of_all_kinds(session, code, name):
+async def test_all_kinds_of_errors_are_reported(session, code, name):
     result = await session.run(code)
     assert result.error.name == name
     assert not any("agentloop" in line for line in result.error.traceback)
@@ -127,7 +127,7 @@ async def test_errors_of_all_kinds(session, code, name):
     assert await shown(session, "'alive'") == "'alive'"
 
 
-async def test_time_runs_out_and_the_session_goes_on(session):
+async def test_cell_timeout_keeps_the_session(session):
     await session.run("x = 1")
     result = await session.run("print('partial')\nwhile True: x += 1", max_seconds=0.3)
     assert result.timed_out
@@ -137,7 +137,7 @@ async def test_time_runs_out_and_the_session_goes_on(session):
     assert await shown(session, "x > 1") == "True"
 
 
-async def test_a_cell_that_does_not_listen_ends_the_session(session):
+async def test_cell_that_ignores_the_interrupt_ends_the_session(session):
     start = time.monotonic()
     result = await session.run("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass", max_seconds=0.3)
     assert result.timed_out
@@ -147,7 +147,7 @@ async def test_a_cell_that_does_not_listen_ends_the_session(session):
         await session.run("1")
 
 
-async def test_interrupt(session):
+async def test_interrupt_ends_the_cell(session):
     await session.interrupt()  # nothing runs: nothing happens
     running = asyncio.create_task(session.run("x = 2\nimport time; time.sleep(60)", max_seconds=100))
     await asyncio.sleep(0.3)
@@ -158,7 +158,7 @@ async def test_interrupt(session):
     assert await shown(session, "x") == "2"
 
 
-async def test_a_client_that_goes_away_interrupts_its_cell(session):
+async def test_cancelled_caller_interrupts_its_cell(session):
     running = asyncio.create_task(session.run("y = 3\nwhile True: pass", max_seconds=100))
     await asyncio.sleep(0.3)
     running.cancel()
@@ -167,7 +167,7 @@ async def test_a_client_that_goes_away_interrupts_its_cell(session):
     assert await shown(session, "y") == "3"
 
 
-async def test_cells_wait_for_one_another(session):
+async def test_cells_run_one_at_a_time(session):
     results = await asyncio.gather(
         *[session.run(f"import time; start = time.time(); time.sleep(0.02); print({n})") for n in range(8)]
     )
@@ -183,7 +183,7 @@ async def test_cells_wait_for_one_another(session):
         ("import os; os.closerange(3, 100)", "exited"),
     ],
 )
-async def test_how_a_session_ends(session, code, how):
+async def test_session_end_reasons_are_reported(session, code, how):
     result = await session.run(code)
     assert result.session_ended == how
     assert not result.ok
@@ -191,13 +191,13 @@ async def test_how_a_session_ends(session, code, how):
         await session.run("1")
 
 
-async def test_a_child_that_returns_into_the_cell_is_no_second_session(session):
+async def test_forked_child_does_not_become_a_second_session(session):
     result = await session.run("import os, time\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(pid > 0)")
     assert sorted(result.stdout.split()) == ["False", "True"]
     assert await shown(session, "6") == "6"
 
 
-async def test_files(sandbox):
+async def test_files_are_written_and_read(sandbox):
     session = await sandbox.session(SessionSettings(files={"a.txt": b"one"}))
     await session.write_files({"deep/b.bin": bytes(range(256)), "a.txt": b"two"})
     assert await shown(session, "open('a.txt').read(), len(open('deep/b.bin', 'rb').read())") == "('two', 256)"
@@ -211,12 +211,12 @@ async def test_files(sandbox):
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), True])
-async def test_seconds_that_cannot_be_used(session, bad):
+async def test_invalid_timeouts_raise(session, bad):
     with pytest.raises(UserError, match="max_seconds"):
         await session.run("1", max_seconds=bad)
 
 
-async def test_output_has_a_limit(sandbox):
+async def test_output_is_limited(sandbox):
     session = await sandbox.session(SessionSettings(output_bytes=1000, display_bytes=1000))
     result = await session.run("print('x' * 3_000_000)\n'y' * 5000")
     assert len(result.stdout) == 1000
@@ -226,7 +226,7 @@ async def test_output_has_a_limit(sandbox):
     await session.close()
 
 
-async def test_rich_displays(session):
+async def test_rich_displays_are_returned(session):
     code = """
 from PIL import Image
 class Table:
@@ -252,7 +252,7 @@ async def test_figures_are_shown_and_closed(session):
     assert await shown(session, "plt.get_fignums()") == "[]"
 
 
-async def test_memory(sandbox):
+async def test_memory_limit_fails_the_cell_and_keeps_the_session(sandbox):
     session = await sandbox.session(SessionSettings(memory_mb=256))
     result = await session.run("x = bytearray(600 << 20)")
     assert result.oom
@@ -261,7 +261,7 @@ async def test_memory(sandbox):
     await session.close()
 
 
-async def test_sessions_see_nothing_of_one_another(sandbox):
+async def test_sessions_are_isolated(sandbox):
     one, two = await sandbox.session(), await sandbox.session()
     await one.run("x = 1; open('file', 'w').write('1')")
     assert one.id != two.id
@@ -273,7 +273,7 @@ async def test_sessions_see_nothing_of_one_another(sandbox):
     await two.close()
 
 
-async def test_sessions_take_no_slot_and_are_counted(sandbox):
+async def test_sessions_use_no_slot_and_are_counted(sandbox):
     sessions = [await sandbox.session() for _ in range(3)]
     assert sandbox.load().sessions == 3
     assert (await sandbox.run(Execution(code="print(1)"), max_queue_seconds=20)).stdout == "1\n"
@@ -283,7 +283,7 @@ async def test_sessions_take_no_slot_and_are_counted(sandbox):
     assert sandbox.load().sessions == 0
 
 
-async def test_an_idle_session_ends(sandbox):
+async def test_idle_session_ends(sandbox):
     session = await sandbox.session(SessionSettings(idle_seconds=0.5))
     for _ in range(3):
         await session.run("import time; time.sleep(0.3)")
@@ -293,7 +293,7 @@ async def test_an_idle_session_ends(sandbox):
     assert sandbox.load().sessions == 0
 
 
-async def test_the_number_of_sessions_is_limited():
+async def test_session_count_is_limited():
     sandbox = NoIsolation(max_sessions=1)
     session = await sandbox.session()
     with pytest.raises(SandboxBusyError, match="1 sessions"):
@@ -312,7 +312,7 @@ async def test_invalid_frames_show_nothing(data):
     assert (what.displays, what.error) == ((), None)
 
 
-async def test_what_code_writes_itself_cannot_break_the_result(session):
+async def test_raw_writes_cannot_break_the_result(session):
     code = """
 import os
 for fd in range(3, 20):

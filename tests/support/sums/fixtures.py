@@ -1,4 +1,4 @@
-"""Fixtures that more than one conftest.py takes: a recipe folder with everything that a run needs."""
+"""Fixtures shared by several conftest.py files: a recipe folder with everything that a run needs."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ SUMS = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def sums_model(tmp_path_factory) -> Path:
-    """A folder with a randomly initialised model and its tokenizer."""
+    """Return a folder with a randomly initialised model and its tokenizer."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -30,7 +30,7 @@ def sums_model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def sums(tmp_path, sums_model) -> Path:
-    """A recipe folder of its own for one test."""
+    """Return a fresh recipe folder for one test."""
     folder = tmp_path / "sums"
     shutil.copytree(SUMS, folder, ignore=shutil.ignore_patterns("__pycache__", "fixtures.py"))
     (folder / "model").symlink_to(sums_model)

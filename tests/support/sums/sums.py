@@ -1,4 +1,4 @@
-"""A run small enough for a test: sums, a real tool, a model that follows a script, a learner that really learns."""
+"""A run small enough for a test: sums, a real tool, a scripted model, and a learner that really learns."""
 
 import random
 import re
@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def script(trajectory_id, turn, prompt, params):
-    """Calls the tool and repeats what it says, or guesses; which of them follows from the episode's name."""
+    """Calls the tool and repeats its result, or guesses; the episode's name decides which."""
     chance = random.Random(f"{trajectory_id} {turn}")
     text = tokenizer().decode(list(prompt))
     if turn > 0:

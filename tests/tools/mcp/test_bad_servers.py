@@ -34,7 +34,7 @@ def tools_of(listing: str, **options):
     return McpServer([sys.executable, "-c", code], timeout=10, **options).tools()
 
 
-def test_pages_and_noise_are_read():
+def test_pages_and_noise_are_handled():
     listing = """
         cursor = message["params"].get("cursor")
         page = {"tools": [{"name": "b" if cursor else "a", "inputSchema": {"type": "object"}}]}
@@ -57,17 +57,17 @@ def test_pages_and_noise_are_read():
         ),
     ],
 )
-def test_a_server_that_cannot_be_used_is_named(listing, message):
+def test_unusable_server_is_named(listing, message):
     with pytest.raises(UserError, match=message):
         tools_of(listing)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for():
+def test_silent_server_times_out():
     with pytest.raises(UserError, match="no answer in 1 s"):
         McpServer([sys.executable, "-c", "import time; time.sleep(60)"], timeout=1.0).tools()
 
 
-def test_what_is_not_there_is_named():
+def test_unreachable_servers_and_invalid_options_raise():
     with pytest.raises(UserError, match="no-such-program cannot be started"):
         McpServer("no-such-program --flag").tools()
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/mcp cannot be reached"):
@@ -78,13 +78,13 @@ def test_what_is_not_there_is_named():
         McpServer("x", url="http://y")
 
 
-def test_two_servers_with_a_tool_of_one_name_need_a_prefix():
+def test_servers_with_the_same_tool_name_need_a_prefix():
     listing = 'answer(result={"tools": [{"name": "a", "inputSchema": {"type": "object"}}]})'
     with pytest.raises(UserError, match="Two tools have the name 'a'"):
         Toolset([*tools_of(listing), *tools_of(listing)])
     assert set(Toolset([*tools_of(listing), *tools_of(listing, prefix="b_")]).tools) == {"a", "b_a"}
 
 
-def test_the_last_words_of_a_server_that_ends_at_once_are_told():
+def test_last_output_of_a_crashed_server_is_reported():
     with pytest.raises(UserError, match=r"exited: .*can't open file .*nothing.py"):
         McpServer([sys.executable, "nothing.py"], timeout=10).tools()

@@ -23,7 +23,7 @@ async def call(sessions, name: str, **arguments):
     return await sessions.call(ToolCall(name, arguments, "call_0"), math.inf)
 
 
-def test_its_tools_are_tools(options):
+def test_server_tools_are_listed(options):
     toolset = Toolset(registry.load_all("mcp", **options))
     assert set(toolset.tools) == {"add", "count", "fail", "wait", "image", "secrets", "die"}
     schema = next(schema for schema in toolset.schemas if schema["function"]["name"] == "add")
@@ -32,7 +32,7 @@ def test_its_tools_are_tools(options):
     assert schema["function"]["parameters"]["properties"]["a"]["type"] == "integer"
 
 
-async def test_calls(options):
+async def test_calls_return_text_images_and_errors(options):
     toolset = Toolset(await asyncio.to_thread(McpServer(**options).tools))
     await toolset.start()
     sessions = toolset.sessions("t", task={}, seed=0)
@@ -54,7 +54,7 @@ async def test_calls(options):
     await toolset.shutdown()
 
 
-async def test_a_call_that_takes_too_long_leaves_the_session_usable(options):
+async def test_timed_out_call_leaves_the_session_usable(options):
     toolset = Toolset(await asyncio.to_thread(McpServer(**options).tools))
     sessions = toolset.sessions("t", task={}, seed=0)
     assert (await call(sessions, "add", a=1, b=1)).content == "2"
@@ -65,7 +65,7 @@ async def test_a_call_that_takes_too_long_leaves_the_session_usable(options):
     await sessions.close()
 
 
-async def test_each_trajectory_has_a_process_of_its_own(command):
+async def test_each_trajectory_gets_its_own_process(command):
     toolset = Toolset(await asyncio.to_thread(McpServer(command).tools))
     first, second = (toolset.sessions(name, task={}, seed=0) for name in ("first", "second"))
     answers = [(await call(sessions, "count")).content for sessions in (first, first, second)]
@@ -79,7 +79,7 @@ async def test_each_trajectory_has_a_process_of_its_own(command):
     assert not is_alive(another)
 
 
-async def test_one_process_for_all_where_nothing_is_kept(command):
+async def test_stateless_servers_share_one_process(command):
     toolset = Toolset(await asyncio.to_thread(McpServer(command, stateful=False, include=["count", "add"]).tools))
     await toolset.start()
     await toolset.start()
@@ -94,7 +94,7 @@ async def test_one_process_for_all_where_nothing_is_kept(command):
     assert not is_alive(pid)
 
 
-async def test_a_server_that_dies_fails_the_call_with_its_last_words(command):
+async def test_dead_server_fails_the_call_with_its_last_output(command):
     toolset = Toolset(await asyncio.to_thread(McpServer(command).tools))
     sessions = toolset.sessions("t", task={}, seed=0)
     for name in ("die", "count"):
@@ -104,7 +104,7 @@ async def test_a_server_that_dies_fails_the_call_with_its_last_words(command):
     assert await sessions.close() == []
 
 
-async def test_our_environment_stays_ours(command, monkeypatch):
+async def test_server_does_not_inherit_the_environment(command, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "x")
     server = McpServer(command, env={"ITS_SECRET": "y"})
     toolset = Toolset(await asyncio.to_thread(server.tools))
@@ -113,17 +113,17 @@ async def test_our_environment_stays_ours(command, monkeypatch):
     await sessions.close()
 
 
-def test_some_of_its_tools_under_other_names(options):
+def test_tools_can_be_selected_and_renamed(options):
     assert [tool.name for tool in McpServer(**options, include=["count"], prefix="s_").tools()] == ["s_count"]
     with pytest.raises(UserError, match=r"no tool 'cuont'.*Did you mean 'count'"):
         McpServer(**options, include=["cuont"]).tools()
 
 
-async def test_the_tools_can_be_had_from_within_an_event_loop(command):
+async def test_tools_can_be_listed_inside_an_event_loop(command):
     assert len(McpServer(command).tools()) == 7
 
 
-def test_no_process_is_left(command):
+def test_close_leaves_no_process(command):
     McpServer(command).tools()
     mine = [pid for pid in os.listdir("/proc") if pid.isdigit() and _command_of(pid) == command]
     assert mine == []

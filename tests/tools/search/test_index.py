@@ -43,7 +43,7 @@ def search(index: Retriever, *queries: str, topk: int = 3) -> list[list[str]]:
     return [[p.id for p in found] for found in asyncio.run(index.retrieve(queries, topk))]
 
 
-def test_the_best_come_first_with_their_scores(index):
+def test_results_are_sorted_by_score(index):
     assert search(index, "capital of Norway") == [["a", "b", "c"]]
     ((first, second),) = asyncio.run(index.retrieve(["rain norway"], 2))
     assert first.score > second.score > 0
@@ -54,7 +54,7 @@ def test_accents_and_case_do_not_matter(index):
     assert search(index, "FACADE", "façade", "Façade") == [["c"], ["c"], ["c"]]
 
 
-def test_the_title_is_searched_too(index):
+def test_title_is_searched(index):
     assert search(index, "bergen") == [["b"]]
 
 
@@ -92,30 +92,30 @@ def test_the_title_is_searched_too(index):
         ),
     ],
 )
-def test_no_query_is_an_error(index, query):
+def test_no_query_raises(index, query):
     asyncio.run(index.retrieve([query], 3))
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.text())
-def test_any_text_can_be_looked_up(index, query):
+def test_any_text_is_a_valid_query(index, query):
     asyncio.run(index.retrieve([query], 3))
 
 
-def test_operators_are_words(index):
+def test_operators_are_plain_words(index):
     assert search(index, "near and or", 'zebra" OR "near') == [["d"], ["d"]]
 
 
-def test_nothing_found(index):
+def test_query_without_match_returns_nothing(index):
     assert search(index, "zebra", "") == [[], []]
 
 
-def test_many_queries_at_once(index):
+def test_many_queries_run_concurrently(index):
     assert search(index, *["bergen", "façade"] * 50, topk=1) == [["b"], ["c"]] * 50
     assert threading.active_count() < 80
 
 
-def test_of_a_long_query_the_rarest_words_count(engine, tmp_path):
+def test_long_query_uses_its_rarest_words(engine, tmp_path):
     write, Index = engine
     corpus = [Passage(str(i), "", " ".join(f"common{j}" for j in range(40))) for i in range(50)]
     write([*corpus, Passage("rare", "", "needle")], tmp_path / "i")
@@ -123,7 +123,7 @@ def test_of_a_long_query_the_rarest_words_count(engine, tmp_path):
     assert search(Index(tmp_path / "i"), query, topk=1) == [["rare"]]
 
 
-def test_both_engines_find_the_same(tmp_path):
+def test_both_engines_return_the_same_results(tmp_path):
     rng = random.Random(0)
     words = [f"word{number}" for number in range(200)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
@@ -141,7 +141,7 @@ def test_both_engines_find_the_same(tmp_path):
     assert sum(shared) >= 0.95 * sum(map(len, first))
 
 
-def test_texts_that_are_no_unicode(engine, tmp_path):
+def test_invalid_unicode_text_is_handled(engine, tmp_path):
     write, Index = engine
     write([Passage("", "odd \ud800 title", "needle")], tmp_path / "i")
     assert search(Index(tmp_path / "i"), "needle \ud800") == [["0"]]
@@ -151,7 +151,7 @@ def shown(passages) -> list[tuple[str, str, str]]:
     return [(passage.id, passage.title, passage.text) for passage in passages]
 
 
-def test_corpora(tmp_path):
+def test_corpus_formats_are_read(tmp_path):
     lines = [{"id": 7, "contents": '"Title"\nText.'}, {"_id": "x", "title": "T", "text": "More."}]
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join([json.dumps(line) for line in lines] + [""]))
@@ -173,14 +173,14 @@ def test_corpora(tmp_path):
         ('{"contents": 7}\n', "line 1"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(content, message, tmp_path):
+def test_unreadable_line_is_named(content, message, tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         list(read_corpus(path))
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_and_empty_corpora_are_named(tmp_path):
     with pytest.raises(UserError, match="Cannot read the corpus"):
         list(read_corpus(tmp_path / "missing.jsonl"))
     (tmp_path / "empty").mkdir()
@@ -211,7 +211,7 @@ def test_what_is_missing_is_named(tmp_path):
         asyncio.run(TantivyIndex(tmp_path / "old").start())
 
 
-def test_a_build_that_fails_leaves_the_old_index(engine, tmp_path):
+def test_failed_build_keeps_the_old_index(engine, tmp_path):
     write, Index = engine
     path = tmp_path / "i"
     write(CORPUS, path)

@@ -56,7 +56,7 @@ def document(number: int) -> dict:
     return {"id": str(number), "contents": f'"Title {number}"\nText {number}'}
 
 
-def test_documents_with_scores():
+def test_documents_with_scores_are_parsed():
     def answer(request):
         found = [{"document": document(i), "score": 1.5 - i} for i in range(request["topk"])]
         return 200, {"result": [found for _ in request["queries"]]}
@@ -71,14 +71,14 @@ def test_documents_with_scores():
     assert first == second
 
 
-def test_documents_alone():
+def test_documents_without_scores_are_parsed():
     with serving(lambda request: (200, {"result": [[document(1)] for _ in request["queries"]]})) as (url, _):
         ((passage,),) = ask(url, "a")
     assert (passage.title, passage.text) == ("Title 1", "Text 1")
     assert passage.score != passage.score  # unknown
 
 
-def test_a_server_that_takes_one_query_is_asked_one_by_one():
+def test_single_query_server_gets_one_request_per_query():
     def answer(request):
         return (
             (422, {"detail": "query: field required"}) if "queries" in request else (200, {"result": [[document(1)]]})
@@ -89,7 +89,7 @@ def test_a_server_that_takes_one_query_is_asked_one_by_one():
     assert [request.get("query") for request in asked] == [None, "a", "b"]
 
 
-def test_failures_that_pass_are_tried_again():
+def test_transient_failures_are_retried():
     answers = iter([(503, {}), (504, {}), (500, b"oops"), (200, {"result": [[document(1)]]})])
     with serving(lambda request: next(answers)) as (url, asked):
         assert len(ask(url, "a")[0]) == 1
@@ -110,12 +110,12 @@ def test_failures_that_pass_are_tried_again():
         ((422, {}), "accepts requests neither"),
     ],
 )
-def test_what_goes_wrong_is_said(answer, message):
+def test_permanent_failures_are_reported(answer, message):
     with serving(lambda request: answer) as (url, _), pytest.raises(ToolError, match=message):
         ask(url, "a")
 
 
-def test_a_server_that_is_not_there():
+def test_unreachable_server_raises():
     with pytest.raises(ToolError, match="ConnectError"):
         ask("http://127.0.0.1:1/retrieve", "a")
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/retrieve is not usable"):

@@ -32,7 +32,7 @@ def source(tmp_path):
     return str(tmp_path / "i.sqlite")
 
 
-def test_it_shows_numbered_passages_cut_to_length(source):
+def test_passages_are_numbered_and_truncated(source):
     result = ask(Search(source, max_passage_chars=30), "where is Bergen in Norway")
     assert result.content == (
         "Doc 1(Title: Bergen) Bergen is in Norway, too.\nDoc 2(Title: Oslo) Oslo is in Norway. Oslo is ..."
@@ -40,12 +40,12 @@ def test_it_shows_numbered_passages_cut_to_length(source):
     assert result.metrics == {"found": 2.0}
 
 
-def test_nothing_found_is_no_error(source):
+def test_empty_result_is_not_an_error(source):
     result = ask(Search(source), "zebra")
     assert (result.content, result.is_error) == ("Nothing was found.", False)
 
 
-def test_bad_options(tmp_path):
+def test_invalid_options_raise_user_error(tmp_path):
     with pytest.raises(UserError, match="at least 1"):
         Search("x", topk=0)
     with pytest.raises(UserError, match="not a search index"):

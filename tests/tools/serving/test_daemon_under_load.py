@@ -114,7 +114,7 @@ print("done")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM] * 5)
-async def test_a_daemon_killed_under_load_leaves_nothing(number):
+async def test_daemon_killed_under_load_leaves_nothing(number):
     before = mounts()
     answers: list[str] = []
 
@@ -144,7 +144,7 @@ async def test_a_daemon_killed_under_load_leaves_nothing(number):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_hundred_requests_on_four_slots_all_have_their_time(daemon):
+async def test_hundred_requests_on_four_slots_all_get_their_full_time(daemon):
     async with daemon.client() as client:
         code = "import time; time.sleep(0.5); print('done')"
         answers = await asyncio.gather(*(run(client, code, run_timeout=3.0) for _ in range(100)))
@@ -153,7 +153,7 @@ async def test_a_hundred_requests_on_four_slots_all_have_their_time(daemon):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_slow_clients_take_no_slot(daemon):
+async def test_slow_clients_occupy_no_slot(daemon):
     head = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
     slow = [daemon.connect() for _ in range(40)]
     for index, connection in enumerate(slow):
@@ -175,7 +175,7 @@ async def test_slow_clients_take_no_slot(daemon):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_client_that_never_reads_harms_nobody(daemon):
+async def test_client_that_never_reads_does_no_harm(daemon):
     body = b'{"code": "print(\'x\' * 1000000)"}'
     message = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
     deaf = [daemon.connect() for _ in range(20)]
@@ -190,7 +190,7 @@ async def test_a_client_that_never_reads_harms_nobody(daemon):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_vanished_clients_wanted_is_ended(daemon):
+async def test_executions_of_vanished_clients_are_ended(daemon):
     async def vanish() -> None:
         async with daemon.client() as client:
             with suppress(httpx.ReadTimeout):
@@ -210,7 +210,7 @@ async def test_what_vanished_clients_wanted_is_ended(daemon):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_thousand_open_connections_and_then_a_request_on_each(daemon):
+async def test_thousand_open_connections_each_serve_a_request(daemon):
     connections = await asyncio.to_thread(lambda: [daemon.connect() for _ in range(1000)])
     async with daemon.client() as client:
         start = time.monotonic()

@@ -105,7 +105,7 @@ def answer(connection: socket.socket) -> bytes:
     return received
 
 
-def test_it_says_what_it_is(start):
+def test_start_banner_reports_the_settings(start):
     process = start("--preload", "json,decimal", "--memory-mb", "300", env={"AGENTLOOP_TOKEN": "t-1"})
     assert "http://127.0.0.1:" in process.banner
     assert "isolation  slots: " in process.banner
@@ -119,7 +119,7 @@ def test_it_says_what_it_is(start):
     wait_for(lambda: '"route": "/run_code", "status": 200' in process.log.read_text())
 
 
-def test_sigterm_finishes_what_runs(start):
+def test_sigterm_lets_running_requests_finish(start):
     process = start()
     connection = slow_request(process, "import time; time.sleep(1.5); print('whole')")
     descendants = process.descendants()
@@ -131,7 +131,7 @@ def test_sigterm_finishes_what_runs(start):
         process.post("/run_code", {"code": "1"})
 
 
-def test_what_does_not_finish_in_time_is_ended(start):
+def test_drain_timeout_ends_running_requests(start):
     process = start("--drain-seconds", "1")
     connection = slow_request(process, "import time; time.sleep(60)")
     descendants = process.descendants()
@@ -141,7 +141,7 @@ def test_what_does_not_finish_in_time_is_ended(start):
     wait_for(lambda: gone(descendants))
 
 
-def test_a_second_sigterm_ends_at_once(start):
+def test_second_sigterm_ends_immediately(start):
     process = start()
     connection = slow_request(process, "import time; time.sleep(60)")
     descendants = process.descendants()
@@ -153,7 +153,7 @@ def test_a_second_sigterm_ends_at_once(start):
     connection.close()
 
 
-def test_kill_9_takes_everything_along(start):
+def test_sigkill_leaves_no_process(start):
     process = start()
     session = process.post("/v1/sessions", {}).json()["id"]
     process.post(f"/v1/sessions/{session}/run", {"code": "import subprocess; subprocess.Popen(['sleep', '100'])"})
@@ -173,23 +173,23 @@ def refused(*options: str, env: dict[str, str] | None = None) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_a_level_that_does_not_work_names_one_that_does(tmp_path):
+def test_unusable_level_suggests_a_working_one(tmp_path):
     (tmp_path / "docker.sock").write_text("")
     says = refused("--isolation", "docker", env={"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
     assert "'docker'" in says
     assert "--isolation slots works" in says
 
 
-def test_auto_says_what_it_took(start):
+def test_auto_reports_the_selected_level(start):
     process = start("--isolation", "auto")
     assert "isolation  slots: " in process.banner
 
 
-def test_other_addresses_need_a_token():
+def test_non_loopback_addresses_need_a_token():
     assert "set a token with AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
 
 
-def test_a_port_that_is_taken():
+def test_occupied_port_raises():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "Cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
 
@@ -208,7 +208,7 @@ def test_a_port_that_is_taken():
         (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),
     ],
 )
-def test_what_it_cannot_start_with(options, says):
+def test_invalid_arguments_exit_with_an_error(options, says):
     assert says in refused(*options)
 
 
@@ -228,7 +228,7 @@ def test_what_it_cannot_start_with(options, says):
         {"drain_seconds": -1},
     ],
 )
-def test_settings_that_cannot_be(wrong):
+def test_invalid_settings_raise(wrong):
     with pytest.raises(UserError):
         Settings(**wrong)
 

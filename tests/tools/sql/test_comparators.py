@@ -38,12 +38,12 @@ def rows(*values) -> QueryResult:
         (rows((1, "a", 3)), rows((1, "a")), (False, False, False, False)),
     ],
 )
-def test_what_counts_as_the_same(predicted, gold, expected):
+def test_equivalent_results_match(predicted, gold, expected):
     assert tuple(same(predicted, gold) for same in (bird_set, multiset, ordered, test_suite)) == expected
 
 
 @pytest.mark.parametrize("name", ["bird_set", "multiset", "ordered", "test_suite"])
-def test_failures(name):
+def test_failed_queries_never_match(name):
     same = comparator(name)
     failed, slow, cut = QueryResult(error="no such table"), QueryResult(timed_out=True), QueryResult(truncated=True)
     for bad in (failed, slow, cut):
@@ -54,13 +54,13 @@ def test_failures(name):
             same(rows(A), bad)
 
 
-def test_order_matters_where_the_gold_query_sorts():
+def test_order_matters_if_the_gold_query_sorts():
     assert not test_suite(rows(B, A), rows(A, B), order_matters=True)
     assert test_suite(rows(("a", 1), ("b", 2)), rows(A, B), order_matters=True)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * 4), max_size=6), st.permutations(range(4)), st.randoms())
-def test_a_permutation_of_columns_and_rows_is_found(table, columns, random):
+def test_permuted_columns_and_rows_match(table, columns, random):
     shuffled = [tuple(row[i] for i in columns) for row in table]
     random.shuffle(shuffled)
     assert test_suite(rows(*shuffled), rows(*table))
@@ -80,10 +80,10 @@ def test_a_permutation_of_columns_and_rows_is_found(table, columns, random):
         ("SELECT 'it''s' FROM t ORDER BY 1", True),
     ],
 )
-def test_sorts(sql, expected):
+def test_sorting_queries_are_detected(sql, expected):
     assert sorts(sql) is expected
 
 
-def test_an_unknown_comparator_is_named():
+def test_unknown_comparator_is_named():
     with pytest.raises(UserError, match="Did you mean 'multiset'"):
         comparator("multi_set")

@@ -62,7 +62,7 @@ async def test_rows_keep_their_types(engine, request):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_query_that_is_wrong_says_so_and_the_next_one_works(engine, request):
+async def test_invalid_query_reports_an_error_and_the_next_works(engine, request):
     async with opened(engine, request) as database:
         result = await ask(database, "SELECT nme FROM people")
         assert not result.ok
@@ -92,7 +92,7 @@ async def test_a_query_that_is_wrong_says_so_and_the_next_one_works(engine, requ
         "COMMIT; SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
     ],
 )
-async def test_nothing_can_be_changed(engine, request, sql):
+async def test_writes_are_rejected(engine, request, sql):
     async with opened(engine, request) as database:
         result = await ask(database, sql)
         assert not result.rows
@@ -102,7 +102,7 @@ async def test_nothing_can_be_changed(engine, request, sql):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_many_rows_are_cut_and_cost_nothing(engine, request):
+async def test_long_results_are_truncated_cheaply(engine, request):
     endless = {
         "sqlite": "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n",
         "duckdb": "SELECT * FROM range(100000000000)",
@@ -120,7 +120,7 @@ async def test_many_rows_are_cut_and_cost_nothing(engine, request):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_query_that_takes_too_long_is_stopped(engine, request):
+async def test_slow_query_times_out(engine, request):
     async with opened(engine, request) as database:
         started = time.monotonic()
         result = await ask(database, ENDLESS, seconds=0.5)
@@ -131,7 +131,7 @@ async def test_a_query_that_takes_too_long_is_stopped(engine, request):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_cancelled_query_frees_its_place(engine, request):
+async def test_cancelled_query_frees_its_worker(engine, request):
     async with opened(engine, request) as database:
         for _ in range(3):  # more than there are places
             task = asyncio.create_task(ask(database, ENDLESS, seconds=60.0))
@@ -166,7 +166,7 @@ async def test_a_cancelled_query_frees_its_place(engine, request):
         " UNION ALL ".join(["SELECT 1"] * 100_000),
     ],
 )
-async def test_sqlite_refuses(sql, sqlite_file, tmp_path, monkeypatch):
+async def test_sqlite_rejects_dangerous_statements(sql, sqlite_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = hashlib.sha256(sqlite_file.read_bytes()).hexdigest()
     pool = WorkerPool(1)
@@ -191,7 +191,7 @@ async def test_sqlite_refuses(sql, sqlite_file, tmp_path, monkeypatch):
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n ORDER BY -x",
     ],
 )
-async def test_sqlite_bombs_end_in_time_and_in_memory(sql, sqlite_file):
+async def test_sqlite_bombs_stay_within_time_and_memory(sql, sqlite_file):
     pool = WorkerPool(1)
     database = FileDatabase(sqlite_file, pool)
     started = time.monotonic()
@@ -217,7 +217,7 @@ async def test_sqlite_bombs_end_in_time_and_in_memory(sql, sqlite_file):
         "SELECT * FROM glob('/etc/*')",
     ],
 )
-async def test_duckdb_refuses(sql, duckdb_file, tmp_path, monkeypatch):
+async def test_duckdb_rejects_dangerous_statements(sql, duckdb_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pool = WorkerPool(1)
     result = await ask(FileDatabase(duckdb_file, pool), sql)
@@ -240,7 +240,7 @@ async def test_duckdb_refuses(sql, duckdb_file, tmp_path, monkeypatch):
         "SELECT set_config('transaction_read_only', 'off', false); DELETE FROM people",
     ],
 )
-async def test_postgres_refuses(sql, postgres):
+async def test_postgres_rejects_dangerous_statements(sql, postgres):
     database = PostgresDatabase(f"postgresql://reader@{postgres}/postgres")
     result = await ask(database, sql)
     assert not result.ok
@@ -249,13 +249,13 @@ async def test_postgres_refuses(sql, postgres):
     await database.close()
 
 
-async def test_a_role_that_may_write_is_refused_at_the_start(postgres):
+async def test_writable_role_is_rejected_at_start(postgres):
     for role in ("owner", "writer"):
         with pytest.raises(UserError, match=f"{role}.*may do more than read.*GRANT SELECT"):
             await PostgresDatabase(f"postgresql://{role}@{postgres}/postgres").start()
 
 
-async def test_a_server_that_is_not_there_is_named():
+async def test_unreachable_server_is_named():
     with pytest.raises(UserError, match="Cannot connect to PostgreSQL"):
         await PostgresDatabase("postgresql://reader@127.0.0.1:1/postgres").start()
 
@@ -263,7 +263,7 @@ async def test_a_server_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "Cannot read the database"), (b"not a database at all", "neither a SQLite")]
 )
-def test_files_that_are_none_are_refused(content, message, tmp_path):
+def test_invalid_paths_are_rejected(content, message, tmp_path):
     path = tmp_path / "x.db"
     if content is not None:
         path.write_bytes(content)
@@ -271,7 +271,7 @@ def test_files_that_are_none_are_refused(content, message, tmp_path):
         FileDatabase(path, WorkerPool())
 
 
-async def test_a_broken_file_is_refused_at_the_start(tmp_path):
+async def test_broken_file_is_rejected_at_start(tmp_path):
     path = tmp_path / "x.db"
     path.write_bytes(b"SQLite format 3\0" + bytes(4000))
     pool = WorkerPool(1)
@@ -280,7 +280,7 @@ async def test_a_broken_file_is_refused_at_the_start(tmp_path):
     await pool.close()
 
 
-async def test_more_queries_than_workers_take_turns(sqlite_file):
+async def test_excess_queries_wait_for_a_worker(sqlite_file):
     pool = WorkerPool(2)
     database = FileDatabase(sqlite_file, pool)
     results = await asyncio.gather(*(ask(database, f"SELECT {i}") for i in range(50)))
@@ -289,7 +289,7 @@ async def test_more_queries_than_workers_take_turns(sqlite_file):
     await pool.close()
 
 
-def test_a_pool_serves_one_event_loop_after_another(sqlite_file):
+def test_pool_serves_successive_event_loops(sqlite_file):
     pool = WorkerPool(1)
     database = FileDatabase(sqlite_file, pool)
 
@@ -302,7 +302,7 @@ def test_a_pool_serves_one_event_loop_after_another(sqlite_file):
     assert [asyncio.run(once()) for _ in range(2)] == [[(1,)]] * 2
 
 
-async def test_odd_bytes_in_text_are_shown_replaced(tmp_path):
+async def test_invalid_bytes_in_text_are_replaced(tmp_path):
     path = tmp_path / "odd.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (x TEXT)")

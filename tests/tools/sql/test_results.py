@@ -1,12 +1,12 @@
 from agentloop.tools.sql.results import QueryResult, as_text
 
 
-def test_rows_as_text():
+def test_rows_are_formatted_as_text():
     result = QueryResult(columns=["id", "name"], rows=[(1, "a\nb"), (None, b"xyz"), (2.5, "c"), (3.0, "")])
     assert as_text(result) == "id | name\n1 | a\\nb\nNULL | <3 bytes>\n2.5 | c\n3.0 | \n(4 rows)"
 
 
-def test_what_is_cut_is_said():
+def test_truncation_is_reported():
     many = QueryResult(columns=["n"], rows=[(i,) for i in range(100)], truncated=True)
     text = as_text(many, max_chars=40)
     assert len(text) < 90
@@ -14,7 +14,7 @@ def test_what_is_cut_is_said():
     assert as_text(QueryResult(columns=["x"], rows=[("y" * 500,)]), max_cell_chars=10) == "x\nyyyyyyy...\n(1 row)"
 
 
-def test_failures_as_text():
+def test_failures_are_formatted_as_text():
     assert as_text(QueryResult(error="no such column: x")) == "Error: no such column: x"
     assert as_text(QueryResult(timed_out=True, seconds=5.01)) == "The query took too long and was stopped after 5.01 s."
     assert as_text(QueryResult()) == "The query gave no rows."

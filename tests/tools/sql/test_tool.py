@@ -35,7 +35,7 @@ def ask(tool: SqlQuery, *queries: tuple[dict, str]) -> list:
     return asyncio.run(run())
 
 
-def test_each_task_has_its_database(folder):
+def test_each_task_uses_its_database(folder):
     tool = SqlQuery(folder=str(folder))
     first, second = ask(
         tool, ({"database": "a.sqlite"}, "SELECT x FROM t"), ({"database": "b.sqlite"}, "SELECT x FROM t")
@@ -45,7 +45,7 @@ def test_each_task_has_its_database(folder):
     assert first.metrics["ok"] == 1.0
 
 
-def test_one_database_for_all(folder):
+def test_one_database_can_serve_all_tasks(folder):
     (result,) = ask(SqlQuery(str(folder / "a.sqlite")), ({}, "SELECT x FROM nowhere"))
     assert result.is_error
     assert result.failure is None
@@ -53,13 +53,13 @@ def test_one_database_for_all(folder):
 
 
 @pytest.mark.parametrize("task", [{}, {"database": 7}, {"database": "missing.sqlite"}])
-def test_a_task_without_a_database_is_a_failure_of_the_tool(task, folder):
+def test_task_without_database_is_a_tool_failure(task, folder):
     (result,) = ask(SqlQuery(folder=str(folder)), (task, "SELECT 1"))
     assert result.failure is FailureKind.TOOL
     assert str(folder) not in result.content
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_invalid_options_raise_user_error(tmp_path):
     with pytest.raises(UserError, match="Cannot read the database"):
         SqlQuery(str(tmp_path / "missing.sqlite"))
     with pytest.raises(UserError, match="Unsupported database mysql://"):
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         SqlQuery(timeout=0)
 
 
-def test_the_limits_hold(folder):
+def test_limits_are_enforced(folder):
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
     (result,) = ask(SqlQuery(str(folder / "a.sqlite"), max_rows=3), ({}, endless))
     assert result.content == "x\n1\n2\n3\n(3 of more than 3 rows shown)"

@@ -57,7 +57,7 @@ tools:
 """
 
 
-def test_tools_and_rewards_of_the_real_verl(verl_package: Path, tmp_path: Path):
+def test_tools_and_rewards_of_the_verl_package_work(verl_package: Path, tmp_path: Path):
     (tmp_path / "echo_tool.py").write_text(_SCRIPT)
     (tmp_path / "tools.yaml").write_text(_CONFIG)
     done = subprocess.run(

@@ -100,7 +100,7 @@ async def _call(sessions, name: str, **arguments):
     return await sessions.call(ToolCall(name, arguments, "call_0"), time.monotonic() + 5)
 
 
-def test_the_model_sees_the_whole_schema(config):
+def test_full_schema_reaches_the_model(config):
     toolset, _ = _toolset(config)
     assert [schema["function"]["name"] for schema in toolset.schemas] == ["guess", "draw", "early"]
     guess = toolset.schemas[0]["function"]
@@ -108,7 +108,7 @@ def test_the_model_sees_the_whole_schema(config):
     assert guess["parameters"]["properties"]["number"] == {"type": "integer", "minimum": 0, "maximum": 9}
 
 
-async def test_an_instance_lives_as_long_as_its_trajectory(config):
+async def test_instance_lives_as_long_as_its_trajectory(config):
     toolset, living = _toolset(config)
     one, two = _sessions(toolset, "one", 3), _sessions(toolset, "two", 4)
     results = await asyncio.gather(_call(one, "guess", number=3), _call(two, "guess", number=3))
@@ -123,7 +123,7 @@ async def test_an_instance_lives_as_long_as_its_trajectory(config):
     assert not living
 
 
-async def test_or_as_long_as_a_call_as_in_verl(config):
+async def test_instance_may_live_for_one_call_as_in_verl(config):
     toolset, living = _toolset(config, per_call=True)
     sessions = _sessions(toolset, "one", 3)
     for _ in range(2):
@@ -132,7 +132,7 @@ async def test_or_as_long_as_a_call_as_in_verl(config):
     assert await sessions.close() == []
 
 
-async def test_arguments_are_checked_before_the_tool_sees_them(config):
+async def test_arguments_are_validated_before_the_call(config):
     toolset, living = _toolset(config)
     result = await _call(_sessions(toolset, "one", 3), "guess", number=10)
     assert result.failure is FailureKind.MODEL
@@ -147,7 +147,7 @@ async def test_images_come_before_the_text(config):
     assert result.content[1]["text"] == "after 1"
 
 
-async def test_tools_of_early_versions(config):
+async def test_tools_of_early_verl_versions_work(config):
     toolset, _ = _toolset(config)
     assert (await _call(_sessions(toolset, "one", 3), "early", a=1)).content == "me {'a': 1}"
 
@@ -164,7 +164,7 @@ async def test_tools_of_early_versions(config):
         ("tools: [{class_name: 'their_tools.py:Guess', config: {type: native}}]", "cannot be created"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(config, monkeypatch, text, said):
+def test_invalid_files_raise_user_error(config, monkeypatch, text, said):
     monkeypatch.chdir(config.parent)
     config.unlink() if text is None else config.write_text(text)
     with pytest.raises(UserError, match=said):

@@ -41,7 +41,7 @@ sides = st.integers(1, 5000)
         ([1, 1, 102, 2], None),
     ],
 )
-def test_the_table_of_verls_tool(bbox, expected):
+def test_boxes_match_the_verl_table(bbox, expected):
     assert resolve_box(bbox, 640, 480, policy="verl") == expected
 
 
@@ -66,7 +66,7 @@ def test_the_table_of_verls_tool(bbox, expected):
         [0, 0, 10**400, 100],
     ],
 )
-def test_what_is_no_box_is_refused(bbox, policy):
+def test_invalid_boxes_are_rejected(bbox, policy):
     assert resolve_box(bbox, 640, 480, policy=policy) is None
 
 
@@ -79,12 +79,12 @@ def test_what_is_no_box_is_refused(bbox, policy):
         ([0.5, 0.5, 60.5, 60.5], (0, 0, 61, 61)),
     ],
 )
-def test_the_kind_policy_lengthens_the_short_side(bbox, expected):
+def test_lenient_policy_extends_the_short_side(bbox, expected):
     assert resolve_box(bbox, 640, 480) == expected
 
 
 @given(anything, sides, sides, st.sampled_from(["kind", "verl"]))
-def test_a_box_lies_in_the_image_or_is_refused(bbox, width, height, policy):
+def test_box_lies_in_the_image_or_is_rejected(bbox, width, height, policy):
     box = resolve_box(bbox, width, height, policy=policy)
     if box is None:
         return
@@ -96,7 +96,7 @@ def test_a_box_lies_in_the_image_or_is_refused(bbox, width, height, policy):
 
 
 @given(st.tuples(numbers, numbers, numbers, numbers), st.integers(28, 5000), st.integers(28, 5000))
-def test_what_verl_takes_is_taken_kindly_too(bbox, width, height):
+def test_boxes_accepted_by_verl_are_accepted_leniently(bbox, width, height):
     if resolve_box(bbox, width, height, policy="verl") is not None:
         assert resolve_box(bbox, width, height, policy="kind") is not None
 
@@ -104,7 +104,7 @@ def test_what_verl_takes_is_taken_kindly_too(bbox, width, height):
 @given(
     st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 12), st.integers(1, 12), st.data()
 )  # a source that is a multiple of what was seen
-def test_whole_multiples_map_exactly(width, height, times_x, times_y, data):
+def test_integer_multiples_map_exactly(width, height, times_x, times_y, data):
     left = data.draw(st.integers(0, width - 1))
     top = data.draw(st.integers(0, height - 1))
     right = data.draw(st.integers(left + 1, width))
@@ -115,7 +115,7 @@ def test_whole_multiples_map_exactly(width, height, times_x, times_y, data):
 
 
 @given(sides, sides, sides, sides, st.data())
-def test_the_mapped_box_covers_the_region_and_no_further_pixel(width, height, source_width, source_height, data):
+def test_mapped_box_covers_exactly_the_region(width, height, source_width, source_height, data):
     left = data.draw(st.floats(0, width - 0.5))
     right = data.draw(st.floats(left + 0.25, width))
     x1, _, x2, _ = to_source((left, 0, right, height), (width, height), (source_width, source_height))
@@ -127,7 +127,7 @@ def test_the_mapped_box_covers_the_region_and_no_further_pixel(width, height, so
     assert x2 < right * scale + 1 + 1e-5
 
 
-def test_frames():
+def test_coordinate_frames_are_converted():
     seen, source = (1120, 840), (4000, 3000)
     assert to_seen([560, 420, 1120, 840], "pixel_seen", seen, source) == [560, 420, 1120, 840]
     assert to_seen([500, 500, 1000, 1000], "norm1000", seen, source) == [560, 420, 1120, 840]

@@ -29,7 +29,7 @@ def zoom(tool: ImageZoomIn, images: list, **arguments):
     return asyncio.run(call())
 
 
-def test_the_schema_is_the_one_that_models_were_trained_with():
+def test_schema_matches_the_training_format():
     (schema,) = Toolset([registry.load("image_zoom_in_tool")]).schemas
     function = schema["function"]
     assert function["name"] == "image_zoom_in_tool"
@@ -54,7 +54,7 @@ def test_the_schema_is_the_one_that_models_were_trained_with():
     assert function["parameters"]["required"] == ["bbox_2d"]
 
 
-def test_it_shows_the_region_and_says_which():
+def test_result_shows_and_names_the_region():
     image = blank_image(560, 420)
     result = zoom(ImageZoomIn(), [image], bbox_2d=[100, 50, 200, 150], label="cat")
     text, shown = result.content
@@ -66,7 +66,7 @@ def test_it_shows_the_region_and_says_which():
 @pytest.mark.parametrize(
     "bbox", [[200, 100, 100, 200], [9000, 9000, 9900, 9900], [math.nan, 0, 100, 100], [0, 0, math.inf, 10]]
 )
-def test_an_unusable_box_is_feedback_with_a_penalty(bbox):
+def test_unusable_box_gives_feedback_and_a_penalty(bbox):
     result = zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=bbox)
     assert result.is_error
     assert result.failure is None
@@ -75,17 +75,17 @@ def test_an_unusable_box_is_feedback_with_a_penalty(bbox):
 
 
 @pytest.mark.parametrize("bbox", [None, "a", [1, 2, 3], [1, 2, 3, 4, 5], ["a", 1, 2, 3], {"x": 1}, [[1], 2, 3, 4], 7])
-def test_what_is_no_box_is_answered_by_the_validation(bbox):
+def test_malformed_box_fails_validation(bbox):
     result = zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=bbox)
     assert result.failure is FailureKind.MODEL
     assert "bbox_2d" in str(result.content)
 
 
-def test_numbers_as_text_are_numbers():
+def test_numeric_strings_are_accepted():
     assert not zoom(ImageZoomIn(), [blank_image(560, 420)], bbox_2d=["100", "50", "200", "150"]).is_error
 
 
-def test_without_a_image_and_with_too_many():
+def test_missing_and_excess_images_are_reported():
     assert "no image" in str(zoom(ImageZoomIn(), [], bbox_2d=[0, 0, 50, 50]).content)
     many = [blank_image(56, 56)] * 3
     assert "at most 3" in str(zoom(ImageZoomIn(max_images=3), many, bbox_2d=[0, 0, 50, 50]).content)
@@ -102,7 +102,7 @@ def test_without_a_image_and_with_too_many():
     st.floats(0.1, 1),
     st.floats(0.1, 1),
 )
-def test_the_crop_is_the_region_of_the_source(width, height, family, max_pixels, x, y, w, h):
+def test_crop_matches_the_source_region(width, height, family, max_pixels, x, y, w, h):
     """However the family writes boxes, the crop is Pillow's of the same region of the source."""
     tool = ImageZoomIn(family=family, max_pixels=max_pixels)
     if max(width, height) > 30 * min(width, height):
@@ -130,7 +130,7 @@ def test_the_crop_is_the_region_of_the_source(width, height, family, max_pixels,
     assert 0 <= y2 - bottom * height + 1e-3 <= slack + 2e-3
 
 
-def test_a_large_image_is_cropped_in_its_own_resolution():
+def test_large_image_is_cropped_at_full_resolution():
     """The model saw 1/4 of each side; the crop has all pixels of the source."""
     image = blank_image(4480, 3360)
     tool = ImageZoomIn(max_pixels=1120 * 840)
@@ -139,12 +139,12 @@ def test_a_large_image_is_cropped_in_its_own_resolution():
     assert np.array_equal(crop, image.crop((400, 400, 800, 800)))
 
 
-def test_a_crop_above_the_pixel_bound_is_scaled_down():
+def test_crop_above_the_pixel_limit_is_scaled_down():
     crop = ImageZoomIn(max_pixels=1120 * 840).crop(blank_image(4480, 3360), [0, 0, 1120, 840])
     assert crop.width * crop.height <= 1120 * 840
 
 
-def test_nested_zoom_is_in_the_frame_of_the_last_blank_image():
+def test_nested_zoom_uses_the_frame_of_the_last_image():
     first, second = blank_image(560, 420), blank_image(280, 280)
     box = [100, 100, 200, 200]
     assert np.array_equal(zoom(ImageZoomIn(nested=True), [first, second], bbox_2d=box).content[1]["image"],
@@ -153,17 +153,17 @@ def test_nested_zoom_is_in_the_frame_of_the_last_blank_image():
                           first.crop(tuple(box)))  # fmt: skip
 
 
-def test_an_unknown_family_is_named():
+def test_unknown_family_is_named():
     with pytest.raises(UserError, match="llava"):
         ImageZoomIn(family="llava")
 
 
-def test_a_grey_image_comes_out_as_rgb():
+def test_grey_image_becomes_rgb():
     grey = Image.effect_noise((560, 420), 50)
     assert ImageZoomIn().crop(grey, [0, 0, 100, 100]).mode == "RGB"
 
 
-def test_the_same_call_shows_the_same(tmp_path):
+def test_same_call_returns_the_same_crop(tmp_path):
     random.seed(0)
     image = blank_image(560, 420)
     assert np.array_equal(*[zoom(ImageZoomIn(), [image], bbox_2d=[1, 2, 90, 80]).content[1]["image"] for _ in "ab"])

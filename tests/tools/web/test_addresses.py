@@ -35,17 +35,17 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("text", PRIVATE)
-def test_addresses_that_are_not_public(text):
+def test_private_addresses_are_rejected(text):
     assert not is_public(ipaddress.ip_address(text))
 
 
 @pytest.mark.parametrize("text", ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
-def test_addresses_that_are(text):
+def test_public_addresses_are_accepted(text):
     assert is_public(ipaddress.ip_address(text))
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_within_an_ipv6_one_is_no_way_around(address):
+def test_embedded_ipv4_addresses_are_checked(address):
     number = int(address)
     for outer in (0xFFFF << 32 | number, int(ipaddress.ip_address("64:ff9b::")) | number):
         assert is_public(ipaddress.IPv6Address(outer)) == is_public(address)
@@ -62,17 +62,17 @@ def connect(network: PublicOnly, host: str, port: int = 80) -> None:
         *("169.254.169.254", "metadata.google.internal", "no-such-host.invalid", "", "a" * 300, "ex ample"),
     ],
 )
-def test_ways_to_write_this_machine(host):
+def test_every_spelling_of_localhost_is_rejected(host):
     with pytest.raises(AddressError):
         connect(PublicOnly([80]), host)
 
 
-def test_other_ports_are_not_connected_to():
+def test_other_ports_are_rejected():
     with pytest.raises(AddressError, match="port 22 is not one of 80, 443"):
         connect(PublicOnly([443, 80]), "1.1.1.1", 22)
 
 
-def test_one_private_address_of_a_name_condemns_it():
+def test_name_with_one_private_address_is_rejected():
     async def answers(host: str, port: int) -> list[str]:
         return ["93.184.215.14", "10.0.0.1"]
 
@@ -80,7 +80,7 @@ def test_one_private_address_of_a_name_condemns_it():
         connect(PublicOnly([80], answers), "example.test")
 
 
-def test_what_was_checked_is_what_is_connected_to(serving):
+def test_connection_uses_the_checked_address(serving):
     """A name server that gives another answer the second time is not asked a second time."""
     asked = []
 
@@ -95,5 +95,5 @@ def test_what_was_checked_is_what_is_connected_to(serving):
             connect(PublicOnly([port], rebinding, allowed=["127.0.0.1/32"]), "example.test", port)
 
 
-def test_names_are_resolved_for_real():
+def test_names_are_resolved_by_the_system():
     assert asyncio.run(resolve("localhost", 80))

@@ -26,7 +26,7 @@ def fetch(port: int, path: str = "/", **options):
     return asyncio.run(Fetcher(network, **options).fetch(f"http://127.0.0.1:{port}{path}"))
 
 
-def test_the_main_text_and_the_title(serving):
+def test_main_text_and_title_are_extracted(serving):
     with serving(lambda path, c: respond(c, PAGE, "Content-Type: text/html; charset=utf-8")) as port:
         page = fetch(port)
     assert page.title == "A & B"
@@ -35,7 +35,7 @@ def test_the_main_text_and_the_title(serving):
     assert not page.truncated
 
 
-def test_texts_that_are_no_html_come_as_they_are(serving):
+def test_plain_text_is_returned_unchanged(serving):
     with serving(lambda path, c: respond(c, b'{"a": "<b>"}\n', "Content-Type: application/json")) as port:
         assert fetch(port).text == '{"a": "<b>"}'
 
@@ -53,12 +53,12 @@ def test_texts_that_are_no_html_come_as_they_are(serving):
         (b"abc", "text/plain; charset=base64", "abc"),
     ],
 )
-def test_charsets(body, content_type, expected, serving):
+def test_charsets_are_decoded(body, content_type, expected, serving):
     with serving(lambda path, c: respond(c, body, f"Content-Type: {content_type}")) as port:
         assert fetch(port).text == expected
 
 
-def test_redirects_are_followed_and_bounded(serving):
+def test_redirects_are_followed_up_to_a_limit(serving):
     def answer(path, connection):
         number = int(path.strip("/") or 0)
         if number == 3:
@@ -87,7 +87,7 @@ def test_redirects_are_followed_and_bounded(serving):
         "http://user@127.0.0.1:PORT/",
     ],
 )
-def test_a_redirect_leads_nowhere_private(target, serving):
+def test_redirect_to_a_private_address_is_rejected(target, serving):
     network_of = {}
 
     def answer(path, connection):
@@ -103,7 +103,7 @@ def test_a_redirect_leads_nowhere_private(target, serving):
             asyncio.run(Fetcher(network).fetch(f"http://127.0.0.1:{port}/"))
 
 
-def test_an_endless_page_is_cut(serving):
+def test_endless_page_is_truncated(serving):
     def answer(path, connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n")
         while True:
@@ -115,7 +115,7 @@ def test_an_endless_page_is_cut(serving):
 
 
 @pytest.mark.parametrize("pause", [0.05, 30])
-def test_a_slow_page_ends_in_time(pause, serving):
+def test_slow_page_times_out(pause, serving):
     def answer(path, connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n")
         for _ in range(600):
@@ -129,7 +129,7 @@ def test_a_slow_page_ends_in_time(pause, serving):
         assert time.monotonic() - started < 5
 
 
-def test_a_gzip_bomb_is_cut_before_it_unfolds(serving):
+def test_gzip_bomb_is_truncated_before_expansion(serving):
     bomb = gzip.compress(bytes(300_000_000), 9)
     headers = ("Content-Type: text/plain", "Content-Encoding: gzip")
     with serving(lambda path, c: respond(c, bomb, *headers)) as port:
@@ -141,7 +141,7 @@ def test_a_gzip_bomb_is_cut_before_it_unfolds(serving):
     assert peak < 12_000_000
 
 
-def test_gzip_is_read(serving):
+def test_gzip_is_decoded(serving):
     headers = ("Content-Type: text/plain", "Content-Encoding: gzip")
     with serving(lambda path, c: respond(c, gzip.compress(b"small" * 50_000), *headers)) as port:
         assert fetch(port).text == "small" * 50_000
@@ -160,7 +160,7 @@ def test_gzip_is_read(serving):
         (zlib.compress(b"x"), ["Content-Length: x"], "200 OK", "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_said(body, headers, status, message, serving):
+def test_unreadable_pages_are_reported(body, headers, status, message, serving):
     with (
         serving(lambda path, c: respond(c, body, *headers, status=status)) as port,
         pytest.raises(FetchError, match=message),
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_said(body, headers, status, message, serving):
         fetch(port)
 
 
-def test_no_http_at_all(serving):
+def test_non_http_response_is_reported(serving):
     with (
         serving(lambda path, c: c.sendall(b"SSH-2.0-x\r\n")) as port,
         pytest.raises(FetchError, match="cannot be read"),
@@ -186,7 +186,7 @@ def test_no_http_at_all(serving):
         "http://" + "a" * 70 + ".com/",
     ],
 )
-def test_what_is_no_url_is_refused(url):
+def test_invalid_urls_are_rejected(url):
     with pytest.raises(FetchError):
         checked_url(url)
 
@@ -200,5 +200,5 @@ def test_what_is_no_url_is_refused(url):
         (" http://a.b/?x=1 ", "http://a.b/?x=1"),
     ],
 )
-def test_urls_are_written_plainly(url, expected):
+def test_urls_are_normalized(url, expected):
     assert checked_url(url) == expected

@@ -42,7 +42,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_providers(name, serving):
+def test_every_search_provider_works(name, serving):
     with serving(lambda path, c: respond(c, json.dumps(ANSWERS[name]).encode())) as port:
         result = call(WebSearch(name, url=f"http://127.0.0.1:{port}/search", key="k", topk=2), query="rain")
     one = "1. T\nhttp://a.b\nS"
@@ -58,7 +58,7 @@ def test_providers(name, serving):
         (b"[]", "200 OK", "cannot be read"),
     ],
 )
-def test_a_search_that_fails_is_a_failure_of_the_tool(body, status, message, serving):
+def test_failed_search_is_a_tool_failure(body, status, message, serving):
     with serving(lambda path, c: respond(c, body, status=status)) as port:
         result = call(WebSearch("searxng", url=f"http://127.0.0.1:{port}/secret-path"), query="rain")
     assert result.failure is FailureKind.TOOL
@@ -66,7 +66,7 @@ def test_a_search_that_fails_is_a_failure_of_the_tool(body, status, message, ser
     assert "secret-path" not in result.content
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_invalid_settings_are_named(monkeypatch):
     monkeypatch.delenv("AGENTLOOP_WEB_SEARCH_KEY", raising=False)
     with pytest.raises(UserError, match="AGENTLOOP_WEB_SEARCH_KEY"):
         WebSearch("brave")
@@ -78,7 +78,7 @@ def test_what_is_missing_is_named(monkeypatch):
         WebFetch(allowed_networks=["x"])
 
 
-def test_a_page_is_shown_to_the_bound(serving):
+def test_page_is_truncated_to_the_limit(serving):
     page = b"<html><title>Rain</title><body><p>" + b"It rains. " * 5000 + b"</p></body></html>"
     with serving(lambda path, c: respond(c, page, "text/html")) as port:
         tool = WebFetch(ports=[port], allowed_networks=["127.0.0.0/8"], max_chars=200)
@@ -89,7 +89,7 @@ def test_a_page_is_shown_to_the_bound(serving):
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1/", "http://169.254.169.254/latest", "file:///etc/passwd", "x"])
-def test_what_may_not_be_fetched_is_feedback(url):
+def test_forbidden_url_gives_feedback(url):
     result = call(WebFetch(), url=url)
     assert result.is_error
     assert result.failure is None

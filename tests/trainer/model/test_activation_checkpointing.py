@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward have the results and gradients of layers that keep everything."""
+"""Checkpointed layers have the outputs and gradients of layers that keep all intermediate values."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import (
     LlamaConfig,
     LlamaModel,
@@ -62,7 +63,7 @@ def _model(kind: str) -> Any:
 
 
 def _results(model: Any, embeds: Tensor) -> list[Tensor]:
-    """Hidden states, and the gradients of parameters and input."""
+    """Return hidden states, and the gradients of parameters and input."""
     embeds = embeds.clone().requires_grad_()
     hidden = model(inputs_embeds=embeds, use_cache=False).last_hidden_state
     hidden.square().sum().backward()
@@ -76,7 +77,7 @@ def _embeds() -> Tensor:
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("kind", _KINDS)
-def test_nothing_is_other_than_in_layers_that_keep_everything(kind: str, every: int):
+def test_checkpointing_does_not_change_outputs_or_gradients(kind: str, every: int):
     plain, again = _model(kind), _model(kind)
     assert recomputed.can_recompute(again.layers)
     recomputed.prepare(again.layers, every, compiled=False)
@@ -86,43 +87,42 @@ def test_nothing_is_other_than_in_layers_that_keep_everything(kind: str, every: 
 
 
 @pytest.mark.parametrize(("every", "forwards"), [(1, _LAYERS), (3, _LAYERS + 2 + 1)])
-def test_no_layer_is_computed_more_often_than_it_must(monkeypatch: pytest.MonkeyPatch, every: int, forwards: int):
+def test_layers_are_recomputed_at_most_as_often_as_needed(every: int, forwards: int):
     model, calls = _model("qwen3"), {"forward": 0, "differentiate": 0}
-    runs, differentiates = recomputed._Recomputed.run, recomputed._Recomputed.differentiate
 
-    def run(self: Any, *args: Any) -> Tensor:
-        calls["forward"] += 1
-        return runs(self, *args)
+    def count(*_: Any) -> None:
+        calls["differentiate" if torch.is_grad_enabled() else "forward"] += 1
 
-    def differentiate(self: Any, *args: Any) -> Tensor:
-        calls["differentiate"] += 1
-        return differentiates(self, *args)
-
-    monkeypatch.setattr(recomputed._Recomputed, "run", run)
-    monkeypatch.setattr(recomputed._Recomputed, "differentiate", differentiate)
+    for layer in model.layers:
+        layer.self_attn.register_forward_pre_hook(count)
     recomputed.prepare(model.layers, every, compiled=False)
     _results(model, _embeds())
     assert calls == {"forward": forwards, "differentiate": _LAYERS}
 
 
+def _watch_inputs(model: Any) -> list[StorageWeakRef]:
+    """Return a list that collects a weak reference to the memory of each layer's input."""
+    seen: list[StorageWeakRef] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, args: seen.append(StorageWeakRef(args[0].untyped_storage())))
+    return seen
+
+
 @pytest.mark.parametrize(("every", "kept"), [(1, 5), (3, 2)])
-def test_so_many_inputs_are_kept(monkeypatch: pytest.MonkeyPatch, every: int, kept: int):
+def test_only_segment_inputs_are_kept(every: int, kept: int):
     model = _model("qwen3")
-    segments: list[recomputed._Segment] = []
-    first = recomputed._Segment.__init__
-    monkeypatch.setattr(
-        recomputed._Segment, "__init__", lambda self, hidden: (first(self, hidden), segments.append(self))[0]
-    )
+    inputs = _watch_inputs(model)
     recomputed.prepare(model.layers, every, compiled=False)
     out = model(inputs_embeds=_embeds(), use_cache=False).last_hidden_state
-    assert [len(segment._inputs) for segment in segments] == [1] * kept
+    assert len(inputs) == _LAYERS
+    assert sum(not memory.expired() for memory in inputs) == kept
     out.sum().backward()
-    assert all(segment._inputs == [] and segment.end is None for segment in segments)
+    assert all(memory.expired() for memory in inputs[1:])  # the graph of `out` holds the first one
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_is_added_between_layers_is_kept(in_place: bool):
-    """As Qwen3-VL adds features of pictures to the output of its first layers."""
+def test_features_added_between_layers_are_kept(in_place: bool):
+    """Qwen3-VL adds image features to the output of its first layers."""
     results = []
     for every in (None, 4):
         model = _model("qwen3")
@@ -140,7 +140,7 @@ def test_what_is_added_between_layers_is_kept(in_place: bool):
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
-def test_layers_over_frozen_embeddings_learn():
+def test_layers_above_frozen_embeddings_get_gradients():
     model = _model("qwen3")
     model.embed_tokens.requires_grad_(False)
     recomputed.prepare(model.layers, 1, compiled=False)
@@ -148,16 +148,18 @@ def test_layers_over_frozen_embeddings_learn():
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.layers.parameters())
 
 
-def test_without_gradients_nothing_is_kept():
+def test_no_grad_forward_keeps_nothing():
     model, plain = _model("qwen3"), _model("qwen3")
+    inputs = _watch_inputs(model)
     recomputed.prepare(model.layers, 3, compiled=False)
     with torch.no_grad():
         got, want = (each(inputs_embeds=_embeds(), use_cache=False).last_hidden_state for each in (model, plain))
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
-    assert model.layers[0].forward.func._open is None
+    assert len(inputs) == _LAYERS
+    assert all(memory.expired() for memory in inputs)
 
 
-def test_what_sparse_checkpointing_cannot_do(tiny_qwen3: Any):
+def test_unsupported_sparse_checkpointing_raises(tiny_qwen3: Any):
     with pytest.raises(UserError, match=r"does not support layers of the class Linear\. Set it to full"):
         layers.prepare([nn.Linear(2, 2)], "sparse", compiled=False)
     model: Path = tiny_qwen3()

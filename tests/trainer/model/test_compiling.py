@@ -7,8 +7,8 @@ def run(layer, hidden):
     return layer(hidden)
 
 
-def test_any_number_of_models_are_compiled_in_one_process():
-    """Each twice, with gradients and without; torch gives up at the ninth time for the same code."""
+def test_many_models_compile_in_one_process():
+    """Run each model with and without gradients; torch stops compiling the same code at the ninth time."""
     for width in range(2, 8):
         layer = torch.nn.Linear(width, 3)
         forward = compile_whole(run, backend="eager")

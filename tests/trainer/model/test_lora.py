@@ -1,4 +1,4 @@
-"""Adapters: what is trained, what engines and folders get of them, and that nothing else changes."""
+"""LoRA adapters: training, publishing, saving and resuming, and what must not change."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.lora import LoraLinear
+from agentloop.trainer.model.row_layout import units
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
@@ -29,7 +30,7 @@ def weights_of(learner: FsdpLearner) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in learner.weights()}
 
 
-def test_adapters_are_trained_and_nothing_else(tiny_qwen3):
+def test_only_adapters_are_trained(tiny_qwen3):
     learner = learner_of(tiny_qwen3())
     trained = {name for name, parameter in learner.policy.named_parameters() if parameter.requires_grad}
     assert {name.split(".")[-2] for name in trained} == set(LINEAR)
@@ -41,7 +42,7 @@ def test_adapters_are_trained_and_nothing_else(tiny_qwen3):
         assert torch.equal(parameter, before[name]) == (name not in trained), name
 
 
-def test_what_is_published_is_the_sum_and_computes_the_same(tiny_qwen3):
+def test_published_weights_are_merged_and_compute_the_same(tiny_qwen3):
     model = tiny_qwen3()
     learner = learner_of(model)
     start = dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
@@ -55,7 +56,7 @@ def test_what_is_published_is_the_sum_and_computes_the_same(tiny_qwen3):
     change = (adapter.lora_b @ adapter.lora_a * 2.0).detach()
     assert change.abs().max() > 1e-4
     torch.testing.assert_close(published[f"{name}.weight"], start[f"{name}.weight"].detach() + change)
-    # A learner of all weights that starts there says the same.
+    # A learner of all weights that starts from the saved folder computes the same.
     samples = _batch(6, seed=1).samples
     found = learner.logprobs(samples)
     learner.save_hf(model.parent / "merged")
@@ -63,7 +64,7 @@ def test_what_is_published_is_the_sum_and_computes_the_same(tiny_qwen3):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_the_reference_is_the_model_without_its_adapters(tiny_qwen3):
+def test_reference_model_is_the_base_without_adapters(tiny_qwen3):
     learner = learner_of(tiny_qwen3(), kl_coef=0.1)
     samples = _batch(6).samples
     before = learner.logprobs(samples)
@@ -74,7 +75,7 @@ def test_the_reference_is_the_model_without_its_adapters(tiny_qwen3):
     assert any(np.abs(one - other).max() > 1e-4 for one, other in zip(after, before, strict=True))
 
 
-def test_peft_reads_the_adapter(tiny_qwen3, tmp_path: Path):
+def test_peft_loads_the_saved_adapter(tiny_qwen3, tmp_path: Path):
     model = tiny_qwen3()
     learner = learner_of(model, lora={"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]})
     learner.step(_batch(6))
@@ -87,7 +88,7 @@ def test_peft_reads_the_adapter(tiny_qwen3, tmp_path: Path):
         assert (merged(ids).logits - AutoModelForCausalLM.from_pretrained(model)(ids).logits).abs().max() > 1e-3
 
 
-def test_a_resume_is_exact_and_its_checkpoint_small(tiny_qwen3, tmp_path: Path):
+def test_resume_is_exact_from_a_small_checkpoint(tiny_qwen3, tmp_path: Path):
     model = tiny_qwen3()
     unbroken = learner_of(model)
     first = learner_of(model)
@@ -105,7 +106,7 @@ def test_a_resume_is_exact_and_its_checkpoint_small(tiny_qwen3, tmp_path: Path):
     assert sizes[0] < sizes[1]
 
 
-def test_frozen_weights_are_in_the_precision_that_is_computed_with(tiny_qwen3):
+def test_frozen_weights_use_compute_dtype(tiny_qwen3):
     learner = learner_of(tiny_qwen3(), compute_dtype="bfloat16")
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in learner.policy.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
@@ -113,7 +114,7 @@ def test_frozen_weights_are_in_the_precision_that_is_computed_with(tiny_qwen3):
     assert {weight.dtype for weight in weights_of(learner).values()} == {torch.bfloat16}
 
 
-def test_checkpointing_changes_nothing(tiny_qwen3):
+def test_activation_checkpointing_does_not_change_the_update(tiny_qwen3):
     model = tiny_qwen3()
     plain, again = learner_of(model), learner_of(model, checkpointing="full")
     for learner in (plain, again):
@@ -122,12 +123,13 @@ def test_checkpointing_changes_nothing(tiny_qwen3):
         torch.testing.assert_close(weights_of(again)[name], weight, atol=1e-5, rtol=1e-4)
 
 
-def test_work_that_is_not_done_is_not_counted(tiny_qwen3):
+def test_flops_exclude_weight_gradients_of_frozen_weights(tiny_qwen3):
     whole, adapters = (learner_of(tiny_qwen3(), lora=lora) for lora in (None, {"rank": 1}))
     ratio = adapters.step(_batch(6))["flops_per_second"] / whole.step(_batch(6))["flops_per_second"]
     assert ratio > 0
-    unit = whole._rows(_batch(6).samples, [0])[0]
-    assert 0.6 < adapters._flops_of(_batch(6).samples, unit) / whole._flops_of(_batch(6).samples, unit) < 0.8
+    samples = _batch(6).samples
+    row = units(samples, [0], whole.config.token_budget, share=False)
+    assert 0.6 < adapters.flops_of(samples, row) / whole.flops_of(samples, row) < 0.8
 
 
 @pytest.mark.parametrize(
@@ -140,12 +142,12 @@ def test_work_that_is_not_done_is_not_counted(tiny_qwen3):
         ({"lora": {"rank": 4}, "backend": "megatron"}, "only fsdp has lora"),
     ],
 )
-def test_what_cannot_be_adapted(tiny_qwen3, options, why):
+def test_unsupported_models_raise_user_error(tiny_qwen3, options, why):
     with pytest.raises((UserError, ValueError), match=why):
         learner_of(tiny_qwen3(), **options)
 
 
-def test_memory_of_an_8b_model():
+def test_estimated_memory_of_an_8b_model():
     shape = ModelShape(
         layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=12288, vocab=151936, tied=False, qk_norm=True
     )

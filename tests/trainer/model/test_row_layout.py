@@ -12,7 +12,7 @@ def _sample(ids: list[int], trained: list[int], group: str = "") -> Sample:
     return Sample(np.array(ids, np.int32), mask, logprobs, np.where(mask, 0, -1).astype(np.int32), group_id=group)
 
 
-def test_a_shared_prompt_is_in_the_row_once():
+def test_shared_prompt_appears_once_in_the_row():
     first = _sample([1, 2, 3, 10, 11], [3, 4], "a")
     second = _sample([1, 2, 3, 20], [3], "a")
     alone = _sample([7, 8, 9], [2])
@@ -22,7 +22,7 @@ def test_a_shared_prompt_is_in_the_row_once():
     assert layout.positions.tolist() == [2, 3, 2, 7]
 
 
-def test_without_sharing_sequences_follow_each_other():
+def test_sequences_are_concatenated_without_sharing():
     samples = [_sample([1, 2, 3], [2], "a"), _sample([1, 2, 4], [1, 2], "a")]
     layout = RowLayout.of(samples)
     assert layout.token_ids.tolist() == [1, 2, 3, 1, 2, 4]
@@ -30,18 +30,18 @@ def test_without_sharing_sequences_follow_each_other():
     assert layout.positions.tolist() == [1, 3, 4]
 
 
-def test_trained_tokens_are_not_shared_even_if_they_are_equal():
+def test_equal_trained_tokens_are_not_shared():
     assert shared_tokens([_sample([1, 2, 3, 4], [2, 3]), _sample([1, 2, 3, 4], [2, 3])]) == 2
     assert shared_tokens([_sample([1, 2, 3, 4], [3]), _sample([1, 9, 3, 4], [3])]) == 1
     assert shared_tokens([_sample([1, 2], [1])]) == 0
 
 
-def test_a_small_saving_is_left_alone():
+def test_small_savings_do_not_trigger_sharing():
     long = [_sample([1, *range(100 * i, 100 * i + 50)], [50], "a") for i in (1, 2)]
     assert units(long, [0, 1], 1000, share=True) == [Unit([0], 0, 51), Unit([1], 0, 51)]
 
 
-def test_groups_stay_together_as_far_as_the_budget_goes():
+def test_groups_stay_together_within_the_token_budget():
     samples = [_sample([1, 2, 3, 4, 5, 6], [5], group) for group in ("a", "b", "a", "a", "a", "")]
     assert units(samples, list(range(6)), 8, share=True) == [
         Unit([5], 0, 6),
@@ -66,7 +66,7 @@ def _samples(draw: st.DrawFn) -> list[Sample]:
 
 @settings(deadline=None)
 @given(_samples(), st.integers(26, 60))
-def test_every_trained_token_is_predicted_after_its_own_history(samples: list[Sample], budget: int):
+def test_every_trained_token_is_predicted_from_its_own_history(samples: list[Sample], budget: int):
     parts = units(samples, list(range(len(samples))), budget, share=True)
     ordered = [index for part in parts for index in part.indices]
     assert sorted(ordered) == list(range(len(samples)))

@@ -69,11 +69,11 @@ def test_after_the_deadline_fewer_are_enough():
     assert play(Workers(5, 1, 100), deadline=20) == ([0, 1, 2], {}, 100)
 
 
-def test_where_all_failed_the_group_has_all_of_them():
+def test_a_group_keeps_all_episodes_if_all_failed():
     assert play(Workers(-5, -1, -2), deadline=20, min_episodes=1) == ([0, 1, 2], {}, 5)
 
 
-def test_what_nobody_can_play_is_raised():
+def test_a_request_that_cannot_be_played_raises():
     class Broken(Workers):
         async def play(self, request, on_trajectory):
             raise UserError("no such tool")

@@ -14,14 +14,14 @@ SIZES = BatchSizes(
 )  # 128 trajectories
 
 
-def test_what_follows_from_what_is_stated():
+def test_derived_batch_sizes_follow_from_the_settings():
     assert SIZES.trajectories == 128
     assert (SIZES.smallest_update, SIZES.largest_update) == (42, 43)
     assert SIZES.most_micro_batches == 3  # 43 over 4 ranks of 4 in each
     assert list(SIZES.problems()) == []
 
 
-def test_lines_give_the_numbers():
+def test_summary_lines_contain_the_numbers():
     lines = SIZES.lines()
     assert lines["episodes a step"] == "128 = 16 tasks x 8"
     assert lines["updates"] == "3 a step, of 42 or 43 episodes; 30 in all"
@@ -29,20 +29,20 @@ def test_lines_give_the_numbers():
     assert "4 of the longest episodes (4096 tokens); at most 3 a rank" in lines["micro-batches"]
 
 
-def test_a_budget_below_the_longest_trajectory():
+def test_budget_below_the_longest_trajectory_is_reported():
     [problem] = replace(SIZES, token_budget=4000).problems()
     assert "learner.token_budget is 4000 and limits.max_tokens 4096" in problem
     assert "Set learner.token_budget=4096" in problem
 
 
-def test_more_updates_than_trajectories():
+def test_more_updates_than_trajectories_are_reported():
     [problem] = replace(SIZES, mini_batches=129).problems()
     assert "129, but a step has 128 trajectories" in problem
     assert "Set learner.mini_batches=128" in problem
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 12), st.integers(1, 64))
-def test_the_fix_for_ranks_without_work_works(groups: int, group_size: int, mini_batches: int, ranks: int):
+def test_suggested_fix_for_idle_ranks_works(groups: int, group_size: int, mini_batches: int, ranks: int):
     sizes = replace(SIZES, groups=groups, group_size=group_size, mini_batches=mini_batches, ranks=ranks)
     if mini_batches > sizes.trajectories:
         return

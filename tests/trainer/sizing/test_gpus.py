@@ -20,22 +20,22 @@ from agentloop.trainer.sizing.gpus import KNOWN, find, find_device
         ("NVIDIA GeForce RTX 4090", "RTX-4090", 165),
     ],
 )
-def test_device_names_of_the_driver(device: str, name: str, tera: int):
+def test_driver_device_names_are_recognized(device: str, name: str, tera: int):
     gpu = find_device(device)
     assert gpu is not None
     assert (gpu.name, gpu.flops) == (name, tera * 1e12)
 
 
-def test_an_unknown_device_is_not_found():
+def test_unknown_device_is_not_found():
     assert find_device("Something of 2031") is None
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_gpu_is_found_by_its_own_name(name: str):
+def test_every_gpu_is_found_by_its_name(name: str):
     assert find_device(f"NVIDIA {name.replace('-', ' ')}") is KNOWN[name]
 
 
-def test_gpus_by_name_and_memory():
+def test_gpus_are_found_by_name_and_memory():
     assert find("h200:100").memory == 100 * 2**30
     with pytest.raises(UserError, match="Did you mean 'H200'"):
         find("H2000")

@@ -60,12 +60,12 @@ def _run(shape: ModelShape = SHAPE, **options: object) -> PlannedRun:
         ),
     ],
 )
-def test_an_impossible_layout_is_an_error_with_the_numbers(degrees: dict[str, int], message: str):
+def test_impossible_layout_raises_with_the_numbers(degrees: dict[str, int], message: str):
     with pytest.raises(UserError, match=message):
         check(Layout(backend="megatron", **degrees), SHAPE)
 
 
-def test_tensor_parallelism_needs_megatron():
+def test_tensor_parallelism_requires_megatron():
     with pytest.raises(UserError, match="need megatron"):
         check(Layout(tensor=2, gpus=2), SHAPE)
     check(Layout(gpus=6), SHAPE)
@@ -78,7 +78,7 @@ def test_expert_parallelism_divides_the_ranks_of_a_stage():
 
 
 @given(st.sampled_from([1, 2, 4, 6, 8, 16, 32]), st.sampled_from([SHAPE, EXPERTS]))
-def test_candidates_use_every_gpu_and_hold_the_longest_episode(gpus: int, shape: ModelShape):
+def test_candidates_use_every_gpu_and_fit_the_longest_episode(gpus: int, shape: ModelShape):
     found = list(candidates(gpus, 8, 16384, ("fsdp", "megatron"), shape))
     assert len(set(found)) == len(found) > 0
     for layout in found:
@@ -87,13 +87,13 @@ def test_candidates_use_every_gpu_and_hold_the_longest_episode(gpus: int, shape:
         assert layout.tensor <= 8
 
 
-def test_the_settings_of_a_layout_give_the_layout_again():
+def test_layout_settings_round_trip():
     for layout in candidates(8, 8, 16384, ("fsdp", "megatron"), EXPERTS):
         config = LearnerConfig(model="m", **layout.settings())  # type: ignore[arg-type]
         assert Layout.of(config, 8) == layout
 
 
-def test_fitting_layouts_are_ranked_and_the_others_explained():
+def test_fitting_layouts_are_ranked_and_others_explained():
     cluster = Cluster(gpu=find("H200"), gpus=8)
     found = search(_run(), cluster, ("fsdp", "megatron"))
     seconds = [estimate.step_seconds for estimate in found.fitting]
@@ -107,13 +107,13 @@ def test_fitting_layouts_are_ranked_and_the_others_explained():
     assert any("does not divide" in reason for reason in found.obstacles)
 
 
-def test_a_search_on_a_small_gpu_blames_the_weights():
+def test_search_on_a_small_gpu_reports_the_weights():
     found = search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1, sleep=False), ("fsdp",))
     assert not found.fitting
     assert found.obstacles.most_common(1)[0][0].endswith("weights, gradients and optimizer alone.")
 
 
-def test_engines_sleep_if_both_do_not_fit_or_a_larger_cache_pays_for_it():
+def test_engines_sleep_if_memory_is_short_or_a_larger_cache_pays_off():
     def on(sleep: bool | Literal["auto"], budget: int, **run: object) -> Estimate:
         cluster = Cluster(gpu=find("H200"), gpus=8, sleep=sleep)
         return estimated(replace(_run(), **run), cluster, Layout(gpus=8, token_budget=budget), 1)  # type: ignore[arg-type]
@@ -134,13 +134,13 @@ def test_engines_sleep_if_both_do_not_fit_or_a_larger_cache_pays_for_it():
     assert on("auto", 16384, **many) == on(True, 16384, **many)
 
 
-def test_sleeping_engines_need_room_for_new_weights_beside_those_of_the_learner():
+def test_sleeping_engines_need_memory_for_new_weights_beside_the_learner():
     found = estimated(_run(), Cluster(gpu=find("RTX-4090"), gpus=8, sleep=True), Layout(gpus=8), 1)
     assert found.obstacle
     assert search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1), ("fsdp",)).fitting[0].layout.offload == "all"
 
 
-def test_engines_on_their_own_gpus_work_at_the_same_time():
+def test_engines_on_separate_gpus_overlap_with_training():
     shared = Cluster(gpu=find("H200"), gpus=8)
     divided = Cluster(gpu=find("H200"), gpus=8, engine_gpus=4)
     one, other = (estimated(_run(), at, Layout(gpus=at.learner_gpus), 1) for at in (shared, divided))
@@ -150,7 +150,7 @@ def test_engines_on_their_own_gpus_work_at_the_same_time():
     assert other.cache > one.cache
 
 
-def test_a_measured_run_scales_the_seconds(tmp_path: Path):
+def test_measured_run_scales_the_estimates(tmp_path: Path):
     run, cluster, layout = _run(), Cluster(gpu=find("H200"), gpus=1), Layout()
     expected = training_seconds(SHAPE, FLOPS, layout, WORK, cluster.gpu, 8)
 
@@ -177,19 +177,19 @@ def test_a_measured_run_scales_the_seconds(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(gpus=8), Layout(offload="optimizer"), Layout(offload="all")])
-def test_adapters_save_the_time_of_weight_gradients_and_their_optimizer(layout: Layout):
+def test_adapters_save_weight_gradient_and_optimizer_time(layout: Layout):
     whole, adapters = (
         training_seconds(SHAPE, FLOPS, layout, WORK, find("H200"), 8, lora_rank=rank) for rank in (0, 32)
     )
     assert 0.5 < adapters / whole < 0.75
 
 
-def test_a_critic_restricts_the_search_to_fsdp():
+def test_critic_restricts_the_search_to_fsdp():
     found = search(_run(auxiliary_models=1, needs_fsdp=True), Cluster(gpu=find("H200"), gpus=8), ("fsdp", "megatron"))
     assert {estimate.layout.backend for estimate in found.fitting} == {"fsdp"}
 
 
-def test_auxiliary_models_take_memory_and_time():
+def test_auxiliary_models_add_memory_and_time():
     cluster, layout = Cluster(gpu=find("H200"), gpus=8), Layout(gpus=8)
     alone, critic, judge = (
         estimated(_run(auxiliary_models=count, auxiliary_references=judges), cluster, layout, 1)

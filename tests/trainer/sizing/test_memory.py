@@ -39,7 +39,7 @@ def _config(name: str) -> Qwen3Config:
 
 @dataclass(frozen=True)
 class Measured:
-    """One line of a result of the training benchmarks."""
+    """One result line of the training benchmarks."""
 
     result: dict[str, Any]
     line: dict[str, Any]
@@ -106,18 +106,18 @@ _PEAKS = [case for case in _MEASURED if "memory_peak_gib" in case.values[0].line
 _ON_TWO = [case.values[0] for case in _MEASURED if case.id.startswith("train_step_0.6B_25_2gpus-")]
 
 
-def test_there_are_enough_measurements():
+def test_enough_measurements_are_recorded():
     layouts = {(case.values[0].line.get("layout", "fsdp"), case.values[0].gpus) for case in _PEAKS}
     assert len(layouts) >= 10
     assert len(_ON_TWO) >= 6
 
 
 @pytest.mark.parametrize("measured", _PEAKS)
-def test_memory_is_within_a_tenth_of_the_measured_peak(measured: Measured):
+def test_memory_estimate_is_within_ten_percent_of_the_measured_peak(measured: Measured):
     assert measured.estimated_gib == pytest.approx(measured.line["memory_peak_gib"], rel=0.1)
 
 
-def test_memory_of_the_longest_row_that_fits_a_gpu():
+def test_memory_estimate_of_the_longest_row_that_fits():
     result = json.loads((_RESULTS / "longest_row_4B_agentloop_full_sparse.json").read_text())["result"]
     rows = [row for row in result["rows"] if row.get("fits")]
     assert {row["mode"] for row in rows} == {"full", "sparse"}
@@ -131,7 +131,7 @@ _FAST = [case for case in _MEASURED if case.values[0].gpus == 1 and "step_second
 
 
 @pytest.mark.parametrize("measured", _FAST)
-def test_time_is_within_a_fifth_of_the_measured_step(measured: Measured):
+def test_time_estimate_is_within_twenty_percent_of_the_measured_step(measured: Measured):
     assert measured.estimated_seconds == pytest.approx(measured.line["step_seconds"], rel=0.2)
 
 
@@ -166,7 +166,7 @@ def test_parameter_counts_match_the_model(tied: bool):
     assert ModelShape.from_config(experts).parameters + norms == Qwen3MoeForCausalLM(experts).num_parameters()
 
 
-def test_the_shape_of_a_vision_model():
+def test_shape_of_a_vision_model():
     shape = ModelShape.from_config(Qwen2_5_VLConfig(tie_word_embeddings=False))
     assert (shape.tied, shape.has_tower) == (False, True)
     assert list(problems(Layout(gpus=2), shape)) == []
@@ -179,7 +179,7 @@ def test_the_shape_of_a_vision_model():
 SHAPE = ModelShape.from_config(_config("4B"))
 
 
-def test_each_memory_setting_saves_its_part():
+def test_each_memory_setting_reduces_the_estimate():
     plain = training_memory(SHAPE, Layout(gpus=8))
     selective = training_memory(SHAPE, Layout(gpus=8, checkpointing="selective"))
     full = training_memory(SHAPE, Layout(gpus=8, checkpointing="full"))
@@ -194,7 +194,7 @@ def test_each_memory_setting_saves_its_part():
     assert training_memory(SHAPE, Layout(gpus=1)).optimizer == pytest.approx(8 * plain.optimizer)
 
 
-def test_parallel_degrees_of_megatron_divide_their_parts():
+def test_megatron_parallel_degrees_divide_memory():
     one = training_memory(SHAPE, Layout(backend="megatron", gpus=8), micro_batches=8)
     tensor = training_memory(SHAPE, Layout(backend="megatron", gpus=8, tensor=2), micro_batches=8)
     staged = training_memory(SHAPE, Layout(backend="megatron", gpus=8, pipeline=2), micro_batches=8)
@@ -207,7 +207,7 @@ def test_parallel_degrees_of_megatron_divide_their_parts():
     assert tensor.optimizer == pytest.approx(one.optimizer)
 
 
-def test_a_float32_model_has_no_weight_copy_and_twice_the_activations():
+def test_float32_model_has_no_weight_copy_and_double_activations():
     half, single = training_memory(SHAPE, Layout()), training_memory(SHAPE, Layout(), precision=Precision(compute=4))
     assert single.compute_weights == 0
     assert single.activations > 1.9 * half.activations
@@ -216,7 +216,7 @@ def test_a_float32_model_has_no_weight_copy_and_twice_the_activations():
     assert replace(half, reference=5.0).total == half.total + 5.0
 
 
-def test_activations_with_interleaved_stages_and_with_checkpointing():
+def test_activation_memory_with_interleaved_stages_and_checkpointing():
     layout = Layout(backend="megatron", gpus=4, pipeline=2)
     plain = training_memory(SHAPE, layout, micro_batches=8).activations
     # The first stage starts 2 + 2 + 1 pieces before its first backward, i.e. 2.5 micro-batches.

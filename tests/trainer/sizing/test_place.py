@@ -50,13 +50,13 @@ def derived(config):
         (["algorithm.advantage=prime", "learner.lora={rank: 8}"], (False, 1, 0)),
     ],
 )
-def test_every_model_that_will_be_loaded_is_counted(config, overrides, models):
+def test_every_loaded_model_is_counted(config, overrides, models):
     run = planned(config(*overrides), SHAPE)
     assert (run.reference, run.auxiliary_models, run.auxiliary_references) == models
     assert run.needs_fsdp == ("algorithm.advantage=gae" in overrides)
 
 
-def test_separate_gpus_are_divided_between_learner_and_engines(config):
+def test_separate_gpus_are_split_between_learner_and_engines(config):
     placement = derived(
         config("placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")
     )
@@ -65,7 +65,7 @@ def test_separate_gpus_are_divided_between_learner_and_engines(config):
     assert placement.shared_engines == 0
 
 
-def test_engines_of_several_nodes_are_whole_on_one_each(config):
+def test_each_engine_stays_on_one_node(config):
     placement = derived(
         config(
             "placement={n_gpus: 16, nnodes: 2, layout: separate, learner_gpus: 5}",
@@ -76,14 +76,14 @@ def test_engines_of_several_nodes_are_whole_on_one_each(config):
     assert placement.idle_gpus == 1
 
 
-def test_mixed_engines_are_everywhere_and_some_share_with_the_learner(config):
+def test_mixed_placement_uses_all_gpus_and_shares_some_with_the_learner(config):
     placement = derived(
         config("placement={n_gpus: 8, layout: mixed, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")
     )
     assert (placement.num_engines, placement.shared_engines, placement.idle_gpus) == (4, 2, 0)
 
 
-def test_a_learner_of_several_nodes_has_all_of_their_gpus(config):
+def test_multi_node_learner_uses_all_gpus_of_its_nodes(config):
     separate = config("placement={n_gpus: 32, nnodes: 4, layout: separate, learner_gpus: 16}")
     placement = derived(separate)
     assert (placement.learner_nodes, placement.engines_of_nodes) == (2, [0, 0, 8, 8])
@@ -97,7 +97,7 @@ def test_a_learner_of_several_nodes_has_all_of_their_gpus(config):
     assert (mixed.num_engines, mixed.shared_engines) == (32, 16)
 
 
-def test_nodes_with_a_copy_each_need_more_memory_and_less_network(config):
+def test_replicas_on_each_node_need_more_memory_and_less_network(config):
     usual = ["placement={n_gpus: 16, nnodes: 2, layout: colocated}", "engine.options={tensor_parallel_size: 8}"]
     all_ranks, by_node = (
         derive(settings, planned(settings, SHAPE), H200)
@@ -107,7 +107,7 @@ def test_nodes_with_a_copy_each_need_more_memory_and_less_network(config):
     assert by_node.engine_memory < all_ranks.engine_memory
 
 
-def test_auto_takes_the_placement_with_the_shortest_steps(config):
+def test_auto_selects_the_placement_with_the_shortest_steps(config):
     settings = config("placement={n_gpus: 8}")
     run = planned(settings, SHAPE)
     best = derive(settings, run, H200)
@@ -117,7 +117,7 @@ def test_auto_takes_the_placement_with_the_shortest_steps(config):
     assert {each.layout for each in candidates(settings, run)} == {"colocated", "separate", "mixed"}
 
 
-def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
+def test_no_candidate_oversubscribes_a_gpu(config):
     settings = config("placement={n_gpus: 16, nnodes: 2}", "engine.options={tensor_parallel_size: 2}")
     for placement in candidates(settings, planned(settings, SHAPE)):
         if list(placement.problems()):
@@ -165,14 +165,14 @@ def test_every_candidate_uses_each_gpu_at_most_as_its_layout_says(config):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_numbers_and_the_fix(config, overrides, message):
+def test_impossible_placement_raises_with_the_numbers_and_a_fix(config, overrides, message):
     settings = config(*overrides)
     with pytest.raises(UserError, match=message):
         derive(settings, planned(settings, SHAPE), H200)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_settings_of_workers_learner_and_engine_follow(config, engine):
+def test_worker_learner_and_engine_settings_are_derived(config, engine):
     settings = config(
         "placement={n_gpus: 8, layout: mixed, learner_gpus: 4}",
         f"engine={{name: {engine}, options: {{tensor_parallel_size: 2}}}}",
@@ -187,7 +187,7 @@ def test_the_settings_of_workers_learner_and_engine_follow(config, engine):
     assert "4 GPUs of the first node: data 4 * model 1" in words
 
 
-def test_a_setting_that_says_something_else_is_named(config):
+def test_conflicting_setting_is_named(config):
     settings = config(
         "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={kind: ray, count: 7}", "learner.ranks=2"
     )
@@ -196,7 +196,7 @@ def test_a_setting_that_says_something_else_is_named(config):
         with_placement(settings, placed, H200)
 
 
-def test_without_a_number_of_gpus_the_config_stays_as_it_is(config, sums_model):
+def test_config_is_unchanged_without_a_gpu_count(config, sums_model):
     settings = config()
     assert place(settings, sums_model) == (settings, None)
     check_devices(settings)
@@ -209,12 +209,12 @@ def test_without_a_number_of_gpus_the_config_stays_as_it_is(config, sums_model):
         ("{n_gpus: 8, layout: colocated, learner_gpus: 4}", "learner_gpus is 4 and layout colocated.*all 8 GPUs"),
     ],
 )
-def test_settings_that_nothing_would_follow_from_are_refused(config, placement, said):
+def test_settings_without_effect_are_rejected(config, placement, said):
     with pytest.raises(UserError, match=said):
         config(f"placement={placement}")
 
 
-def test_more_gpus_than_the_node_has_are_refused(config, monkeypatch):
+def test_more_gpus_than_the_node_has_raise(config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     check_devices(config("placement.n_gpus=4"))
     check_devices(config("placement={n_gpus: 8, nnodes: 2}"))
@@ -225,7 +225,7 @@ def test_more_gpus_than_the_node_has_are_refused(config, monkeypatch):
         check_devices(config("placement.n_gpus=8"))
 
 
-def test_a_machine_without_gpus_can_ask_for_those_of_others(config, sums_model, monkeypatch):
+def test_machine_without_gpus_can_request_remote_gpus(config, sums_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match=r"this machine has no GPU.*placement.gpu=H200, with --dry-run"):
         place(config("placement.n_gpus=8"), sums_model)
@@ -234,7 +234,7 @@ def test_a_machine_without_gpus_can_ask_for_those_of_others(config, sums_model, 
     assert result.workers.count == placed.placement.num_engines
 
 
-def test_engines_sleep_where_both_do_not_fit_and_then_have_nearly_all_of_the_gpu(config):
+def test_engines_sleep_if_both_do_not_fit_and_get_nearly_the_whole_gpu(config):
     def on_two(*overrides, sleep="auto"):
         return config(f"placement={{n_gpus: 2, layout: colocated, sleep: {sleep}}}", *overrides)
 

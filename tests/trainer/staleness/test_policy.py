@@ -1,4 +1,4 @@
-"""The bound holds whatever ends when, nothing waits for ever, and every group leaves exactly once."""
+"""The bound holds for any sequence of events, nothing waits for ever, and every group leaves exactly once."""
 
 from collections import Counter
 
@@ -151,7 +151,7 @@ def _with_a_straggler(when_late):
     return queue, slow
 
 
-def test_a_straggler_is_dropped_where_that_is_asked_for_and_the_engine_idles():
+def test_a_straggler_is_dropped_if_so_configured_and_the_engine_idles():
     queue, slow = _with_a_straggler("drop")
     assert queue.late() == [slow]
 
@@ -168,7 +168,7 @@ def test_a_late_group_is_trained_as_long_as_it_has_a_token_that_is_young_enough(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"mode": "partal"}, "Did you mean 'partial'"),
         ({"mode": "on_policy", "max_staleness": 2}, r"set staleness\.mode=partial"),
@@ -177,6 +177,6 @@ def test_a_late_group_is_trained_as_long_as_it_has_a_token_that_is_young_enough(
         ({"mode": "stale", "when_late": "mask"}, r"Set staleness\.mode=partial, or staleness\.when_late=drop"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_settings_that_contradict_each_other_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
         StalenessPolicy.preset(**{"groups_per_step": 4, **arguments})

@@ -122,7 +122,7 @@ class FsdpLearner(BaseLearner):
                     watch.lap()
                     micro = self._micro_batch(samples, row, weights)
                     losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
-                    metrics.add_work(self._flops_of(samples, row) / self.config.sequence_parallel)
+                    metrics.add_work(self.flops_of(samples, row) / self.config.sequence_parallel)
                 watch.lap()
         if self._measured_costs is not None:
             self._cost = self._measured_costs.after(samples, rows, watch.seconds())

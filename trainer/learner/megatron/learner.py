@@ -98,7 +98,7 @@ class MegatronLearner(BaseLearner):
             self._run(self._training.wrapped, samples, rows, weights, visit)
             if self._ranks.reports and self._ranks.context_rank == 0:
                 for row in rows:
-                    metrics.add_work(self._flops_of(samples, row))
+                    metrics.add_work(self.flops_of(samples, row))
         with on_device(self._device):
             self._finish_update(samples, rows, losses, metrics, counts=self._counts)
 

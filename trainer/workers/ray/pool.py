@@ -81,14 +81,16 @@ class RayWorkers(Workers):
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
         self._wanted = wanted
-        self._slots = [self._new_slot() for _ in range(config.count)]
+        self.slots = [self._new_slot() for _ in range(config.count)]
+        """Places of the workers, those of retired ones included."""
         self._following: asyncio.Task[None] | None = None
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenRequest] = []
         self._lengths = LengthMemory()
         self._shelf = WeightShelf(on_host=shelf_on_host)
-        self._distributor = WeightDistributor(config)
-        self._weights: Published | None = None
+        self.distributor = WeightDistributor(config)
+        self.published: Published | None = None
+        """Newest weights that the workers got, or are getting."""
         self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
@@ -110,7 +112,7 @@ class RayWorkers(Workers):
             take = partial(GpuReservation.take, self._learner_nodes, num_gpus=self._learner_gpus)
             self._reservation = await asyncio.to_thread(take)
             self._reservation.show_first_gpu()
-        ready = [self._fill(slot) for slot in self._slots]
+        ready = [self._fill(slot) for slot in self.slots]
         try:
             await asyncio.gather(*ready)
         except BaseException:
@@ -137,12 +139,12 @@ class RayWorkers(Workers):
             raise UserError(f"A run needs a worker, and {count} were requested. Request at least 1, or end the run.")
         config = self._config.replace(count=count)
         check_workers_fit(config, self._gpus, self._learner_gpus, self._learner_nodes)
-        stay = [slot for slot in self._slots if not slot.is_gone]
+        stay = [slot for slot in self.slots if not slot.is_gone]
         for slot in to_retire(stay, count):
             self._retire(slot)
         for _ in range(count - len(stay)):
-            self._slots.append(self._new_slot())
-            self._fill(self._slots[-1]).set_result(None)  # if it fails, the run goes on
+            self.slots.append(self._new_slot())
+            self._fill(self.slots[-1]).set_result(None)  # if it fails, the run goes on
 
     def _retire(self, slot: Slot) -> None:
         slot.is_retired = True
@@ -161,13 +163,13 @@ class RayWorkers(Workers):
                 except UserError as error:
                     _log.warning("The number of workers does not change. %s", error)
             leaving = await asyncio.to_thread(draining_nodes)
-            for slot in self._slots:
+            for slot in self.slots:
                 if slot.worker is not None and slot.worker.node in leaving:
                     slot.worker.drain()
 
     def room(self) -> int:
         """Return how many episodes would begin at once. The room of a worker that is being restarted counts."""
-        free = sum(slot.room for slot in self._slots)
+        free = sum(slot.room for slot in self.slots)
         return max(free - sum(len(request.missing) for request in self._waiting), 0)
 
     async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
@@ -220,13 +222,13 @@ class RayWorkers(Workers):
         """Write the weights once; all workers take them at the same time."""
         async with self._changing:
             published = Published(await asyncio.to_thread(weights.shared, self._shelf), version)
-            before, self._weights = self._weights, published
+            before, self.published = self.published, published
             try:
                 if self._failure is not None:
                     raise self._failure
-                await self._distributor.bring(published, self._ready_workers())
+                await self.distributor.bring(published, self._ready_workers())
             except Exception:
-                self._weights = before
+                self.published = before
                 raise
         self.policy_version = version
 
@@ -242,19 +244,19 @@ class RayWorkers(Workers):
         await asyncio.gather(*(one(worker) for worker in self._ready_workers()))
 
     def _ready_workers(self) -> list[RayWorker]:
-        return [slot.worker for slot in self._slots if slot.worker is not None]
+        return [slot.worker for slot in self.slots if slot.worker is not None]
 
     def metrics(self) -> dict[str, float]:
         alive = self._ready_workers()
         metrics = {
             "workers/alive": float(len(alive)),
             "workers/draining": float(sum(worker.is_draining for worker in alive)),
-            "workers/room": float(sum(slot.limit.limit for slot in self._slots if slot.worker is not None)),
+            "workers/room": float(sum(slot.limit.limit for slot in self.slots if slot.worker is not None)),
         }
         counts = self.failures + self._of_the_gone
         for worker in alive:
             counts.update(worker.metrics)
-        metrics |= self._distributor.metrics()
+        metrics |= self.distributor.metrics()
         return metrics | {f"workers/{name}": float(count) for name, count in counts.items()}
 
     def _give_out(self) -> None:
@@ -262,7 +264,7 @@ class RayWorkers(Workers):
         self._waiting = [request for request in self._waiting if not request.answer.done()]
         self._waiting.sort(key=lambda each: (each.num_lost, self._lengths.expect(each.request)), reverse=True)
         while self._waiting:
-            slot = for_request(self._slots, len(self._waiting[0].missing))
+            slot = for_request(self.slots, len(self._waiting[0].missing))
             if slot is None or slot.worker is None:
                 return
             self._play_on(slot.worker, self._waiting.pop(0))
@@ -280,7 +282,7 @@ class RayWorkers(Workers):
 
     async def _live(self, slot: Slot, ready: asyncio.Future[None]) -> None:
         """Keep a worker in the slot until it is retired, or its workers were lost too often."""
-        index = self._slots.index(slot)
+        index = self.slots.index(slot)
         while not slot.is_retired:
             worker = RayWorker(self._make, self._config, gpus=self._gpus, stall_seconds=self._stall_seconds)
             try:
@@ -324,8 +326,8 @@ class RayWorkers(Workers):
         started = await worker.start()
         async with self._changing:
             try:
-                if self._weights is not None:
-                    await self._distributor.bring(self._weights, [worker])
+                if self.published is not None:
+                    await self.distributor.bring(self.published, [worker])
                     worker.check()
                 if self._paused:
                     await worker.change(LocalWorkers.pause)
@@ -363,7 +365,7 @@ class RayWorkers(Workers):
             f"{self._config.max_restarts}). The last time it {_VERBS[lost.kind]}: {lost}. The logs of its processes "
             f"are in {log_folder()}."
         )
-        if ready.done() and not all(each.is_gone for each in self._slots):
+        if ready.done() and not all(each.is_gone for each in self.slots):
             _log.error("%s The run goes on with the other workers.", message)
             return
         self._fail(UserError(f"{message} Correct that, then go on with the same run.folder."), ready)
@@ -379,11 +381,11 @@ class RayWorkers(Workers):
         self._waiting.clear()
 
     async def close(self) -> None:
-        tasks = [*self._playing, *(slot.life for slot in self._slots if slot.life), *filter(None, [self._following])]
+        tasks = [*self._playing, *(slot.life for slot in self.slots if slot.life), *filter(None, [self._following])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._distributor.close()
+        self.distributor.close()
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None

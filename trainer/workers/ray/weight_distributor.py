@@ -45,6 +45,11 @@ class WeightDistributor:
         self._count["mapped"] += sum(has and not worker.is_lost for worker, has in zip(near, mapped, strict=True))
         await self._send(published, [worker for worker, has in zip(near, mapped, strict=True) if not has])
 
+    @property
+    def broadcast_group(self) -> tuple[RayWorker, ...]:
+        """Workers that the kept group reaches; empty without a group."""
+        return self._group[1] if self._group is not None else ()
+
     def metrics(self) -> dict[str, float]:
         """Return how often weights reached a worker, by transport."""
         return {f"workers/weights_{way}": float(count) for way, count in self._count.items() if count}

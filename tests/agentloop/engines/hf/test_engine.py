@@ -50,7 +50,7 @@ def prompts_of(count, low=3, high=60, seed=1):
 
 
 def logprobs_of(model, prompt, ids, temperature=1.0):
-    """Of `ids` behind `prompt`, by one plain forward pass."""
+    """Return the log-probabilities of `ids` after `prompt`, by one plain forward pass."""
     tokens = torch.tensor([[*prompt, *ids]])
     with torch.inference_mode():
         logits = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -78,21 +78,21 @@ async def turns(engine, prompts, params, prefix=""):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-async def test_greedy_turns_of_many_requests_are_those_of_transformers(make, kind):
+async def test_concurrent_greedy_turns_match_transformers(make, kind):
     model = model_of(kind)
     engine = await make(model, max_slots=8, max_batch_tokens=64)  # more prompts than slots; prompts in chunks
     prompts = prompts_of(20)
     for prompt, got in zip(prompts, await turns(engine, prompts, GREEDY), strict=True):
         reference = logprobs_of(model, prompt, got.ids)
         chosen = reference[range(8), list(got.ids)]
-        # The best token, or one that float noise cannot tell from it.
+        # The best token, or one that is equal up to float noise.
         assert torch.all(reference.max(-1).values - chosen < 1e-4)
         np.testing.assert_allclose(got.logprobs, chosen, atol=1e-4)
         assert got.finish_reason is FinishReason.LENGTH
         assert list(got.versions) == [0] * 8
 
 
-async def test_logprobs_are_those_of_the_whole_distribution_at_the_temperature(make):
+async def test_logprobs_cover_the_full_distribution_at_the_temperature(make):
     model = model_of()
     engine = await make(model)
     params = SamplingParams(max_tokens=30, temperature=0.7, top_p=0.8, top_k=11)
@@ -113,13 +113,13 @@ async def test_later_turns_reuse_the_cache_and_agree_with_a_fresh_engine(make):
         got = await engine.generate(prompt, GREEDY, trajectory_id="a")
         reference = logprobs_of(model, prompt, got.ids)
         np.testing.assert_allclose(got.logprobs, reference[range(8), list(got.ids)], atol=1e-4)
-        # A turn computes what is new and what it samples but its last token.
+        # A turn computes its new prompt tokens and its sampled tokens except the last.
         new = 40 if turn == 0 else 1 + 5
         assert computed() == new + 7
         prompt = [*prompt, *got.ids, *range(5)]
 
 
-async def test_prompts_that_begin_alike_share_the_work(make):
+async def test_prompts_with_a_common_prefix_share_computation(make):
     model = model_of()
     engine = await make(model)
     computed = count_tokens(engine)
@@ -132,7 +132,7 @@ async def test_prompts_that_begin_alike_share_the_work(make):
 
 
 def count_tokens(engine):
-    """Call: tokens that went through the model since the last call."""
+    """Return a function that counts tokens through the model since its last call."""
     seen = []
     engine._worker.model.get_input_embeddings().register_forward_hook(lambda _m, args, _o: seen.append(args[0].numel()))
 
@@ -152,7 +152,7 @@ async def first_token(computed):
     raise AssertionError("nothing was computed in five seconds")
 
 
-async def test_a_seeded_turn_does_not_depend_on_its_company(make):
+async def test_seeded_turn_does_not_depend_on_the_batch(make):
     model = model_of()
     params = SamplingParams(max_tokens=40, seed=5, top_p=0.95)
     prompts = prompts_of(12)
@@ -175,7 +175,7 @@ async def test_sampled_frequencies_follow_the_distribution(make):
     assert np.all(np.abs(counts - 2000 * expected) <= 5 * np.sqrt(2000 * expected * (1 - expected)) + 1)
 
 
-async def test_stop_token_is_the_last_id_and_length_says_cut(make):
+async def test_stop_token_is_the_last_id_and_length_marks_truncation(make):
     engine = await make(model_of(), max_model_len=64)
     prompt = prompts_of(1)[0]
     free = await engine.generate(prompt, SamplingParams(max_tokens=20, seed=3), trajectory_id="a")
@@ -193,7 +193,7 @@ async def test_stop_token_is_the_last_id_and_length_says_cut(make):
         await engine.generate([1, VOCABULARY], params, trajectory_id="d")
 
 
-async def test_slots_of_other_trajectories_are_given_up_and_computed_again(make):
+async def test_slots_of_idle_trajectories_are_evicted_and_recomputed(make):
     model = model_of()
     engine = await make(model, max_slots=3)
     histories = prompts_of(7)
@@ -208,7 +208,7 @@ async def test_slots_of_other_trajectories_are_given_up_and_computed_again(make)
     await turns(engine, histories[:2], GREEDY)
 
 
-async def test_turns_outgrow_the_memory_that_was_taken_at_first(make):
+async def test_cache_grows_beyond_its_initial_size(make):
     model = model_of()
     engine = await make(model, max_model_len=512)
     prompts = prompts_of(12, 200, 300)
@@ -218,7 +218,7 @@ async def test_turns_outgrow_the_memory_that_was_taken_at_first(make):
         np.testing.assert_allclose(got.logprobs, expected, atol=1e-3)
 
 
-async def test_cancelling_frees_the_slot(make):
+async def test_cancelled_turn_frees_its_slot(make):
     engine = await make(model_of(), max_slots=1)
     long = asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=250), trajectory_id="a"))
     queued = asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=250), trajectory_id="b"))
@@ -231,7 +231,7 @@ async def test_cancelling_frees_the_slot(make):
     assert queued.cancelled()
 
 
-async def test_weights_change_between_two_tokens_of_running_turns(make):
+async def test_weight_update_applies_between_tokens_of_running_turns(make):
     old, new = model_of(seed=0), model_of(seed=9)
     engine = await make(old)
     prompts = prompts_of(5)
@@ -282,7 +282,7 @@ async def test_pause_stops_sampling_until_resume(make):
     assert set(got.versions) == {0, 1}
 
 
-async def test_asleep_it_has_no_cache_and_running_turns_are_computed_again_with_what_came_meanwhile(make):
+async def test_sleep_frees_the_cache_and_running_turns_resume_with_new_weights(make):
     old, new = model_of(seed=0), model_of(seed=9)
     engine = await make(old, max_slots=4)
     prompts = prompts_of(6)  # two of them wait for a slot
@@ -310,12 +310,12 @@ async def test_asleep_it_has_no_cache_and_running_turns_are_computed_again_with_
     assert boundary == 0, "the last one began after it slept"
 
 
-async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make):
+async def test_mismatched_weights_are_named_and_nothing_changes(make):
     model = model_of()
     engine = await make(model)
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
-    with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
+    with pytest.raises(EngineError, match=r"does not have: nonsense\.weight"):
         await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"model\.norm\.weight \(3,\) instead of \(32,\)"):
         await engine.update_weights(TensorWeights({**weights, "model.norm.weight": torch.zeros(3)}.items()), 1)
@@ -327,7 +327,7 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make):
     assert before == after
 
 
-async def test_tied_weights_come_under_either_name(make):
+async def test_tied_weights_are_accepted_under_either_name(make):
     model, new = model_of(), model_of(seed=3)
     engine = await make(model)
     weights = dict(new.named_parameters())
@@ -337,7 +337,7 @@ async def test_tied_weights_come_under_either_name(make):
     np.testing.assert_allclose(got.logprobs, logprobs_of(new, [1, 2, 3], got.ids)[range(8), list(got.ids)], atol=1e-4)
 
 
-async def test_the_engine_has_its_own_copy_of_a_module(make):
+async def test_engine_copies_the_given_module(make):
     model = model_of()
     engine = await make(model)
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
@@ -349,19 +349,19 @@ async def test_the_engine_has_its_own_copy_of_a_module(make):
     assert model.config._attn_implementation != "agentloop_slots"
 
 
-async def test_broken_weights_end_the_turn_and_leave_nothing_behind(make):
+async def test_broken_weights_fail_the_turn_and_free_its_state(make):
     model = model_of()
     engine = await make(model)
     broken = [(name, torch.full_like(tensor, float("nan"))) for name, tensor in model.named_parameters()]
     await engine.update_weights(TensorWeights(broken), 1)
-    with pytest.raises(EngineError, match="not a number"):
+    with pytest.raises(EngineError, match="NaN"):
         await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 2)
     got = await turns(engine, [[1, 2, 3]] * 9, GREEDY)
     assert not np.isnan([list(g.logprobs) for g in got]).any()
 
 
-async def test_close_ends_what_runs_and_may_be_called_twice(make):
+async def test_close_ends_running_turns_and_is_idempotent(make):
     engine = await make(model_of())
     params = SamplingParams(max_tokens=200)
     running = [asyncio.create_task(engine.generate([1, 2], params, trajectory_id=str(i))) for i in range(300)]
@@ -374,7 +374,7 @@ async def test_close_ends_what_runs_and_may_be_called_twice(make):
         await engine.generate([1, 2], params, trajectory_id="z")
 
 
-async def test_a_folder_is_loaded_and_a_bad_one_is_explained(tmp_path):
+async def test_model_folder_loads_and_bad_folder_raises(tmp_path):
     model = model_of()
     model.save_pretrained(tmp_path / "model")
     engine = HfEngine(tmp_path / "model", device="cpu")
@@ -390,17 +390,17 @@ async def test_a_folder_is_loaded_and_a_bad_one_is_explained(tmp_path):
         await HfEngine(model, device="cpu", max_model_len=513).start()
     with pytest.raises(UserError, match="lower max_model_len"):
         await HfEngine(model, device="cpu", cache_bytes=1000).start()
-    with pytest.raises(UserError, match="not a type of torch"):
+    with pytest.raises(UserError, match="not a dtype of torch"):
         HfEngine(model, dtype="float33")
 
 
-async def test_a_gpu_that_is_not_there_is_one_clear_error(monkeypatch):
+async def test_missing_gpu_raises_one_clear_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"engine\.options\.device is cuda, but torch sees no CUDA device"):
         await HfEngine(model_of(), device="cuda").start()
 
 
-async def test_a_model_with_other_attention_is_refused():
+async def test_unsupported_attention_is_rejected():
     from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
     config = GPTNeoConfig(
@@ -410,9 +410,9 @@ async def test_a_model_with_other_attention_is_refused():
         await HfEngine(GPTNeoForCausalLM(config), device="cpu").start()
 
 
-def test_a_state_beside_attention_is_refused_and_experts_are_not(tmp_path: Path):
+def test_recurrent_state_is_rejected_and_experts_are_accepted(tmp_path: Path):
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: two sequences"):
+        with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: its logits change"):
             load_model(save_small_model("falcon_h1", tmp_path / "state"), torch.device("cpu"), dtype)
         model = load_model(save_small_model("qwen3_moe", tmp_path / "experts"), torch.device("cpu"), dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}

@@ -1,4 +1,4 @@
-"""`HfEngine` on vision-language models: what transformers computes, with pictures that come turn by turn."""
+"""`HfEngine` on vision-language models matches transformers, with images that arrive turn by turn."""
 
 import asyncio
 from pathlib import Path
@@ -48,9 +48,9 @@ async def make():
         await engine.close()
 
 
-async def test_logprobs_of_many_turns_are_those_of_transformers(make, folder):
+async def test_logprobs_of_many_turns_match_transformers(make, folder):
     renderer = renderer_for(folder)
-    # Chunks of 50 tokens cut pictures in two; fewer slots than episodes.
+    # Chunks of 50 tokens split images; there are fewer slots than episodes.
     engine = await make(folder, max_batch_tokens=50, max_slots=3)
     trajectories = await asyncio.gather(
         *(
@@ -71,7 +71,7 @@ async def test_logprobs_of_many_turns_are_those_of_transformers(make, folder):
         np.testing.assert_allclose(trajectory.logprobs[mask], logprobs_of(model, trajectory), atol=1e-4)
 
 
-async def test_equal_tokens_of_unequal_pictures_share_nothing(make, one_folder):
+async def test_equal_tokens_of_different_images_share_no_cache(make, one_folder):
     renderer = renderer_for(one_folder)
     engine = await make(one_folder)
     model = load_language_model(one_folder, dtype=torch.float32, attention="sdpa").eval()
@@ -81,7 +81,7 @@ async def test_equal_tokens_of_unequal_pictures_share_nothing(make, one_folder):
         np.testing.assert_allclose(trajectory.logprobs[trajectory.loss_mask], logprobs_of(model, trajectory), atol=1e-4)
 
 
-async def test_the_tower_runs_once_for_a_picture(make, one_folder):
+async def test_vision_tower_runs_once_per_image(make, one_folder):
     renderer = renderer_for(one_folder)
     engine = await make(one_folder)
     sizes = []
@@ -92,7 +92,7 @@ async def test_the_tower_runs_once_for_a_picture(make, one_folder):
     assert sizes == [image.image.num_patches for image in trajectory.images]
 
 
-async def test_new_weights_see_anew(make, one_folder):
+async def test_new_weights_recompute_image_features(make, one_folder):
     renderer = renderer_for(one_folder)
     engine = await make(one_folder)
     await play(engine, renderer, opened(renderer, [picture(112, 112, 0)], "a"), [])
@@ -105,7 +105,7 @@ async def test_new_weights_see_anew(make, one_folder):
     np.testing.assert_allclose(trajectory.logprobs[trajectory.loss_mask], logprobs_of(model, trajectory), atol=1e-4)
 
 
-async def test_a_text_model_refuses_pictures(make, one_folder):
+async def test_text_model_rejects_images(make, one_folder):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

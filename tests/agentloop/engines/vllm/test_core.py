@@ -15,7 +15,7 @@ from agentloop.errors import EngineError
 
 
 class FakeLlm:
-    """vLLM's output handler in small: takes what the core sent, works it off in slices, asks for more."""
+    """A small output handler like vLLM's: takes outputs of the core, processes them in slices, and asks for more."""
 
     errored = False
 
@@ -35,7 +35,7 @@ class FakeLlm:
 
 
 @pytest.mark.parametrize("slices", [[1], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
-async def test_the_fence_opens_when_all_outputs_are_worked_off(slices):
+async def test_fence_opens_after_all_outputs_are_processed(slices):
     llm = FakeLlm()
     fence = OutputFence(llm)
     handler = asyncio.create_task(llm.handle())
@@ -51,7 +51,7 @@ async def test_the_fence_opens_when_all_outputs_are_worked_off(slices):
     handler.cancel()
 
 
-async def test_the_fence_does_not_wait_for_a_dead_engine():
+async def test_fence_does_not_wait_for_a_dead_engine():
     llm = FakeLlm()
     fence = OutputFence(llm)
     llm.errored = True
@@ -59,7 +59,7 @@ async def test_the_fence_does_not_wait_for_a_dead_engine():
         await fence.wait()
 
 
-async def test_nobody_waits_for_the_answer_of_a_dead_engine():
+async def test_calls_to_a_dead_engine_do_not_wait():
     llm = FakeLlm()
     never = asyncio.get_running_loop().create_future()
     asked = asyncio.create_task(unless_dead(llm, never))
@@ -71,7 +71,7 @@ async def test_nobody_waits_for_the_answer_of_a_dead_engine():
     assert never.cancelled()
 
 
-async def test_answers_and_errors_of_a_living_engine_are_passed_on():
+async def test_results_and_errors_of_a_live_engine_propagate():
     async def answer(value):
         await asyncio.sleep(0)
         return 1 // value
@@ -81,7 +81,7 @@ async def test_answers_and_errors_of_a_living_engine_are_passed_on():
         await unless_dead(FakeLlm(), answer(0))
 
 
-async def test_an_error_of_an_engine_that_has_ended_is_its_end():
+async def test_error_of_a_dead_engine_becomes_engine_death():
     llm = FakeLlm()
 
     async def answer():
@@ -92,7 +92,7 @@ async def test_an_error_of_an_engine_that_has_ended_is_its_end():
         await unless_dead(llm, answer())
 
 
-def test_worker_and_engine_core_end_with_a_killed_owner(tmp_path):
+def test_worker_and_engine_core_exit_with_a_killed_owner(tmp_path):
     meeting = tmp_path / "vllm_dist_0"
     meeting.touch()
     program = """

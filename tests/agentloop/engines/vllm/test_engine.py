@@ -55,7 +55,7 @@ def random_model(seed=0, *, tied=False):
 
 
 def parrot(model, token):
-    """The model with other weights: it says `token`, whatever it reads."""
+    """Return weights with which the model always samples `token`."""
     other = copy.deepcopy(model)
     with torch.no_grad():
         for layer in other.model.layers:
@@ -103,7 +103,7 @@ async def turns(engine, prompts, params):
     )
 
 
-async def test_greedy_turns_are_those_of_transformers(engine, model):
+async def test_greedy_turns_match_transformers(engine, model):
     prompts = prompts_of(24)
     for prompt, got in zip(prompts, await turns(engine, prompts, GREEDY), strict=True):
         expected = reference(model, prompt, got.ids)
@@ -122,7 +122,7 @@ async def test_logprobs_include_the_temperature(engine, model):
         np.testing.assert_allclose(got.logprobs, expected, atol=2 * TOLERANCE)
 
 
-async def test_a_truncated_distribution_is_renormalised(engine, model):
+async def test_truncated_distribution_is_renormalised(engine, model):
     prompt = prompts_of(1)[0]
     got = await engine.generate(prompt, SamplingParams(max_tokens=20, top_k=3), trajectory_id="a")
     best, order = reference(model, prompt, got.ids).topk(3)
@@ -132,7 +132,7 @@ async def test_a_truncated_distribution_is_renormalised(engine, model):
         assert abs(got.logprobs[i] - expected[i, rank]) < 2 * TOLERANCE
 
 
-async def test_a_listener_hears_the_turn_before_it_is_over(engine):
+async def test_listener_receives_tokens_while_the_turn_runs(engine):
     (prompt,) = prompts_of(1)
     params = SamplingParams(max_tokens=200, seed=5)
     alone = await engine.generate(prompt, params, trajectory_id="t")
@@ -145,7 +145,7 @@ async def test_a_listener_hears_the_turn_before_it_is_over(engine):
     assert told == turn.ids.tolist()[: len(told)]
 
 
-async def test_a_seed_repeats_the_turn(engine):
+async def test_seed_reproduces_the_turn(engine):
     prompt = prompts_of(1)[0]
     params = SamplingParams(max_tokens=30, seed=7)
     first = await engine.generate(prompt, params, trajectory_id="a")
@@ -153,7 +153,7 @@ async def test_a_seed_repeats_the_turn(engine):
     assert first.ids == again.ids
 
 
-async def test_seeded_turns_whose_prompts_do_not_fit_into_one_step(engine):
+async def test_seeded_turns_are_exact_if_prompts_exceed_one_step(engine):
     prompts = prompts_of(40, seed=3, low=400, high=480)
     got = await asyncio.gather(
         *(
@@ -164,7 +164,7 @@ async def test_seeded_turns_whose_prompts_do_not_fit_into_one_step(engine):
     assert [len(turn.ids) for turn in got] == [4] * 40
 
 
-async def test_stop_token_is_the_last_id_and_length_says_cut(engine):
+async def test_stop_token_is_the_last_id_and_length_marks_truncation(engine):
     prompt = prompts_of(1)[0]
     free = await engine.generate(prompt, SamplingParams(max_tokens=30, seed=5), trajectory_id="a")
     assert free.finish_reason is FinishReason.LENGTH
@@ -179,14 +179,14 @@ async def test_stop_token_is_the_last_id_and_length_says_cut(engine):
         await engine.generate([1] * LONGEST, params, trajectory_id="d")
 
 
-async def test_the_eos_token_of_the_model_does_not_stop_a_turn_that_did_not_ask(engine, model):
+async def test_eos_token_does_not_stop_a_turn_unless_requested(engine, model):
     await engine.update_weights(TensorWeights(parrot(model, 3)), 0)
     got = await engine.generate([1, 2], SamplingParams(max_tokens=9, temperature=0.0), trajectory_id="a")
     assert (list(got.ids), got.finish_reason) == ([3] * 9, FinishReason.LENGTH)
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
-async def test_later_turns_find_their_prefix_in_the_cache(engine, model):
+async def test_later_turns_reuse_the_cached_prefix(engine, model):
     hits = []
     original = engine._llm.output_processor.process_outputs
 
@@ -214,9 +214,7 @@ async def test_later_turns_find_their_prefix_in_the_cache(engine, model):
         del engine._llm.output_processor.process_outputs
 
 
-async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_that_came_meanwhile(
-    engine, model, monkeypatch
-):
+async def test_turns_wait_during_sleep_and_resume_with_new_weights(engine, model, monkeypatch):
     """On CPUs vLLM keeps its memory, and does everything else of its sleep: tests/gpu has the memory."""
     monkeypatch.setattr(engine, "_sleeps", True)
     await engine.update_weights(TensorWeights(parrot(model, 4)), 4)
@@ -243,8 +241,8 @@ async def test_turns_wait_while_the_engine_sleeps_and_go_on_with_the_weights_tha
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
-async def test_every_token_knows_the_weights_that_sampled_it(engine, model):
-    """Version v says token v: the ids themselves tell which weights sampled them."""
+async def test_every_token_carries_its_weight_version(engine, model):
+    """Weights of version v sample token v, so the ids show which weights sampled them."""
     await engine.update_weights(TensorWeights(parrot(model, 20)), 20)
     rng = np.random.default_rng(3)
     prompts = prompts_of(90, seed=4)  # some run, some wait, some end between the updates
@@ -288,7 +286,7 @@ async def test_pause_stops_sampling_until_resume(engine, model):
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
-async def test_cancelling_aborts_the_request(engine):
+async def test_cancelled_turn_aborts_its_request(engine):
     task = asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=500), trajectory_id="a"))
     await asyncio.sleep(0.1)
     task.cancel()
@@ -300,13 +298,13 @@ async def test_cancelling_aborts_the_request(engine):
     engine.release("unknown")
 
 
-async def test_a_text_model_refuses_pictures(engine):
+async def test_text_model_rejects_images(engine):
     seen = SeenImage(np.zeros((28, 28, 3), np.uint8), PixelFormat(14, 2, 2, 1 / 255, (0.5,) * 3, (0.5,) * 3))
     with pytest.raises(EngineError, match="no vision tower"):
         await engine.generate([1, 2], GREEDY, trajectory_id="a", images=[PlacedImage(seen, 0)])
 
 
-async def test_weights_that_do_not_fit_are_named_and_nothing_changes(engine, model):
+async def test_mismatched_weights_are_named_and_nothing_changes(engine, model):
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
     with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
@@ -320,7 +318,7 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_changes(engine, mod
     assert (await engine.generate([1, 2, 3], GREEDY, trajectory_id="b")).ids == before.ids
 
 
-async def test_close_ends_what_runs_and_leaves_no_process(engine):
+async def test_close_ends_running_turns_and_leaves_no_process(engine):
     children = [child for child in psutil.Process().children(recursive=True) if not _is_of_pythons_own(child)]
     assert children
     assert _socket_folders()
@@ -353,7 +351,7 @@ def _socket_folders():
     return list(Path(tempfile.gettempdir()).glob(f"agentloop-vllm-*-{os.getpid()}-*"))
 
 
-async def test_a_head_that_is_tied_to_the_embedding_follows_it(tmp_path):
+async def test_tied_head_follows_the_embedding(tmp_path):
     old, new = (random_model(seed, tied=True) for seed in (0, 1))
     old.save_pretrained(tmp_path)
     engine = VllmEngine(

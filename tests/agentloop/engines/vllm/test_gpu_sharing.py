@@ -1,4 +1,4 @@
-"""What an engine that shares a GPU takes of it. The worker itself runs on CUDA only (tests/gpu)."""
+"""Memory of an engine that shares a GPU. The worker itself runs only on CUDA (tests/gpu)."""
 
 import types
 
@@ -26,14 +26,14 @@ def worker(requested, cache=None):
     return worker
 
 
-def test_the_cache_is_what_its_own_process_leaves_of_its_part(monkeypatch):
+def test_cache_gets_the_rest_of_the_engines_gpu_share(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * GIB)
     assert worker(30 * GIB).determine_available_memory() == 23 * GIB
     with pytest.raises(ValueError, match=r"0\.3 is 6 GiB of this GPU, and the model needs 7 GiB.*workers\.gpus"):
         worker(6 * GIB).determine_available_memory()
 
 
-def test_a_cache_of_a_given_size_is_left_to_vllm(monkeypatch):
+def test_explicit_cache_size_is_passed_to_vllm(monkeypatch):
     from vllm.v1.worker.gpu_worker import Worker
 
     monkeypatch.setattr(Worker, "determine_available_memory", lambda self: self.cache_config.kv_cache_memory_bytes)

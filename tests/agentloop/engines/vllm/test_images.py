@@ -1,4 +1,4 @@
-"""`VllmEngine` with pictures that come turn by turn: what transformers and the learner compute for them."""
+"""`VllmEngine` matches transformers and the learner, with images that arrive turn by turn."""
 
 import asyncio
 from pathlib import Path
@@ -49,7 +49,7 @@ async def engine(folder):
 
 @pytest.fixture
 def sent(engine, monkeypatch):
-    """For each picture of each prompt from here on, whether its pixels went to the engine core."""
+    """Record for each later image of a prompt whether its pixels were sent to the engine core."""
     found = []
     cache, update = engine._images._cache, engine._images._cache.get_and_update
 
@@ -66,7 +66,7 @@ def assert_close(trajectory, expected):
     np.testing.assert_allclose(trajectory.logprobs[trajectory.loss_mask], expected, atol=TOLERANCE)
 
 
-async def test_turns_with_pictures_before_and_after_new_weights(engine, folder, renderer):
+async def test_turns_with_images_match_before_and_after_a_weight_update(engine, folder, renderer):
     learner = FsdpLearner(LearnerConfig(model=str(folder), device="cpu", lr=1e-2, share_prefixes=True))
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     tower = model.model.visual.patch_embed.proj.weight.detach().clone()
@@ -77,7 +77,7 @@ async def test_turns_with_pictures_before_and_after_new_weights(engine, folder, 
                 play(
                     engine,
                     renderer,
-                    # Two groups of two; the first shows its picture twice.
+                    # Two groups of two; the first shows its image twice.
                     opened(renderer, [shared] * (2 - i // 2), f"t{i}", group=f"g{i // 2}"),
                     [[picture(60 + 20 * i, 90, 10 + i), picture(90, 60, 5)], [], [picture(200, 60, 20 + i)]],
                     seed=10 * i,
@@ -97,7 +97,7 @@ async def test_turns_with_pictures_before_and_after_new_weights(engine, folder, 
     await engine.update_weights(TensorWeights(model.named_parameters()), 0)
 
 
-async def test_a_picture_is_sent_once(engine, folder, renderer, sent):
+async def test_image_is_sent_once(engine, folder, renderer, sent):
     first, second = picture(112, 112, 31), picture(56, 56, 32)
     trajectory = await play(engine, renderer, opened(renderer, [first]), [[second, second], []])
     assert sent == [[True], [False, True, False], [False, False, False]]
@@ -109,7 +109,7 @@ async def test_a_picture_is_sent_once(engine, folder, renderer, sent):
     assert_close(trajectory, logprobs_of(model, trajectory))
 
 
-async def test_a_turn_that_waits_over_an_update_finds_its_pictures(engine, folder, renderer):
+async def test_turn_that_waits_through_an_update_keeps_its_images(engine, folder, renderer):
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     shown = picture(112, 112, 51)
     await play(engine, renderer, opened(renderer, [shown]), [])  # its features are in vLLM's cache
@@ -123,7 +123,7 @@ async def test_a_turn_that_waits_over_an_update_finds_its_pictures(engine, folde
     assert_close(await running, logprobs_of(model, waiting))
 
 
-async def test_equal_tokens_of_unequal_pictures_share_nothing(engine, folder, renderer):
+async def test_equal_tokens_of_different_images_share_no_cache(engine, folder, renderer):
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     seen = []
     for number in range(2):
@@ -133,7 +133,7 @@ async def test_equal_tokens_of_unequal_pictures_share_nothing(engine, folder, re
     assert abs(seen[0] - seen[1]).max() > 100 * TOLERANCE
 
 
-async def test_an_image_token_without_a_picture_is_a_word(engine, folder, renderer):
+async def test_image_token_without_an_image_is_a_plain_token(engine, folder, renderer):
     model = load_language_model(folder, dtype=torch.float32, attention="sdpa").eval()
     trajectory = opened(renderer, [picture(56, 56, 3)])
     trajectory.append("observation", [5, renderer.vision.image_token_id, renderer.vision.image_token_id, 6])
@@ -141,11 +141,11 @@ async def test_an_image_token_without_a_picture_is_a_word(engine, folder, render
     assert_close(trajectory, logprobs_of(model, trajectory))
 
 
-async def test_a_picture_that_vllm_cannot_take_is_refused_before_it_is_sent(engine, renderer, monkeypatch, sent):
+async def test_unsupported_image_is_rejected_before_sending(engine, renderer, monkeypatch, sent):
     trajectory = opened(renderer, [picture(112, 112, 41)])
     params = SamplingParams(max_tokens=2, seed=0)
     monkeypatch.setattr(engine._llm.input_processor, "mm_encoder_cache_size", 8)
-    with pytest.raises(EngineError, match=r"a picture of 16 tokens, and vLLM has made room for 8\. Raise max_pixels"):
+    with pytest.raises(EngineError, match=r"an image of 16 tokens, but vLLM has room for 8\. Raise max_pixels"):
         await engine.generate(trajectory.ids, params, trajectory_id="t", images=trajectory.images)
     monkeypatch.undo()
     monkeypatch.setattr(engine._images, "_capacity", 1000.0)

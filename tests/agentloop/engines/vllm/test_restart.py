@@ -31,7 +31,7 @@ def engine_core():
     return core
 
 
-async def test_a_killed_engine_core_costs_no_tokens_and_no_versions(tmp_path):
+async def test_killed_engine_core_loses_no_tokens_or_versions(tmp_path):
     model = random_model()
     model.save_pretrained(tmp_path)
 

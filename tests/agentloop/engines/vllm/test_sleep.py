@@ -11,14 +11,14 @@ from agentloop.errors import UserError
 pytestmark = pytest.mark.vllm
 
 
-async def test_on_cpus_it_cannot_sleep(tmp_path):
+async def test_sleep_on_cpu_raises(tmp_path):
     Qwen3Config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"cannot sleep on CPUs.*placement\.sleep=false"):
         await VllmEngine(tmp_path, sleeps=True).start()
 
 
 class Refusing:
-    """A vLLM that has no memory for what `refused` names."""
+    """A vLLM that has no memory for the parts in `refused`."""
 
     errored = False
 
@@ -36,7 +36,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize(("refused", "what"), [("weights", "its weights"), ("kv_cache", "its cache")])
-async def test_a_vllm_that_does_not_wake_is_dead(refused, what):
+async def test_failed_wake_counts_as_engine_death(refused, what):
     llm, mode = Refusing(refused), SleepMode()
     await mode.begin(llm, keep_weights=False)
     with pytest.raises(EngineDead, match=f"get memory for {what}: RuntimeError: CUDA out of memory"):

@@ -1,4 +1,4 @@
-"""The tiny task for an agent of somebody who knows nothing of agentloop: the official client, and tools of its own."""
+"""An agent for the tiny task without agentloop: the official client, and tools of its own."""
 
 import ast
 import json

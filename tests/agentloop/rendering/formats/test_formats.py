@@ -1,4 +1,4 @@
-"""Calls of each family as models write them, rightly and wrongly."""
+"""Well-formed and malformed calls of each model family."""
 
 import pytest
 from hypothesis import given, settings
@@ -120,7 +120,7 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
         ("phi", '<|tool_call|>[{"name": "f", "arguments": {"i": 1}}]<|/tool_call|>', [("f", {"i": 1})]),
     ],
 )
-def test_calls_are_read(name, text, calls):
+def test_calls_are_parsed(name, text, calls):
     parsed = parse(name, text)
     assert all(isinstance(call, ToolCall) for call in parsed.calls), parsed
     assert [(call.name, call.arguments) for call in parsed.calls] == calls
@@ -170,7 +170,7 @@ def test_calls_are_read(name, text, calls):
         ("harmony", f"{CALL}{{}} {{}}", "text after the JSON object"),
     ],
 )
-def test_errors_explain_malformed_calls_to_the_model(name, text, why):
+def test_malformed_calls_get_an_explanation(name, text, why):
     parsed = parse(name, text)
     assert [type(call) for call in parsed.calls] == [InvalidCall], parsed
     assert why in parsed.calls[0].error
@@ -200,17 +200,17 @@ def test_errors_explain_malformed_calls_to_the_model(name, text, why):
         ("glm", "\n<think>hm <tool_call>f</tool_call></think>\n42", "42", "hm <tool_call>f</tool_call>"),
     ],
 )
-def test_what_is_said_and_what_is_thought(name, text, content, reasoning):
+def test_content_and_thinking_are_separated(name, text, content, reasoning):
     parsed = parse(name, text)
     assert (parsed.content, parsed.reasoning, parsed.calls) == (content, reasoning, ())
 
 
-def test_a_call_of_harmony_behind_thinking():
+def test_harmony_call_after_thinking_is_parsed():
     parsed = parse("harmony", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{CALL}{{}}")
     assert (parsed.reasoning, parsed.content, len(parsed.calls)) == ("hm", "", 1)
 
 
-def test_ids_are_those_that_templates_take():
+def test_call_ids_have_the_form_that_templates_accept():
     both = parse("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]').calls
     assert len({call.id for call in both}) == 2
     assert all(len(call.id) == 9 and call.id.isalnum() for call in both)
@@ -223,13 +223,13 @@ def test_ids_are_those_that_templates_take():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_template_with_the_signs_is_known_by_them(name):
+def test_format_is_detected_from_template_markers(name):
     found = detect_format(" ".join(call_format(name).signs))
     assert found is not None
     assert found.name == name
 
 
-def test_an_unknown_format():
+def test_unknown_format_raises():
     with pytest.raises(UserError, match="Did you mean 'harmony'"):
         call_format("harmoni")
     assert detect_format("nothing of calls") is None
@@ -310,7 +310,7 @@ SHARDS = [
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.lists(st.sampled_from(SHARDS), max_size=24).map("".join), inside=st.booleans(), complete=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_whatever_a_model_samples_is_read(name, text, inside, complete):
+def test_any_sampled_text_is_parsed(name, text, inside, complete):
     parser = TurnParser(call_format(name), starts_in_thinking=inside)
     parsed = parser.parse(text, complete=complete, tools=TOOLS)
     assert complete or not parsed.calls

@@ -31,7 +31,7 @@ def only_invalid(text):
     ],
     ids=["canonical", "parameters", "encoded twice", "list", "no closing tag", "no closing tag, line breaks"],
 )
-def test_one_call(text):
+def test_single_call_is_parsed(text):
     turn = parse(text)
     assert turn.calls == (ToolCall("f", {"a": 1}, "call_0"),)
     assert turn.content == ""
@@ -45,13 +45,13 @@ def test_text_around_calls_is_content_and_order_is_kept():
 
 
 @pytest.mark.parametrize("between", ["", "\n"])
-def test_two_objects_in_one_tag(between):
+def test_two_objects_in_one_tag_are_handled(between):
     turn = parse('<tool_call>{"name":"f","arguments":{}}' + between + '{"name":"g","arguments":{"b":2}}</tool_call>')
     assert turn.calls == (ToolCall("f", {}, "call_0"), ToolCall("g", {"b": 2}, "call_1"))
 
 
 @pytest.mark.parametrize("code", ["x = '</tool_call>'", "<tool_call>", "</think>", "<think>", 'a\n"b"\\ {}', "}}"])
-def test_tags_inside_strings_are_strings(code):
+def test_tags_inside_strings_stay_text(code):
     text = f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': {'code': code}})}\n</tool_call>rest"
     turn = parse(text)
     assert turn.calls == (ToolCall("run", {"code": code}, "call_0"),)
@@ -59,13 +59,13 @@ def test_tags_inside_strings_are_strings(code):
     assert turn.reasoning is None
 
 
-def test_a_tag_left_open_before_the_next_call():
+def test_unclosed_tag_before_the_next_call_is_handled():
     turn = parse('<tool_call>{"name":"f"}\n' + GOOD)
     assert turn.calls == (ToolCall("f", {}, "call_0"), ToolCall("f", {"a": 1}, "call_1"))
 
 
 @pytest.mark.parametrize("arguments", ["null", '""', "{}"])
-def test_no_arguments(arguments):
+def test_call_without_arguments_is_handled(arguments):
     text = f'<tool_call>{{"name":"f","arguments":{arguments}}}</tool_call>'
     assert parse(text).calls == (ToolCall("f", {}, "call_0"),)
 
@@ -101,7 +101,7 @@ def test_malformed_calls_get_feedback(inside, why):
     assert call.id == "call_0"
 
 
-def test_a_malformed_call_leaves_the_others():
+def test_malformed_call_does_not_affect_the_others():
     turn = parse('<tool_call>{"name": </tool_call>' + GOOD + "<tool_call>{oh" + GOOD)
     kinds = [type(call) for call in turn.calls]
     assert kinds == [InvalidCall, ToolCall, InvalidCall, ToolCall]
@@ -109,18 +109,18 @@ def test_a_malformed_call_leaves_the_others():
     assert turn.message()["tool_calls"] == [turn.calls[1].as_dict(), turn.calls[3].as_dict()]
 
 
-def test_a_tag_left_open_with_text_behind_is_refused():
+def test_unclosed_tag_followed_by_text_is_rejected():
     assert "</tool_call> is missing" in only_invalid('<tool_call>{"name":"f"} and so on').error
 
 
 @pytest.mark.parametrize("text", [GOOD, GOOD.removesuffix("</tool_call>"), GOOD[:-30], "<tool_call>"])
-def test_a_cut_turn_has_no_calls(text):
+def test_truncated_turn_has_no_calls(text):
     turn = parse("So: " + text, complete=False)
     assert turn.calls == ()
     assert turn.content == "So: " + text.strip()
 
 
 @pytest.mark.parametrize(("depth", "kind"), [(62, ToolCall), (63, InvalidCall)])
-def test_values_are_nested_so_deep_only(depth, kind):
+def test_nesting_depth_is_limited(depth, kind):
     code = json.dumps({"name": "f", "arguments": {"a": "[{", "b": 0}}).replace("0", "[" * depth + "]" * depth)
     assert [type(call) for call in parse(f"<tool_call>{code}</tool_call>").calls] == [kind]

@@ -88,13 +88,13 @@ def test_without_schemas_values_are_text():
         "'</parameter></function>'",
     ],
 )
-def test_tags_inside_code_are_code(code):
+def test_tags_inside_code_stay_text(code):
     turn = parse(write(s=code, i="1") + "rest", tools=TOOLS)
     assert turn.calls == (ToolCall("f", {"s": code, "i": 1}, "call_0"),)
     assert turn.content == "rest"
 
 
-def test_several_calls():
+def test_several_calls_are_parsed():
     two = "<tool_call><function=f></function><function=g><parameter=x>1</parameter></function></tool_call>"
     assert parse(two).calls == (ToolCall("f", {}, "call_0"), ToolCall("g", {"x": "1"}, "call_1"))
     turn = parse(f"a {write()} b {write('g')} c")
@@ -103,7 +103,7 @@ def test_several_calls():
 
 
 @pytest.mark.parametrize("text", [write(s="1").removesuffix("</tool_call>"), write(s="1").removeprefix("<tool_call>")])
-def test_a_missing_outer_tag_is_forgiven(text):
+def test_missing_outer_tag_is_accepted(text):
     turn = parse(text)
     assert turn.calls == (ToolCall("f", {"s": "1"}, "call_0"),)
 
@@ -132,13 +132,13 @@ def test_malformed_calls_get_feedback(text, why):
 
 
 @pytest.mark.parametrize("length", range(1, 60, 7))
-def test_a_cut_turn_has_no_calls(length):
+def test_truncated_turn_has_no_calls(length):
     text = write(s="abc")[:-length]
     turn = parse(text, complete=False, tools=TOOLS)
     assert turn.calls == ()
     assert turn.content == text.strip()
 
 
-def test_half_a_character_is_no_list():
+def test_incomplete_character_does_not_become_a_list():
     (call,) = parse(write(l='["\\ud83d"]'), tools=TOOLS).calls
     assert call.arguments == {"l": '["\\ud83d"]'}

@@ -37,7 +37,7 @@ ASSERTS = ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]
 GOOD = "def add(a, b):\n    return a + b\n"
 
 
-def test_programs_that_read_stdin(judge, episode):
+def test_stdin_programs_are_judged(judge, episode):
     pairs = [
         ("print(sum(map(int, input().split())))", ADD),
         ("print(sum(map(int, input().split())), '')", json.dumps(ADD)),
@@ -49,7 +49,7 @@ def test_programs_that_read_stdin(judge, episode):
     assert judge(pairs, episode, timeout=2.0) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_functions_and_assert_statements(judge, episode):
+def test_functions_and_assert_statements_are_judged(judge, episode):
     pairs = [
         (GOOD, CALLS),
         ("class Solution:\n    def add(self, a, b):\n        return a + b", CALLS),
@@ -76,17 +76,17 @@ CHEATS = [
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_programs_that_only_look_as_if_they_passed(judge, episode, partial):
+def test_programs_that_fake_success_fail(judge, episode, partial):
     pairs = [(cheat, tests) for cheat in CHEATS for tests in (ASSERTS, CALLS)]
     assert judge(pairs, episode, partial=partial) == [0.0] * len(pairs)
 
 
-def test_what_is_equal_to_everything_fools_no_outputs(judge, episode):
+def test_objects_equal_to_everything_fail(judge, episode):
     yes = "class Yes(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Yes(0)"
     assert judge([(yes, CALLS)], episode) == [0.0]
 
 
-def test_shares_of_what_passes(judge, episode):
+def test_reward_may_be_the_share_of_passed_tests(judge, episode):
     half = "def add(a, b):\n    return a + b if a == 3 else 1 / 0"
     pairs = [
         (half, CALLS),
@@ -98,7 +98,7 @@ def test_shares_of_what_passes(judge, episode):
     assert judge([("print(3)", ADD)], episode, max_tests=1) == [1.0]
 
 
-async def test_an_answer_without_a_program_is_wrong(episode):
+async def test_answer_without_program_is_wrong(episode):
     trajectory = episode("I cannot write code.")
     assert await load_reward("code_tests")(trajectory, {"answer": ASSERTS}) == 0.0
     assert trajectory.metrics["reward/has_program"] == 0.0
@@ -114,12 +114,12 @@ async def test_an_answer_without_a_program_is_wrong(episode):
         ("", "or assert statements, got"),
     ],
 )
-async def test_rows_whose_tests_cannot_be_read_are_errors(episode, tests, words):
+async def test_rows_with_unreadable_tests_raise(episode, tests, words):
     with pytest.raises(ValueError, match=words):
         await load_reward("code_tests")(episode(fenced(GOOD)), {"tests": tests})
 
 
-def test_levels_and_options_that_do_not_exist():
+def test_unknown_levels_and_options_raise():
     with pytest.raises(UserError, match="no sandbox level 'locall'"):
         load_reward("code_tests", {"sandbox": "locall"})
     with pytest.raises(UserError, match="timeout must be"):

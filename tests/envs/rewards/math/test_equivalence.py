@@ -31,12 +31,12 @@ CASES = [
 ]
 
 
-async def test_what_is_equal_in_mathematics(episode, math):
+async def test_mathematically_equal_answers_match(episode, math):
     for text, gold, value in CASES:
         assert await math(episode(text), {"answer": gold}) == value, (text, gold)
 
 
-async def test_an_answer_that_takes_for_ever_is_wrong_and_hurts_nobody(episode):
+async def test_answer_that_never_finishes_is_wrong_and_isolated(episode):
     reward = load_reward("math", {"workers": 1, "timeout": 1.0})
     tower = episode(r"\boxed{(9^{9^{9^{9}}}+1) \cdot 3 - 9^{9^{9}}}")
     started = time.monotonic()
@@ -47,19 +47,19 @@ async def test_an_answer_that_takes_for_ever_is_wrong_and_hurts_nobody(episode):
     await reward.shutdown()
 
 
-async def test_only_the_box_where_that_is_asked_for(episode):
+async def test_strict_mode_reads_only_the_box(episode):
     reward = load_reward("math", {"boxed": True, "workers": 1})
     assert await reward(episode("It is 42"), {"answer": 42}) == 0.0
     assert await reward(episode(r"\boxed{42.0}, not 41"), {"answer": 42}) == 1.0
     await reward.shutdown()
 
 
-async def test_a_row_whose_answer_is_nothing_is_an_error(episode, math):
+async def test_row_with_empty_answer_raises(episode, math):
     with pytest.raises(ValueError, match="math-verify cannot read the row's answer ''"):
         await math(episode("42"), {"answer": ""})
 
 
-async def test_retool_by_equivalence(episode):
+async def test_retool_reward_can_use_equivalence(episode):
     reward = load_reward("retool", {"strict": False, "workers": 1})
     values = await asyncio.gather(
         *(reward(episode(text), {"answer": r"\frac{1}{2}"}) for text in (r"\boxed{0.5}", r"\boxed{2}", "0.5"))

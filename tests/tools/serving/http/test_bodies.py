@@ -80,7 +80,7 @@ def problem(response) -> tuple[str, str]:
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_field_is_named(quiet, body, field):
+async def test_invalid_field_is_named(quiet, body, field):
     client, sandbox = quiet
     response = await client.post("/run_code", content=json.dumps(body))
     assert response.status_code == 422, response.text
@@ -93,21 +93,21 @@ async def test_the_field_is_named(quiet, body, field):
     [b"", b"{", b"nope", b'{"code": "x"', b"\xff\xfe", b"[" * 100_000, b'{"code": %s}' % (b"9" * 5000), b"\0" * 10],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_bodies_that_are_not_json(quiet, content):
+async def test_bodies_that_are_not_json_are_rejected(quiet, content):
     client, sandbox = quiet
     response = await client.post("/run_code", content=content)
     assert response.status_code == 422, response.text
     assert sandbox.executions == []
 
 
-async def test_errors_do_not_repeat_what_was_sent(by_hand):
+async def test_errors_do_not_echo_the_request(by_hand):
     async with by_hand() as (client, _):
         response = await client.post("/run_code", json={"code": ["SECRET"], "stdin": {"SECRET": 1}})
         assert response.status_code == 422
         assert "SECRET" not in response.text
 
 
-async def test_bounds_name_the_option_that_raises_them(by_hand):
+async def test_limit_errors_name_the_option_that_raises_them(by_hand):
     async with by_hand(max_seconds=5.0, max_memory_mb=2000) as (client, _):
         response = await client.post("/run_code", json={"code": "x", "run_timeout": 6})
         assert "--max-seconds" in problem(response)[1]
@@ -115,7 +115,7 @@ async def test_bounds_name_the_option_that_raises_them(by_hand):
         assert "--max-memory-mb" in problem(response)[1]
 
 
-async def test_base64_may_have_broken_lines(by_hand):
+async def test_base64_may_contain_line_breaks(by_hand):
     async with by_hand() as (client, sandbox):
         await client.run("x", files={"a": "YWJj\nZGVm\r\n"})
         assert sandbox.executions[0].files == {"a": b"abcdef"}
@@ -128,7 +128,7 @@ async def test_unknown_fields_are_ignored(by_hand):
 
 @given(body=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_body_is_run_or_refused(body):
+def test_any_body_is_run_or_rejected(body):
     """Any JSON is valid or raises a ValidationError, without HTTP."""
     try:
         parsed = RunCode.model_validate(
@@ -139,7 +139,7 @@ def test_any_body_is_run_or_refused(body):
     parsed.execution(1024)
 
 
-async def test_any_bytes_are_answered(by_hand):
+async def test_any_bytes_get_a_response(by_hand):
     rng = random.Random(0)
     whole = b'{"code": "x", "cells": ["x"], "arguments": {"code": "x"}, "files": {"a": "YQ=="}, "queries": ["x"]}'
     paths = ("/run_code", "/run_jupyter", "/v1/sessions", "/v1/tools/code_interpreter/call", "/v1/tools/sessions")
@@ -154,7 +154,7 @@ async def test_any_bytes_are_answered(by_hand):
             assert response.status_code in (200, 422), (content, response.text)
 
 
-async def test_413_before_the_body_is_sent(by_hand):
+async def test_too_large_body_gets_413_before_it_is_sent(by_hand):
     async with by_hand(max_body_mb=1) as (client, sandbox):
         reader, writer = await client.raw(
             b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n" + b"x" * 1000
@@ -167,7 +167,7 @@ async def test_413_before_the_body_is_sent(by_hand):
         assert sandbox.executions == []
 
 
-async def test_413_for_a_body_of_unknown_length(by_hand):
+async def test_too_large_chunked_body_gets_413(by_hand):
     async with by_hand(max_body_mb=1) as (client, _):
         sent = 0
 
@@ -183,14 +183,14 @@ async def test_413_for_a_body_of_unknown_length(by_hand):
         assert (await client.run())["status"] == "Success"
 
 
-async def test_a_body_that_is_large_enough_fits(by_hand):
+async def test_body_at_the_limit_is_accepted(by_hand):
     async with by_hand(max_body_mb=4) as (client, sandbox):
         code = "#" * (3 << 20)
         await client.run(code)
         assert sandbox.executions[0].code == code
 
 
-async def test_408_for_a_body_that_does_not_come(by_hand):
+async def test_missing_body_gets_408(by_hand):
     async with by_hand(body_seconds=0.3) as (client, _):
         reader, writer = await client.raw(b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{")
         async with asyncio.timeout(10):
@@ -199,7 +199,7 @@ async def test_408_for_a_body_that_does_not_come(by_hand):
         writer.close()
 
 
-async def test_large_bodies_that_arrive_slowly_do_not_fill_the_memory(by_hand, until):
+async def test_slow_large_bodies_do_not_fill_memory(by_hand, until):
     async with by_hand(max_body_mb=1) as (client, _):
         head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
         connections = [await client.raw(head + b" " * 999_000) for _ in range(12)]

@@ -24,7 +24,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /run_code HT", b"POST /run_code HTTP/1.1\r\nhost: x\r\nx: "])
-async def test_headers_that_do_not_come(by_hand, begun):
+async def test_missing_headers_time_out(by_hand, begun):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(begun)
         assert await closed(reader)
@@ -32,7 +32,7 @@ async def test_headers_that_do_not_come(by_hand, begun):
         assert (await client.run())["status"] == "Success"
 
 
-async def test_headers_of_a_later_request_that_do_not_come(by_hand):
+async def test_missing_headers_of_a_later_request_time_out(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readuntil(b'"pong"')).startswith(b"HTTP/1.1 200")
@@ -41,7 +41,7 @@ async def test_headers_of_a_later_request_that_do_not_come(by_hand):
         writer.close()
 
 
-async def test_drop_by_drop_is_no_way_around(by_hand):
+async def test_trickled_headers_time_out(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(b"POST /run_code HTTP/1.1\r\n")
         ending = asyncio.create_task(closed(reader))
@@ -52,7 +52,7 @@ async def test_drop_by_drop_is_no_way_around(by_hand):
         writer.close()
 
 
-async def test_headers_without_end(by_hand):
+async def test_endless_headers_are_rejected(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(
             b"GET /v1/ping HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(9000))
@@ -61,7 +61,7 @@ async def test_headers_without_end(by_hand):
         writer.close()
 
 
-async def test_a_request_that_runs_for_longer_is_left_alone(by_hand):
+async def test_long_running_request_is_not_cut_off(by_hand):
     async with by_hand() as (client, sandbox):
         running = asyncio.create_task(client.run("wait"))
         await sandbox.begun.wait()
@@ -70,7 +70,7 @@ async def test_a_request_that_runs_for_longer_is_left_alone(by_hand):
         assert (await running)["status"] == "Success"
 
 
-async def test_a_connection_may_rest_between_requests(by_hand):
+async def test_connection_may_idle_between_requests(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b'"pong"')
@@ -80,7 +80,7 @@ async def test_a_connection_may_rest_between_requests(by_hand):
         writer.close()
 
 
-async def test_data_that_is_not_http(by_hand):
+async def test_non_http_data_is_rejected(by_hand):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
         assert await closed(reader)
@@ -88,7 +88,7 @@ async def test_data_that_is_not_http(by_hand):
         assert (await client.run())["status"] == "Success"
 
 
-async def test_an_answer_that_is_not_read(by_hand, make_result, until):
+async def test_unread_response_closes_the_connection(by_hand, make_result, until):
     async with by_hand() as (client, sandbox):
         sandbox.answer = lambda execution: make_result(stdout="x" * (32 << 20))
         _, writer = await client.send_only("POST", "/run_code", {"code": "x"})
@@ -97,7 +97,7 @@ async def test_an_answer_that_is_not_read(by_hand, make_result, until):
         writer.close()
 
 
-async def test_an_answer_that_is_read_slowly(by_hand, make_result):
+async def test_slowly_read_response_is_completed(by_hand, make_result):
     async with by_hand() as (client, sandbox):
         sandbox.answer = lambda execution: make_result(stdout="x" * (16 << 20))
         reader, writer = await client.send_only("POST", "/run_code", {"code": "x"})

@@ -11,7 +11,7 @@ ROUTES = ("/v1/health", "/metrics", "/v1/sessions", "/v1/tools", "/openapi.json"
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "bearer s3cret", "Basic s3cret"])
-async def test_without_the_token_nothing_is_done(by_hand, header):
+async def test_requests_without_token_are_rejected(by_hand, header):
     async with by_hand(token="s3cret") as (client, sandbox):
         headers = {} if header is None else {"authorization": header}
         response = await client.post("/run_code", json={"code": "x"}, headers=headers)
@@ -20,7 +20,7 @@ async def test_without_the_token_nothing_is_done(by_hand, header):
         assert sandbox.executions == []
 
 
-async def test_only_ping_needs_no_token(by_hand):
+async def test_only_ping_is_open_without_token(by_hand):
     async with by_hand(token="s3cret") as (client, _):
         assert (await client.get("/v1/ping")).json() == "pong"
         for route in ROUTES:
@@ -30,7 +30,7 @@ async def test_only_ping_needs_no_token(by_hand):
         assert [(await client.get(route)).status_code for route in ROUTES] == [200] * 5 + [404]
 
 
-async def test_a_body_without_a_token_is_not_read(by_hand):
+async def test_body_of_an_unauthorized_request_is_not_read(by_hand):
     async with by_hand(token="s3cret") as (client, _):
         head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
         reader, writer = await client.raw(head)
@@ -39,14 +39,14 @@ async def test_a_body_without_a_token_is_not_read(by_hand):
         writer.close()
 
 
-async def test_pages_in_browsers_need_a_token(by_hand):
+async def test_browser_pages_need_a_token(by_hand):
     async with by_hand() as (client, sandbox):
         response = await client.post("/run_code", content='{"code": "x"}', headers={"origin": "http://evil.example"})
         assert response.status_code == 403
         assert sandbox.executions == []
 
 
-async def test_request_ids(by_hand):
+async def test_request_ids_are_returned_and_logged(by_hand):
     async with by_hand() as (client, _):
         response = await client.post("/run_code", json={"code": "x"}, headers={"x-request-id": "abc-1"})
         assert response.headers["x-request-id"] == response.json()["request_id"] == "abc-1"
@@ -61,7 +61,7 @@ def lines(caplog):
         yield lambda: [record.getMessage() for record in caplog.records if record.name == front.access_log.name]
 
 
-async def test_one_line_a_request_without_what_was_sent(by_hand, lines, caplog):
+async def test_each_request_logs_one_line_without_its_body(by_hand, lines, caplog):
     async with by_hand(token="TOKEN-7") as (client, sandbox):
 
         def answer(execution):
@@ -88,7 +88,7 @@ async def test_one_line_a_request_without_what_was_sent(by_hand, lines, caplog):
             assert secret not in broken.text
 
 
-async def test_metrics(by_hand, make_result):
+async def test_metrics_count_requests(by_hand, make_result):
     async with by_hand() as (client, sandbox):
         results = [{}, {"return_code": 1}, {"return_code": None, "timed_out": True}, {"return_code": 137, "oom": True}]
         for fields in results:
@@ -107,7 +107,7 @@ async def test_metrics(by_hand, make_result):
         assert "process_open_fds" in text
 
 
-async def test_paths_that_are_nowhere_make_no_metrics_of_their_own(by_hand):
+async def test_unknown_paths_add_no_metric_labels(by_hand):
     async with by_hand() as (client, _):
         for n in range(20):
             assert (await client.get(f"/nowhere/{n}")).status_code == 404
@@ -116,7 +116,7 @@ async def test_paths_that_are_nowhere_make_no_metrics_of_their_own(by_hand):
         assert "nowhere" not in text
 
 
-async def test_health(by_hand):
+async def test_health_reports_the_daemon_state(by_hand):
     async with by_hand(preload=("json",)) as (client, _):
         body = (await client.get("/v1/health")).json()
         assert body.items() >= {"status": "ok", "draining": False, "level": "by-hand", "slots": 4, "busy": 0}.items()
@@ -126,7 +126,7 @@ async def test_health(by_hand):
         assert (await client.get("/v1/health")).json()["status"] == "draining"
 
 
-async def test_the_openapi_document_has_all_routes_and_their_bodies(by_hand):
+async def test_openapi_document_lists_all_routes_and_bodies(by_hand):
     async with by_hand() as (client, _):
         paths = (await client.get("/openapi.json")).json()["paths"]
         assert {"/run_code", "/run_jupyter", "/v1/ping", "/v1/sessions", "/v1/sessions/{id}/run"} <= set(paths)
@@ -136,6 +136,6 @@ async def test_the_openapi_document_has_all_routes_and_their_bodies(by_hand):
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/run_code"), ("PUT", "/v1/sessions"), ("GET", "/docs")])
-async def test_what_is_not_there(by_hand, method, path):
+async def test_unknown_paths_and_methods_are_rejected(by_hand, method, path):
     async with by_hand() as (client, _):
         assert (await client.request(method, path)).status_code in (404, 405)

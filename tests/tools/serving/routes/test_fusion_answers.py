@@ -15,7 +15,7 @@ def raising(error):
     return answer
 
 
-async def test_defaults(by_hand):
+async def test_omitted_fields_get_defaults(by_hand):
     async with by_hand(memory_mb=700) as (client, sandbox):
         await client.run("x")
         (execution,) = sandbox.executions
@@ -24,7 +24,7 @@ async def test_defaults(by_hand):
         assert not execution.files
 
 
-async def test_minus_one_is_the_daemons_memory(by_hand):
+async def test_memory_of_minus_one_uses_the_daemon_default(by_hand):
     async with by_hand(memory_mb=700) as (client, sandbox):
         await client.run("x", memory_limit_MB=-1)
         await client.run("x", memory_limit_MB=64)
@@ -34,7 +34,7 @@ async def test_minus_one_is_the_daemons_memory(by_hand):
 @pytest.mark.parametrize(
     "error", [SandboxError("the slot broke."), UserError("The language 'rust' needs the program rustc.")]
 )
-async def test_a_sandbox_that_fails_is_a_status(by_hand, error):
+async def test_sandbox_failure_becomes_a_status(by_hand, error):
     async with by_hand() as (client, sandbox):
         sandbox.answer = raising(error)
         body = await client.run("fn main() {}", language="rust")
@@ -44,7 +44,7 @@ async def test_a_sandbox_that_fails_is_a_status(by_hand, error):
         assert body["run_result"]["stderr"] == str(error)
 
 
-async def test_what_does_not_compile(by_hand, make_result):
+async def test_compile_error_is_reported(by_hand, make_result):
     async with by_hand() as (client, sandbox):
         compilation = ProcessResult(stdout="", stderr="error: expected ';'", return_code=1, seconds=0.2)
         sandbox.answer = lambda execution: make_result(return_code=1, compilation=compilation)
@@ -55,7 +55,7 @@ async def test_what_does_not_compile(by_hand, make_result):
         assert body["compile_result"]["stderr"] == "error: expected ';'"
 
 
-async def test_what_compiles(by_hand, make_result):
+async def test_compile_result_is_reported(by_hand, make_result):
     async with by_hand() as (client, sandbox):
         compilation = ProcessResult(stdout="", stderr="", return_code=0, seconds=0.2)
         sandbox.answer = lambda execution: make_result(compilation=compilation, queue_seconds=1.5)
@@ -66,7 +66,7 @@ async def test_what_compiles(by_hand, make_result):
         assert body["queue_seconds"] == 1.5
 
 
-async def test_504_when_the_queue_outlives_the_client(by_hand):
+async def test_queue_longer_than_the_client_timeout_gets_504(by_hand):
     async with by_hand() as (client, sandbox):
         sandbox.answer = raising(SandboxBusyError("No slot became free in 14.5 s."))
         response = await client.post("/run_code", json={"code": "x", "run_timeout": 3, "compile_timeout": 2})
@@ -75,14 +75,14 @@ async def test_504_when_the_queue_outlives_the_client(by_hand):
         assert sandbox.queue_seconds == [14.5]  # the client waits for 15 s
 
 
-async def test_the_queue_time_that_the_client_asks_for(by_hand):
+async def test_requested_queue_timeout_is_used(by_hand):
     async with by_hand() as (client, sandbox):
         await client.run("x", max_queue_seconds=0.25)
         await client.run("x", max_queue_seconds=1e6)
         assert sandbox.queue_seconds == [0.25, 29.5]
 
 
-async def test_a_client_that_leaves_cancels_and_is_counted(by_hand, until):
+async def test_disconnected_client_cancels_and_is_counted(by_hand, until):
     async with by_hand() as (client, sandbox):
         _, writer = await client.send_only("POST", "/run_code", {"code": "wait"})
         await sandbox.begun.wait()
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_cancels_and_is_counted(by_hand, until):
         await until(lambda: b'outcome="client_gone"} 1.0' in client.daemon.metrics.text())
 
 
-async def test_half_a_close_is_a_client_that_left(by_hand, until):
+async def test_half_closed_connection_counts_as_disconnected(by_hand, until):
     async with by_hand() as (client, sandbox):
         _, writer = await client.send_only("POST", "/run_code", {"code": "wait"})
         await sandbox.begun.wait()
@@ -99,7 +99,7 @@ async def test_half_a_close_is_a_client_that_left(by_hand, until):
         await until(lambda: sandbox.cancelled == 1)
 
 
-async def test_a_thousand_open_connections_harm_nobody(by_hand):
+async def test_thousand_open_connections_do_no_harm(by_hand):
     async with by_hand() as (client, _):
         connections = [await client.raw(b"") for _ in range(1000)]
         assert (await client.run())["status"] == "Success"
@@ -108,7 +108,7 @@ async def test_a_thousand_open_connections_harm_nobody(by_hand):
         await asyncio.gather(*(writer.wait_closed() for _, writer in connections))
 
 
-async def test_more_connections_than_may_be_are_turned_away(by_hand):
+async def test_connections_above_the_limit_are_rejected(by_hand):
     async with by_hand(max_connections=5) as (client, _):
         connections = [await client.raw(b"") for _ in range(6)]
         assert (await client.post("/run_code", json={"code": "x"})).status_code == 503

@@ -45,7 +45,7 @@ async def ask(client, **body) -> list:
     return response.json()["result"]
 
 
-async def test_both_shapes(by_hand, path):
+async def test_both_response_shapes_are_served(by_hand, path):
     async with by_hand(tools=(f"{path}:Words",)) as (client, _):
         first, second = await ask(client, queries=["cat dog", "bird"], topk=2, return_scores=True)
         assert [hit["score"] for hit in first] == [2.0, 1.0]
@@ -54,18 +54,18 @@ async def test_both_shapes(by_hand, path):
         assert await ask(client, queries=["dog"], topk=1) == [[{"id": "2", "contents": '"Title 2"\ncat dog'}]]
 
 
-async def test_scores_that_are_not_there(by_hand, path):
+async def test_missing_scores_become_null(by_hand, path):
     async with by_hand(tools=(f'{path}:Words={{"scored": false}}',)) as (client, _):
         assert (await ask(client, queries=["cat"], topk=1, return_scores=True))[0][0]["score"] is None
 
 
-async def test_an_index_that_fails(by_hand, path):
+async def test_failing_index_becomes_an_error_response(by_hand, path):
     async with by_hand(tools=(f"{path}:Words",)) as (client, _):
         response = await client.post("/retrieve", json={"queries": ["fail"]})
         assert (response.status_code, response.json()["detail"]) == (502, "the index is broken")
 
 
-async def test_the_search_tool(by_hand, tmp_path):
+async def test_search_tool_uses_the_route(by_hand, tmp_path):
     index = tmp_path / "index"
     build([Passage("7", "Cats", "They purr.")], index)
     async with by_hand(tools=(f'search={{"source": "{index}"}}',)) as (client, _):
@@ -73,7 +73,7 @@ async def test_the_search_tool(by_hand, tmp_path):
         assert hit["document"] == {"id": "7", "contents": '"Cats"\nThey purr.'}
 
 
-async def test_one_query_and_the_default_number(by_hand, path):
+async def test_single_query_uses_the_default_result_count(by_hand, path):
     async with by_hand(tools=(f"{path}:Words",)) as (client, _):
         (hits,) = await ask(client, query="a", topk=None, return_scores=True)
         assert len(hits) == 3
@@ -90,14 +90,14 @@ async def test_one_query_and_the_default_number(by_hand, path):
         ({"queries": ["x"], "return_scores": 1}, "return_scores"),
     ],
 )
-async def test_the_field_is_named(by_hand, path, body, field):
+async def test_invalid_field_is_named(by_hand, path, body, field):
     async with by_hand(tools=(f"{path}:Words",)) as (client, _):
         response = await client.post("/retrieve", json=body)
         assert response.status_code == 422
         assert response.json()["detail"][0]["loc"][1] == field
 
 
-async def test_without_a_retriever(by_hand):
+async def test_retrieve_without_an_index_is_rejected(by_hand):
     async with by_hand() as (client, _):
         response = await client.post("/retrieve", json={"queries": ["x"]})
         assert response.status_code == 404

@@ -20,7 +20,7 @@ async def run(daemon, path, code, **fields) -> dict:
     return response.json()
 
 
-async def test_a_session_from_begin_to_end(daemon):
+async def test_session_lifecycle(daemon):
     path = await opened(daemon, files={"a.txt": base64.b64encode(b"hello").decode()})
     assert (await run(daemon, path, "x = open('a.txt').read(); print(x)"))["stdout"] == "hello\n"
     assert (await run(daemon, path, "x.upper()"))["displays"] == [{"text/plain": "'HELLO'"}]
@@ -43,7 +43,7 @@ async def test_a_session_from_begin_to_end(daemon):
     assert (await daemon.delete(path)).status_code == 404
 
 
-async def test_ids_cannot_be_guessed(daemon):
+async def test_session_ids_are_unguessable(daemon):
     paths = [await opened(daemon) for _ in range(2)]
     assert paths[0] != paths[1]
     assert min(len(path.rpartition("/")[2]) for path in paths) >= 22
@@ -51,7 +51,7 @@ async def test_ids_cannot_be_guessed(daemon):
         await daemon.delete(path)
 
 
-async def test_time_and_interrupt_end_a_cell_and_not_the_session(daemon):
+async def test_timeout_and_interrupt_end_the_cell_but_not_the_session(daemon):
     path = await opened(daemon)
     body = await run(daemon, path, "x = 1\nwhile True: pass", max_seconds=0.3)
     assert body["timed_out"]
@@ -64,7 +64,7 @@ async def test_time_and_interrupt_end_a_cell_and_not_the_session(daemon):
     await daemon.delete(path)
 
 
-async def test_a_client_that_leaves_interrupts_its_cell_and_not_the_session(daemon, until):
+async def test_disconnected_client_interrupts_its_cell_but_not_the_session(daemon, until):
     path = await opened(daemon)
     body = {"code": "y = 5\nwhile True: pass", "max_seconds": 60}
     _, writer = await daemon.send_only("POST", f"{path}/run", body)
@@ -77,7 +77,7 @@ async def test_a_client_that_leaves_interrupts_its_cell_and_not_the_session(daem
     await daemon.delete(path)
 
 
-async def test_a_session_that_its_code_ends_is_gone(daemon):
+async def test_session_ended_by_its_code_is_gone(daemon):
     path = await opened(daemon)
     assert (await run(daemon, path, "import os; os._exit(1)"))["session_ended"] == "exited"
     assert (await daemon.get(path)).status_code == 404
@@ -99,7 +99,7 @@ async def test_a_session_that_its_code_ends_is_gone(daemon):
         ("POST", "/files/read", {"paths": ["a"], "limit": -1}, "limit"),
     ],
 )
-async def test_the_field_is_named(daemon, method, path, body, field):
+async def test_invalid_field_is_named(daemon, method, path, body, field):
     base = await opened(daemon) if path else "/v1/sessions"
     response = await daemon.request(method, base + path, json=body)
     assert response.status_code == 422, response.text

@@ -71,7 +71,7 @@ async def call(client, name, arguments=None, **fields) -> dict:
     return response.json()
 
 
-async def test_the_list_has_schemas(by_hand, specs):
+async def test_tool_list_contains_schemas(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         tools = {tool["name"]: tool for tool in (await client.get("/v1/tools")).json()["tools"]}
         assert {"code_interpreter", "image_zoom_in_tool", "counter", "picture"} <= set(tools)
@@ -79,7 +79,7 @@ async def test_the_list_has_schemas(by_hand, specs):
         assert tools["picture"]["parameters"]["required"] == ["width"]
 
 
-async def test_a_call_without_a_session_has_a_state_of_its_own(by_hand, specs):
+async def test_call_without_session_has_fresh_state(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         for _ in range(2):
             body = await call(client, "counter", {"by": 3})
@@ -89,7 +89,7 @@ async def test_a_call_without_a_session_has_a_state_of_its_own(by_hand, specs):
         assert type(counter).closed == 2
 
 
-async def test_a_session_keeps_the_state(by_hand, specs):
+async def test_session_keeps_state(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         session = (await client.post("/v1/tools/sessions", json={"task": {"start": 10}})).json()["id"]
         for expected in ("11", "12"):
@@ -102,7 +102,7 @@ async def test_a_session_keeps_the_state(by_hand, specs):
         assert "POST /v1/tools/sessions" in response.json()["detail"]
 
 
-async def test_images_go_in_and_out(by_hand, specs):
+async def test_images_round_trip(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         body = await call(client, "picture", {"width": 7})
         text, image = body["content"]
@@ -118,7 +118,7 @@ async def test_images_go_in_and_out(by_hand, specs):
         assert [part["type"] for part in body["content"]].count("image") == 1
 
 
-async def test_what_goes_wrong_in_a_call_is_its_result(by_hand, specs):
+async def test_call_errors_become_results(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         refused = await call(client, "counter", {"by": "many"})
         assert (refused["is_error"], refused["failure"]) == (True, "model")
@@ -127,7 +127,7 @@ async def test_what_goes_wrong_in_a_call_is_its_result(by_hand, specs):
         assert "no luck" in failed["content"][0]["text"]
 
 
-async def test_the_code_interpreter_runs_in_the_daemons_sandbox(by_hand):
+async def test_code_interpreter_uses_the_daemon_sandbox(by_hand):
     async with by_hand() as (client, sandbox):
         body = await call(client, "code_interpreter", {"code": "print(1)"})
         assert body["content"] == [{"type": "text", "text": "1"}]
@@ -146,14 +146,14 @@ async def test_the_code_interpreter_runs_in_the_daemons_sandbox(by_hand):
         ("sessions", {"seed": "x"}, 422, "seed"),
     ],
 )
-async def test_what_cannot_be_called(by_hand, specs, path, body, status, says):
+async def test_invalid_calls_are_rejected(by_hand, specs, path, body, status, says):
     async with by_hand(tools=specs) as (client, _):
         response = await client.post(f"/v1/tools/{path}", json=body)
         assert response.status_code == status, response.text
         assert says in response.text
 
 
-async def test_a_client_that_leaves_cancels_its_call(by_hand, specs, until):
+async def test_disconnected_client_cancels_its_call(by_hand, specs, until):
     async with by_hand(tools=specs) as (client, _):
         _, writer = await client.send_only("POST", "/v1/tools/slow/call", {})
         await until(lambda: client.server.server_state.tasks)
@@ -161,12 +161,12 @@ async def test_a_client_that_leaves_cancels_its_call(by_hand, specs, until):
         await until(lambda: not client.server.server_state.tasks)
 
 
-def test_a_tool_that_is_asked_for_must_load(by_hand):
+def test_requested_tool_must_load(by_hand):
     with pytest.raises(UserError, match="nowhere"):
         Toolbox(["nowhere:thing"], 10, None)
 
 
-def test_registered_tools_that_cannot_be_shown_or_have_a_taken_name_are_left_out(tmp_path, monkeypatch):
+def test_unusable_or_duplicate_registered_tools_are_skipped(tmp_path, monkeypatch):
     (tmp_path / "taken_tools.py").write_text(
         "from agentloop import tool\n"
         "@tool(name='code_interpreter')\ndef second(code: str) -> str: return code\n"

@@ -22,7 +22,7 @@ async def give(item):
     return item
 
 
-async def test_what_is_idle_for_too_long_is_closed(until):
+async def test_idle_lease_is_closed(until):
     things, closed = held()
     async with things.kept():
         await things.open(lambda: give("a"), 0.05)
@@ -35,7 +35,7 @@ async def test_what_is_idle_for_too_long_is_closed(until):
     assert len(things) == 0
 
 
-async def test_the_end_closes_all_of_them_also_where_one_fails():
+async def test_close_ends_all_leases_if_one_fails():
     things, closed = held()
     async with things.kept():
         for item in ("a", "broken", "c"):
@@ -43,7 +43,7 @@ async def test_the_end_closes_all_of_them_also_where_one_fails():
     assert sorted(closed) == ["a", "broken", "c"]
 
 
-async def test_the_maximum_is_kept():
+async def test_maximum_is_enforced():
     things, _ = held(maximum=1)
     first = await things.open(lambda: give("a"), 60)
     with pytest.raises(HTTPException) as raised:
@@ -54,7 +54,7 @@ async def test_the_maximum_is_kept():
     await things.open(lambda: give("b"), 60)
 
 
-async def test_a_failed_lease_takes_no_place():
+async def test_failed_lease_does_not_count():
     things, _ = held(maximum=1)
 
     async def fail():
@@ -66,7 +66,7 @@ async def test_a_failed_lease_takes_no_place():
     await things.open(lambda: give("a"), 60)
 
 
-async def test_over_http(by_hand):
+async def test_lease_limits_apply_over_http(by_hand):
     async with by_hand(max_sessions=1) as (client, _):
         first = await client.post("/v1/sessions", json={})
         second = await client.post("/v1/sessions", json={})

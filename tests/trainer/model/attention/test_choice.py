@@ -23,7 +23,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_f
         ((9, 0), True, torch.float32, "sdpa"),
     ],
 )
-def test_auto_takes_the_fastest_that_runs(
+def test_auto_selects_the_fastest_available_kernel(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_fa4: bool, dtype: torch.dtype, kernel: str
 ):
     _machine(monkeypatch, capability, has_fa4)
@@ -40,7 +40,7 @@ def test_auto_takes_the_fastest_that_runs(
         ("fa4", _CUDA, torch.bfloat16, (9, 0), "pip install flash-attn-4"),
     ],
 )
-def test_what_cannot_run_is_an_error_that_says_what_to_do(
+def test_unavailable_kernels_raise_user_error_with_a_fix(
     monkeypatch: pytest.MonkeyPatch, name, device, dtype, capability, message: str
 ):
     _machine(monkeypatch, capability, has_fa4=False)

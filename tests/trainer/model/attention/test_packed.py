@@ -36,7 +36,7 @@ def _model(config, implementation: str, seed: int = 0):
     ],
     ids=["qwen3", "qwen3-sliding", "qwen2", "llama"],
 )
-def test_a_packed_row_equals_its_sequences_one_by_one(config):
+def test_packed_row_matches_separate_sequences(config):
     plain = _model(config, "eager")
     packed = _model(config, attention.register())
     packed.load_state_dict(plain.state_dict())
@@ -53,7 +53,7 @@ def test_a_packed_row_equals_its_sequences_one_by_one(config):
         torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: name + text)
 
 
-def test_sequences_do_not_see_each_other():
+def test_packed_sequences_do_not_attend_to_each_other():
     model = _model(Qwen3Config(**_SHAPE, head_dim=8), attention.register())
     ids = torch.randint(0, 64, (1, 20))
     other = ids.clone()
@@ -65,7 +65,7 @@ def test_sequences_do_not_see_each_other():
     assert not torch.equal(first[:12], second[:12])
 
 
-def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch):
+def test_packed_attention_builds_no_mask(monkeypatch: pytest.MonkeyPatch):
     masks = []
 
     def spy(module, query, key, value, attention_mask, **kwargs):
@@ -79,7 +79,7 @@ def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch):
     assert masks == [None, None]
 
 
-def test_a_row_knows_where_its_sequences_are():
+def test_row_layout_gives_sequence_boundaries():
     row = PackedRow.of([3, 1, 2])
     assert row.position_ids.tolist() == [[0, 1, 2, 0, 0, 1]]
     assert row.cu_seqlens.tolist() == [0, 3, 4, 6]
@@ -88,7 +88,7 @@ def test_a_row_knows_where_its_sequences_are():
     assert PackedRow.of([3], padded=False).padded is None
 
 
-def test_the_padded_layout_by_hand():
+def test_padded_layout_matches_hand_computed_example():
     layout = PaddedLayout.of([2, 10, 9])
     assert layout.shapes == ((2, 10), (1, 2))
     rows = torch.arange(21.0).reshape(21, 1, 1).requires_grad_()
@@ -101,11 +101,11 @@ def test_the_padded_layout_by_hand():
     assert torch.equal(rows.grad, rows.detach())
 
 
-def test_buckets_hold_similar_lengths():
+def test_buckets_group_similar_lengths():
     assert buckets([100, 50, 95, 49, 84, 1], padding=1.2) == [[0, 2, 4], [1, 3], [5]]
 
 
-def test_a_call_without_a_row_is_refused():
+def test_call_without_row_raises():
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="needs cu_seq_lens_q"):
         packed_attention(torch.nn.Module(), q, q, q, None, kernel="sdpa")

@@ -1,4 +1,4 @@
-"""`learner.sequence_parallel`: ranks that share each row compute what one rank does."""
+"""`learner.sequence_parallel`: ranks that share each row compute the results of one rank."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,21 +83,23 @@ async def _seen(learner: Learner) -> Seen:
 
 @pytest.fixture(scope="module")
 async def expected(model: Path) -> dict[str, Seen]:
-    """By one rank."""
+    """Return the results of one rank."""
     options = {name: case | {"sequence_parallel": 1} for name, case in CASES.items()}
     return {name: await _seen(create(_config(model, **case))) for name, case in options.items()}
 
 
 @pytest.fixture(scope="module")
 def processes(model: Path, expected: dict[str, Seen]) -> Iterator[None]:
-    """Of all tests here: a learner that is open keeps them."""
+    """Keep the processes of an open learner for all tests of this file."""
     learner = create(_config(model, ranks=RANKS))
     yield
     learner.close()
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_ranks_that_share_rows_train_as_one(name: str, model: Path, expected: dict[str, Seen], processes: None):
+async def test_sequence_parallel_ranks_match_single_rank(
+    name: str, model: Path, expected: dict[str, Seen], processes: None
+):
     got, want = await _seen(create(_config(model, ranks=RANKS, **CASES[name]))), expected[name]
     np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
     timed = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
@@ -109,7 +111,7 @@ async def test_ranks_that_share_rows_train_as_one(name: str, model: Path, expect
         torch.testing.assert_close(got.weights[key], tensor, rtol=1e-4, atol=2e-6)
 
 
-def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(tiny_qwen3, processes: None):
+def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, processes: None):
     folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
     with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model supports 3, 6\."):
         create(_config(folder, ranks=RANKS, sequence_parallel=4))

@@ -31,8 +31,8 @@ def _models():
     return plain, shared.float()
 
 
-def test_a_shared_prefix_computes_what_its_sequences_do_one_by_one():
-    """Two groups, of three and two, around a sequence of its own: hidden states and gradients."""
+def test_shared_prefix_matches_separate_sequences():
+    """Two groups, of three and two sequences, around a single sequence: hidden states and gradients match."""
     plain, shared = _models()
     lengths, parents = [9, 4, 1, 6, 5, 7, 3, 2], [None, 0, 0, 0, None, None, 5, 5]
     ids = torch.randint(0, 64, (1, sum(lengths)))
@@ -53,7 +53,7 @@ def test_a_shared_prefix_computes_what_its_sequences_do_one_by_one():
             torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: n + text)
 
 
-def test_where_the_prefixes_are_by_hand():
+def test_prefix_positions_match_hand_computed_example():
     prefixes = SharedPrefixes.of([2, 1, 3, 2, 1, 2], [None, 0, None, 0, None, 4])
     queries, keys, cu_q, cu_k = (tensor.tolist() for tensor in prefixes.tensors)
     assert prefixes.positions == (0, 2, 0, 2, 0, 1)
@@ -86,8 +86,8 @@ def _mask(lengths, parents):
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_attention_equals_a_mask_in_float64(data: st.DataObject):
-    """Output and gradients, any tree of prefixes and their segments."""
+def test_attention_matches_float64_mask(data: st.DataObject):
+    """Output and gradients match for any tree of prefixes and segments."""
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=7))
     parents: list[int | None] = []
     for segment in range(len(lengths)):
@@ -104,7 +104,7 @@ def test_attention_equals_a_mask_in_float64(data: st.DataObject):
 
 
 @pytest.mark.parametrize("window", [1, 3, 100])
-def test_a_sliding_window_equals_a_mask(window: int):
+def test_sliding_window_matches_mask(window: int):
     torch.manual_seed(0)
     lengths = [7, 1, 12]
     rows = [torch.randn(20, heads, 5, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
@@ -116,8 +116,8 @@ def test_a_sliding_window_equals_a_mask(window: int):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
-def test_the_op_keeps_the_rules_of_custom_ops():
-    """Shapes and strides as its fake says, no input changed, gradients registered: what torch.compile relies on."""
+def test_op_passes_custom_op_checks():
+    """torch.compile relies on the fake's shapes and strides, unchanged inputs and registered gradients."""
     rows = [torch.randn(13, heads, 5, requires_grad=True) for heads in (4, 2, 2)]
     lengths, parents = [4, 3, 6], [None, 0, None]
     prefixes = SharedPrefixes.of(lengths, parents)
@@ -126,6 +126,6 @@ def test_the_op_keeps_the_rules_of_custom_ops():
         torch.library.opcheck(packed_attention, (*rows, cu, 6, 0, 0.4, "math", *prefix))
 
 
-def test_a_prefix_with_a_prefix_is_refused():
+def test_nested_prefix_raises():
     with pytest.raises(AssertionError, match="no prefix itself"):
         SharedPrefixes.of([1, 1, 1], [None, 0, 1])

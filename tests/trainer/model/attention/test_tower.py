@@ -1,4 +1,4 @@
-"""The tower's attention over all pictures of a row: what each picture alone gives, features and gradients."""
+"""The vision tower's attention over all images of a row gives the features and gradients of each image alone."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from agentloop.vision.tower import image_features, upload
 _MODELS = Path(__file__).parents[3] / "agentloop" / "vision" / "models.py"
 build_vision_model = load_object(f"{_MODELS}:build_vision_model", "function")
 picture = load_object(f"{_MODELS}:picture", "function")
-# Windows of two by two tokens: some whole, some cut by an edge, one picture of a single token.
+# Windows of two by two tokens: some whole, some cut by an edge, one image of a single token.
 SIZES = [(100, 180), (28, 28), (150, 60), (112, 112)]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_pictures_together_are_pictures_alone(family, tmp_path):
+def test_batched_images_match_single_images(family, tmp_path):
     folder = build_vision_model(tmp_path / "model", family)
     processor = image_processor_for(folder)
     pixels = upload([processor.see(picture(*size, seed)) for seed, size in enumerate(SIZES)], "cpu")
@@ -39,6 +39,6 @@ def test_pictures_together_are_pictures_alone(family, tmp_path):
         assert (gradients[name] - gradient).norm() <= 1e-4 * size, name
 
 
-def test_attention_of_the_tower_follows_that_of_the_decoder():
+def test_tower_attention_follows_decoder_attention():
     assert tower_attention.register("sdpa") == "sdpa"
     assert tower_attention.register("fa4") == tower_attention.register("fa2") == "agentloop_flash_tower_fa2"

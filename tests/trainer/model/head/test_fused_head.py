@@ -20,7 +20,7 @@ def _inputs(dtype: torch.dtype = torch.float32):
 
 
 def _loss(logprobs, entropy, rows):
-    """PPO-like: curved in logprob, with entropy, different for each token."""
+    """Return a PPO-like loss: nonlinear in the logprob, with entropy, different for each token."""
     advantages = torch.linspace(-1, 1, _TOKENS, dtype=logprobs.dtype)[rows]
     ratio = (logprobs + 4.0).exp()
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum() - 0.1 * entropy.sum()
@@ -36,7 +36,7 @@ def _exact(hidden, weight, targets, temperature):
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 100, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_loss_and_gradients_equal_float64(chunk_tokens: int | None, temperature: float):
+def test_loss_and_gradients_match_float64(chunk_tokens: int | None, temperature: float):
     hidden, weight, targets = _inputs()
     found = head_loss(hidden, weight, targets, _loss, temperature=temperature, chunk_tokens=chunk_tokens)
     got = (*found, *torch.autograd.grad(found[0], (hidden, weight)))
@@ -48,7 +48,7 @@ _UNITS = (5, 1, 9, 0, 6, 2)
 
 
 def _unit_loss(logprobs, entropy, rows):
-    """Curved in the mean of each unit, as gspo; `rows` must be whole units."""
+    """Return a loss that is nonlinear in the mean of each unit, as GSPO; `rows` must be whole units."""
     ends = torch.tensor(_UNITS).cumsum(0).tolist()
     places = [(end - size, end) for size, end in zip(_UNITS, ends, strict=True) if size]
     assert {rows.start, rows.stop} <= {place for pair in places for place in pair} | {0}
@@ -57,7 +57,7 @@ def _unit_loss(logprobs, entropy, rows):
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 6, 8, 23, None])
-def test_a_loss_of_whole_units_equals_float64(chunk_tokens: int | None):
+def test_unit_level_loss_matches_float64(chunk_tokens: int | None):
     hidden, weight, targets = _inputs()
     found = head_loss(hidden, weight, targets, _unit_loss, chunk_tokens=chunk_tokens, units=_UNITS)
     double = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
@@ -71,8 +71,8 @@ def test_a_loss_of_whole_units_equals_float64(chunk_tokens: int | None):
 
 
 @pytest.mark.parametrize(("chunk_tokens", "again"), [(9, 0), (23, 0), (5, 5 + 5), (4, 4 + 4 + 4 + 4)])
-def test_only_units_longer_than_a_chunk_have_logits_computed_twice(chunk_tokens: int, again: int):
-    """`again`: tokens before the last chunk of such a unit."""
+def test_logits_are_recomputed_only_for_units_longer_than_a_chunk(chunk_tokens: int, again: int):
+    """`again`: tokens before the last chunk of a unit that is longer than a chunk."""
     hidden, weight, targets = _inputs()
     with FlopCounterMode(display=False) as counter:
         head_loss(hidden, weight, targets, _unit_loss, chunk_tokens=chunk_tokens, units=_UNITS)
@@ -80,7 +80,7 @@ def test_only_units_longer_than_a_chunk_have_logits_computed_twice(chunk_tokens:
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30))
-def test_groups_are_whole_units_in_order(units: list[int], chunk_tokens: int):
+def test_chunk_groups_keep_units_whole_and_in_order(units: list[int], chunk_tokens: int):
     found = groups(sum(units), torch.empty(10, 1), chunk_tokens, units)
     assert [place for group in found for part in group for place in range(part.start, part.stop)] == list(
         range(sum(units))
@@ -93,7 +93,7 @@ def test_groups_are_whole_units_in_order(units: list[int], chunk_tokens: int):
         assert len(group) == 1 or group[-1].stop - group[0].start <= longest
 
 
-def test_the_gradient_scales_with_that_of_the_loss():
+def test_gradient_scales_with_loss_gradient():
     hidden, weight, targets = _inputs()
     once, thrice = (
         torch.autograd.grad(factor * head_loss(hidden, weight, targets, _loss)[0], (hidden, weight))
@@ -102,7 +102,7 @@ def test_the_gradient_scales_with_that_of_the_loss():
     torch.testing.assert_close(thrice, tuple(3 * part for part in once))
 
 
-def test_bfloat16_comes_as_near_to_float64_as_plain_autograd():
+def test_bfloat16_is_as_accurate_as_plain_autograd():
     hidden, weight, targets = _inputs(torch.bfloat16)
     want = _exact(hidden, weight, targets, 1.0)[3:]
     log_p = torch.log_softmax((hidden @ weight.t()).float(), dim=-1)
@@ -114,14 +114,14 @@ def test_bfloat16_comes_as_near_to_float64_as_plain_autograd():
         assert (got - exact).norm() < 1.2 * (usual - exact).norm() + 1e-3 * exact.norm()
 
 
-def test_a_loss_without_gradient_has_gradients_of_zero():
+def test_loss_without_gradient_gives_zero_gradients():
     hidden, weight, targets = _inputs()
     loss, *_ = head_loss(hidden, weight, targets, lambda logprobs, entropy, rows: torch.ones(()), chunk_tokens=10)
     assert loss.item() == 3
     assert all(not part.any() for part in torch.autograd.grad(loss, (hidden, weight)))
 
 
-def test_without_gradients_values_are_the_same():
+def test_values_are_the_same_under_no_grad():
     hidden, weight, targets = _inputs()
     want = head_loss(hidden, weight, targets, _loss)
     with torch.no_grad():
@@ -131,14 +131,14 @@ def test_without_gradients_values_are_the_same():
     torch.testing.assert_close((logprobs, entropy), got[1:])
 
 
-def test_a_frozen_head_gets_no_gradient():
+def test_frozen_head_gets_no_gradient():
     hidden, weight, targets = _inputs()
     loss, *_ = head_loss(hidden, weight.detach(), targets, _loss)
     (got,) = torch.autograd.grad(loss, hidden)
     torch.testing.assert_close(got.double(), _exact(hidden, weight, targets, 1.0)[3], rtol=2e-5, atol=2e-5)
 
 
-def test_no_tokens_and_a_greedy_temperature():
+def test_empty_input_gives_zero_loss_and_zero_temperature_raises():
     hidden, weight, targets = _inputs()
     loss, logprobs, _ = head_loss(hidden[:0], weight, targets[:0], _loss)
     assert loss.item() == 0
@@ -149,7 +149,7 @@ def test_no_tokens_and_a_greedy_temperature():
 
 
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 1000, 5000])
-def test_chunks_cover_all_tokens_in_order_and_are_about_equal(count: int):
+def test_chunks_cover_all_tokens_in_order_with_similar_sizes(count: int):
     weight = torch.empty(200_000, 1, dtype=torch.bfloat16)
     parts = list(chunks(count, weight))
     assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))

@@ -19,7 +19,7 @@ def _inputs():
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("use", ["logprobs", "entropy", "both"])
-def test_values_and_gradients_equal_the_naive_ones(chunk_tokens: int, temperature: float, use: str):
+def test_values_and_gradients_match_naive_implementation(chunk_tokens: int, temperature: float, use: str):
     hidden, weight, targets = _inputs()
     scale = torch.randn(2, 23) * torch.tensor([[use != "entropy"], [use != "logprobs"]])
 
@@ -38,7 +38,7 @@ def test_values_and_gradients_equal_the_naive_ones(chunk_tokens: int, temperatur
     torch.testing.assert_close(run(got), run(want), rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_in_double_precision():
+def test_gradients_match_finite_differences_in_float64():
     hidden, weight, targets = _inputs()
     hidden, weight = hidden.detach(), weight.detach()
     # Numerically: a step of the logprob along a direction, in float64, against the analytic gradient.
@@ -56,7 +56,7 @@ def test_gradients_in_double_precision():
     torch.testing.assert_close((gradient * direction).sum().double(), numeric, rtol=1e-4, atol=1e-4)
 
 
-def test_softmax_is_float32_whatever_the_weights_are():
+def test_softmax_is_float32_for_any_weight_dtype():
     hidden, weight, targets = _inputs()
     logprobs, entropy = token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -64,7 +64,7 @@ def test_softmax_is_float32_whatever_the_weights_are():
     torch.testing.assert_close(logprobs, want, rtol=0.02, atol=0.05)
 
 
-def test_no_tokens_and_a_greedy_temperature():
+def test_empty_input_gives_no_logprobs_and_zero_temperature_raises():
     hidden, weight, _ = _inputs()
     logprobs, entropy = token_logprobs(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
     assert (len(logprobs), len(entropy)) == (0, 0)

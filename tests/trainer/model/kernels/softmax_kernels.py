@@ -1,4 +1,4 @@
-"""Run by test_softmax_kernels.py with Triton's interpreter: the Triton kernels against float64 on a CPU."""
+"""Compare the Triton kernels with float64 on a CPU; test_softmax_kernels.py runs this with Triton's interpreter."""
 
 import torch
 

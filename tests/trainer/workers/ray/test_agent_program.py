@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.config.resolved import Facts, resolve
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 
 pytestmark = pytest.mark.usefixtures("ray")
@@ -35,10 +35,10 @@ async def test_an_episode_of_two_conversations_outlives_its_worker(steady, sums)
     (request,) = make_requests("x", [3], n=4, seed=1)
     (sums / "gate").touch()
     playing = asyncio.create_task(workers.play(request))
-    await until(lambda: workers._slots[0].worker is not None and workers._slots[0].worker.requests, playing)
-    (opened,) = workers._slots[0].worker.requests
+    await until(lambda: workers.slots[0].worker is not None and workers.slots[0].worker.requests, playing)
+    (opened,) = workers.slots[0].worker.requests
     await until(lambda: len(opened.turns) == 8, playing)
-    os.kill(workers._slots[0].worker.pid, signal.SIGKILL)
+    os.kill(workers.slots[0].worker.pid, signal.SIGKILL)
     (sums / "gate").unlink()
     group = await playing
     assert [t.place for t in group.trajectories] == [0, 1, 2, 3]

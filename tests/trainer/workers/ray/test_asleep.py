@@ -13,7 +13,7 @@ from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 from agentloop.weights.tensors import TensorWeights
 
@@ -34,16 +34,16 @@ async def test_a_worker_killed_asleep_starts_when_it_is_to_wake_with_the_weights
     await workers.sleep()
     (order,) = make_requests("x", [3], n=4, seed=1)
     playing = asyncio.create_task(workers.play(order))
-    for slot in workers._slots:
+    for slot in workers.slots:
         os.kill(slot.worker.pid, signal.SIGKILL)
-    await until(lambda: not any(slot.worker for slot in workers._slots))
+    await until(lambda: not any(slot.worker for slot in workers.slots))
     await workers.update_weights(TensorWeights([("w", torch.ones(1))]), 5)
     assert not playing.done()
-    assert not workers._starting, "the GPUs are the learner's"
+    assert workers.metrics()["workers/alive"] == 0, "the GPUs are the learner's"
     await workers.wake()
     group = await playing
     assert {int(version) for trajectory in group.trajectories for version in trajectory.versions} <= {-1, 5}
-    await until(lambda: all(slot.worker for slot in workers._slots))
+    await until(lambda: all(slot.worker for slot in workers.slots))
     await workers.sleep()  # all of them, also the one that has just been started
     await workers.wake()
     assert len((await workers.play(order)).trajectories) == 4

@@ -8,7 +8,7 @@ import pytest
 from agentloop.config.resolved import Facts, resolve
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup, make_engine
-from agentloop.trainer.workers.factory import make_workers
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
 
@@ -44,7 +44,7 @@ async def until(condition, playing=None):
 
 
 def busy(workers):
-    return [slot for slot in workers._slots if slot.worker is not None and slot.worker.requests]
+    return [slot for slot in workers.slots if slot.worker is not None and slot.worker.requests]
 
 
 async def test_a_worker_that_leaves_ends_its_episodes_and_gets_no_more(steady, sums, tmp_path):
@@ -57,7 +57,7 @@ async def test_a_worker_that_leaves_ends_its_episodes_and_gets_no_more(steady, s
     await until(lambda: len(busy(workers)) == 2, playing)
     (tmp_path / "workers").write_text("1\n")
     await until(lambda: workers.metrics()["workers/draining"] == 1, playing)
-    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    (leaving,) = [slot for slot in workers.slots if slot.is_retired]
     pid, waiting = leaving.worker.pid, leaving.in_flight
     assert waiting
     sampled = (sums / "log").read_text().splitlines()
@@ -87,7 +87,7 @@ async def test_what_a_leaving_worker_has_not_ended_in_time_others_go_on_with(ste
     await until(lambda: len(busy(workers)) == 2, playing)
     await until(lambda: all(len(o.turns) == len(o.missing) for s in busy(workers) for o in s.worker.requests), playing)
     workers.resize(1)
-    (leaving,) = [slot for slot in workers._slots if slot.is_retired]
+    (leaving,) = [slot for slot in workers.slots if slot.is_retired]
     handed_over = leaving.in_flight
     await until(lambda: leaving.worker is None, playing)
     (sums / "gate").unlink()

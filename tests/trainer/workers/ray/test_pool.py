@@ -18,8 +18,8 @@ from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.cluster.session import connect
 from agentloop.trainer.run.learners import create
+from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.schedule.failures import is_failed
-from agentloop.trainer.workers.factory import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
@@ -46,7 +46,7 @@ def said(groups):
 
 
 def workers_of(workers):
-    return [slot.worker for slot in workers._slots if slot.worker is not None]
+    return [slot.worker for slot in workers.slots if slot.worker is not None]
 
 
 async def until(condition, playing=None):
@@ -196,7 +196,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     first.maps = False  # as on another node: by broadcast
     await workers.update_weights(TensorWeights(weights), 7)
     assert (first.maps, second.maps) == (False, True)
-    assert [member is first for member in workers._distributor._group[1]] == [True]
+    assert workers.distributor.broadcast_group == (first,)
     await workers.resume()
     assert workers.policy_version == 7
     new = await play_all(workers, orders)
@@ -216,7 +216,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     first.maps = second.maps = False
     os.kill(second.pid, signal.SIGSTOP)
     updating = asyncio.create_task(workers.update_weights(TensorWeights(weights), 8))
-    await until(lambda: workers._distributor._group is not None and len(workers._distributor._group[1]) == 2, updating)
+    await until(lambda: len(workers.distributor.broadcast_group) == 2, updating)
     os.kill(second.pid, signal.SIGKILL)
     await updating
     assert not first.is_lost
@@ -226,7 +226,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
     # A learner of two ranks has parts of the weights in two processes: mapped by one worker, sent to the other.
     learner = create(LearnerConfig(model=str(sums_model), device="cpu", compute_dtype="float32", ranks=2))
     await learner.publish(workers, 9)
-    assert len(workers._weights.shared.parts) == 2
+    assert len(workers.published.shared.parts) == 2
     before = await play_all(workers, orders)
     assert [t.token_ids.tolist() for g in before for t in g.trajectories] == [ids for _, _, ids, *_ in old]
     learner.close()

@@ -25,6 +25,8 @@ class Worker:
         self.is_of_this_node, self.maps, self.is_lost = near, True, False
         self.got = []
         """(transport, version, weights) of each update."""
+        self.rendezvous = []
+        """Rendezvous of each broadcast."""
         self.refuses = None
         self._shelf = WeightShelf()
 
@@ -35,6 +37,8 @@ class Worker:
             self.is_lost = True
         if self.refuses is not None and self.refuses_way(way):
             raise self.refuses
+        if way == "broadcast":
+            self.rendezvous.append(weights.rendezvous)
         shared = await asyncio.to_thread(weights.shared, self._shelf)
         self.got.append((way, version, {name: tensor.tolist() for name, tensor in shared.tensors()}))
 
@@ -82,9 +86,8 @@ async def test_workers_of_this_host_map_and_the_others_share_a_broadcast(publish
     expected = [(version, {"w": [float(version)] * 5}) for version in range(3)]
     assert near.got == [("mapped", *each) for each in expected]
     assert far.got == other.got == [("broadcast", *each) for each in expected]
-    group = distributor._group
     await distributor.bring(publish(3), [far, other])
-    assert distributor._group is group, "it is made once"
+    assert far.rendezvous == [far.rendezvous[0]] * 4, "the group is made once"
     assert distributor.metrics() == {"workers/weights_mapped": 3, "workers/weights_broadcast": 8}
     distributor.close()
 

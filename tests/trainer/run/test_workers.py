@@ -1,4 +1,4 @@
-"""What an engine of a run is made with."""
+"""Tests of how a run makes its engine and workers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.engines.hf.engine import HfEngine
-from agentloop.trainer.workers.factory import local_engine
+from agentloop.trainer.run.workers import local_engine
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from agentloop.trainer.workers.factory import local_engine
         (["engine.options={device: cpu, dtype: float32}", "learner.compute_dtype=bfloat16"], torch.float32),
     ],
 )
-def test_the_hf_engine_computes_in_what_the_learner_does(sums, options, dtype):
+def test_the_hf_engine_computes_in_the_dtype_of_the_learner(sums, options, dtype):
     config = load_config(RunConfig, sums / "config.yaml", ["engine.name=hf", *options])
     engine = local_engine(resolve(config, Facts(model=Path(config.model))))
     assert isinstance(engine, HfEngine)
-    assert engine._dtype == dtype
+    assert engine.dtype == dtype

@@ -1,4 +1,4 @@
-"""Make the rollout workers of a run from its resolved config."""
+"""Make the rollout workers of a run: one engine in this process, or actors of Ray."""
 
 from __future__ import annotations
 
