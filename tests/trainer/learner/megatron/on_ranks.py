@@ -115,8 +115,8 @@ def _parts(learner: Any) -> int:
     shared = learner.share(on_host=False)
     expected = [(name, value.clone()) for name, value in learner.weights()]
     if shared is not None:
-        assert [name for name, _ in shared] == [name for name, _ in expected]
-        assert all(torch.equal(found, value) for (_, found), (_, value) in zip(shared, expected, strict=True))
+        assert [name for name, _ in shared.tensors()] == [name for name, _ in expected]
+        assert all(torch.equal(found, value) for (_, found), (_, value) in zip(shared.tensors(), expected, strict=True))
     dist.barrier()  # the memory goes with its process
     return 0 if shared is None else len(shared.parts)
 
