@@ -1,5 +1,7 @@
-# make demo    train a tiny model to use a code sandbox on this machine; downloads only packages
-# make test    run lint, types, import rules and all tests, the real engines included
+# make demo             train a tiny model to use a code sandbox, on this machine
+# make check            lint, types, imports, and the tests that start no process or server: under two minutes
+# make test             lint, types, imports, and all tests of our own code, real engines included
+# make test-ecosystem   tests that install other people's packages and programs
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,10 +9,12 @@ ARGS ?=
 # Test processes. The tests of a file share one process, because they share an engine or a server.
 PROCESSES := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test lint types imports unit test-gpu clean
+.PHONY: demo check test test-ecosystem lint types imports fast unit test-gpu clean
 
 demo: $(VENV)/.installed-train
 	$(BIN)/agentloop demo $(ARGS)
+
+check: lint types imports fast
 
 test: lint types imports unit
 
@@ -26,8 +30,16 @@ imports: $(VENV)/.installed-test
 	scripts/source-tree
 	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
+fast: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PROCESSES) --fast --ignore tests/gpu $(ARGS)
+
 unit: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 scripts/with-docker $(BIN)/python -m pytest $(PROCESSES) --no-skips --ignore tests/gpu $(ARGS)
+	OMP_NUM_THREADS=1 scripts/with-docker $(BIN)/python -m pytest $(PROCESSES) --no-skips -m "not ecosystem" \
+		--ignore tests/gpu $(ARGS)
+
+test-ecosystem: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 scripts/with-docker $(BIN)/python -m pytest $(PROCESSES) --no-skips -m ecosystem \
+		--ignore tests/gpu $(ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu $(ARGS)

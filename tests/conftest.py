@@ -1,5 +1,4 @@
-"""`--no-skips`, which `make test` passes: what was not run was not tested. And servers of other people's packages, each
-in a virtual environment of its own."""
+"""Lanes of tests, and servers of other people's packages, each in a virtual environment of its own."""
 
 import socket
 import subprocess
@@ -83,18 +82,56 @@ def running_server():
     return _running_server
 
 
+_INSTALL_OTHERS = {"python_with", "verl_package"}
+"""Fixtures that install other people's packages."""
+_FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
+"""Audit events that a test of the fast lane must not cause."""
+_running_fast_test: list[str] = []
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--no-skips", action="store_true", help="fail when a test was skipped or no test of the vLLM engine ran"
-    )
+    parser.addoption("--fast", action="store_true", help="run only tests that start no process, engine or server")
+    parser.addoption("--no-skips", action="store_true", help="fail if a test was skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
+    if not _running_fast_test or event not in _FORBIDDEN:
+        return
+    if event.startswith("socket") and getattr(args[0], "family", None) == socket.AF_UNIX:
+        return
+    raise RuntimeError(f"{_running_fast_test[0]} caused {event}: mark it with pytest.mark.slow.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _INSTALL_OTHERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("ecosystem")
+    if config.getoption("--fast"):
+        left_out = {"slow", "docker", "ecosystem", "vllm"}
+        fast = [item for item in items if not left_out & {mark.name for mark in item.iter_markers()}]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
+        items[:] = fast
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _running_fast_test.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _running_fast_test.clear()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--no-skips") or exitstatus != pytest.ExitCode.OK or reporter is None:
-        return  # a worker of xdist has no reporter: the process that started it hears of all tests
+        return  # a worker of xdist has no reporter: the process that started it counts all tests
     skipped = reporter.stats.get("skipped", [])
-    ran = [report for report in reporter.stats.get("passed", []) if "vllm" in report.keywords]
-    if skipped or not ran:
-        reporter.write_line(f"\n--no-skips: {len(skipped)} skipped; tests of the vLLM engine that ran: {len(ran)}")
+    if skipped:
+        reporter.write_line(f"\n--no-skips: {len(skipped)} tests were skipped")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,1 @@
+"""The trainer. Read `run/run.py` first: it shows how the rooms work together."""

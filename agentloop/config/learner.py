@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agentloop.config.profiler import RecordingConfig
+from agentloop.config.records import RecordingConfig
 from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
 

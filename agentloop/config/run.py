@@ -9,15 +9,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from agentloop.config.algorithm import AlgorithmConfig
 from agentloop.config.auxiliary_model import CriticConfig, ProcessRewardConfig
-from agentloop.config.data import DataConfig
-from agentloop.config.env import EnvConfig
 from agentloop.config.learner import LearnerConfig
-from agentloop.config.loggers import LoggerConfig
 from agentloop.config.placement import PlacementConfig
-from agentloop.config.profiler import ProfilerConfig
+from agentloop.config.records import LoggerConfig, ProfilerConfig
 from agentloop.config.rendering import RenderingConfig
 from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, SamplingConfig
 from agentloop.config.staleness import StalenessConfig
+from agentloop.config.tasks import DataConfig, EnvConfig
 from agentloop.config.workers import WorkersConfig
 from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 

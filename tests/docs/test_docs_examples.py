@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentloop.config.data import DataConfig
-from agentloop.config.env import EnvConfig
 from agentloop.config.loading import validated
 from agentloop.config.rendering import RenderingConfig
 from agentloop.config.run import RunSettings
+from agentloop.config.tasks import DataConfig, EnvConfig
 from agentloop.envs.registry import load_factory
 from agentloop.envs.rewards import REWARDS, load_reward
 from agentloop.registry.registry import package_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.config.loggers import LOGGERS
+from agentloop.config.records import LOGGERS
 from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
 

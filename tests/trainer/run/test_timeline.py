@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from agentloop.config.profiler import RecordingConfig
+from agentloop.config.records import RecordingConfig
 from agentloop.trainer.learner.metrics.recording import Recorder, Span
 from agentloop.trainer.run.timeline import Timeline
 from agentloop.trainer.schedule.observers import Observer, Stage

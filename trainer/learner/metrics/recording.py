@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentloop.config.profiler import RecordingConfig
+from agentloop.config.records import RecordingConfig
 
 if TYPE_CHECKING:
     import torch

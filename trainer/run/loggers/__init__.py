@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentloop.config.loggers import LOGGERS
+from agentloop.config.records import LOGGERS
 from agentloop.errors import UserError
 from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
-    from agentloop.config.loggers import LoggerConfig
+    from agentloop.config.records import LoggerConfig
     from agentloop.config.run import RunConfig
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.config.loading import load_config
-from agentloop.config.profiler import RecordingConfig
+from agentloop.config.records import RecordingConfig
 from agentloop.config.run import RunConfig
 from agentloop.trainer.learner.metrics.recording import Recorder, named
 from agentloop.trainer.run.timeline import watching
