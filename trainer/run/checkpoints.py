@@ -1,8 +1,8 @@
-"""Checkpoints of a run: `checkpoints/step_000010/` with the learner's folder, `state.json`, and `queue.jsonl.gz` where
-finished groups waited to be trained.
+"""Checkpoints of a run: write them in the background, find the newest one, remove old and unfinished ones.
 
-A checkpoint appears whole or not at all. There is no state of random generators in it: each step seeds them anew from
-the run's seed and its number.
+A checkpoint is a folder such as `checkpoints/step_000010/`. It holds the learner's folder, `state.json`, and
+`queue.jsonl.gz` if finished groups were waiting to be trained on. It appears complete or not at all. It holds no state
+of random generators: each step seeds them again from the run's seed and the step number.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _LEARNER = "learner"
 
 @dataclass(slots=True)
 class RunState:
-    """Where a run is after `step`, apart from the learner."""
+    """The state of a run after `step`, without the learner."""
 
     step: int
-    """Steps made, which is the learner's policy version."""
+    """Completed steps; equal to the policy version of the learner."""
     sampler: SamplerState
     config: dict[str, Any]
-    """Resolved, to compare with at a resume."""
+    """The resolved config. A resumed run compares its own config with it."""
     queue: QueueState = field(default_factory=QueueState)
 
 
 class CheckpointWriter:
-    """Writes `folder/step_<n>` while training goes on, and removes all but the `keep_last` newest.
+    """Writes `folder/step_<n>` while training continues, and removes all but the `keep_last` newest checkpoints.
 
-    At most one is being written: what a second one would hold in memory is as large as the learner.
+    It writes at most one checkpoint at a time, because each copy in memory is as large as the learner.
     """
 
     def __init__(self, folder: Path, *, keep_last: int) -> None:
@@ -52,12 +52,15 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     def save(self, learner: Learner, state: RunState) -> None:
-        """Returns when the learner is copied. Raises what went wrong with the one before."""
+        """Copy the learner, then return while the copy is written.
+
+        Waits for the previous checkpoint first, and raises as `wait` does if that one failed.
+        """
         self.wait()
         self._writing = self._thread.submit(self._write, learner.capture(), state)
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk. Raises `UserError` where it could not be written."""
+        """Wait until the last checkpoint is on disk. Raises `UserError` if it could not be written."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -65,12 +68,12 @@ class CheckpointWriter:
             writing.result()
         except OSError as error:
             raise UserError(
-                f"A checkpoint could not be written to {self._folder}: {error}. Make room there, or set run.keep_last "
-                "lower, and run again: training goes on from the checkpoint before."
+                f"A checkpoint could not be written to {self._folder}: {error}. Make room there or lower "
+                "run.keep_last, then run again: training resumes from the previous checkpoint."
             ) from error
 
     def close(self) -> None:
-        """Wait for what is being written, whatever becomes of it."""
+        """Wait for the checkpoint that is being written, and ignore its errors."""
         self._thread.shutdown()
 
     def _write(self, captured: Captured, state: RunState) -> None:
@@ -85,7 +88,7 @@ class CheckpointWriter:
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
-    """The newest checkpoint: the folder of its learner, and its state."""
+    """Return the newest checkpoint, as the folder of its learner and its state; None if there is none."""
     complete = _complete(folder)
     if not complete:
         return None
@@ -100,12 +103,12 @@ def _read_queue(plain: dict[str, Any], file: Path) -> QueueState:
         return QueueState.from_json(plain, trajectories)
     except ValueError as error:
         raise UserError(
-            f"{file} has not all trajectories that its {_STATE} names: {error}. Remove this checkpoint's folder."
+            f"{file} lacks trajectories that {_STATE} beside it lists: {error}. Remove the folder {file.parent}."
         ) from error
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half written or half removed."""
+    """Remove checkpoints that a killed process left partly written or partly removed."""
     complete = _complete(folder)
     for path in folder.iterdir():
         if path.is_dir() and path not in complete:
@@ -113,6 +116,6 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _complete(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the complete checkpoints, oldest first."""
     found = [path for path in folder.iterdir() if path.name == step_name(step_of(path) or 0)]
     return sorted((path for path in found if (path / _STATE).is_file()), key=lambda path: step_of(path) or 0)

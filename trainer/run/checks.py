@@ -1,4 +1,4 @@
-"""Settings that cannot be trained with, found before anything loads."""
+"""Check that a run can train with its settings, before anything loads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from agentloop.trainer.objective.objective import Objective
 from agentloop.trainer.sizing.batch_sizes import BatchSizes, training_ranks
 from agentloop.trainer.staleness.policy import StalenessPolicy
 
-_OF_COMPANIONS = {"value": "gae", "implicit_reward": "prime"}
-"""Losses that no policy is trained with, and the advantages that learn from them."""
+_AUXILIARY_LOSSES = {"value": "gae", "implicit_reward": "prime"}
+"""Losses of auxiliary models, which cannot train a policy, and the advantages that use these models."""
 
 
 def check_trainable(config: RunConfig) -> None:
-    """Raises `UserError` that names every setting at fault and says what to set it to."""
+    """Raise one `UserError` that names every wrong setting and a value that works."""
     advantage = advantages.get(config.algorithm.advantage)
     advantages.parse_options(advantage, config.algorithm.advantage_options)
     Objective(config.learner)
@@ -35,17 +35,17 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
     if config.algorithm.group_size < 2 and advantages.get(config.algorithm.advantage).compares:
         yield (
             f"algorithm.group_size is {config.algorithm.group_size}: {config.algorithm.advantage} compares the "
-            "episodes of one task, so that one alone says nothing. Set it to 2 or more; 8 is usual."
+            "episodes of one task, and one episode has nothing to compare with. Set it to 2 or more; 8 is usual."
         )
     if config.algorithm.group_size < 2 and config.algorithm.dynamic_sampling is not None:
         yield (
-            "algorithm.dynamic_sampling keeps the groups with unequal rewards, and algorithm.group_size is 1. Leave "
-            "dynamic_sampling out, or set group_size to 2 or more."
+            "algorithm.dynamic_sampling keeps groups whose rewards differ, but algorithm.group_size is 1. Remove "
+            "dynamic_sampling, or set group_size to 2 or more."
         )
     if config.sampling.temperature == 0:
-        yield "sampling.temperature is 0: all episodes of a task would be the same. Set it above 0; 1 is usual."
+        yield "sampling.temperature is 0: all episodes of a task would be equal. Set it above 0; 1 is usual."
     if config.eval.every and config.data.eval is None:
-        yield "eval.every is set, but there are no held-out tasks. Set data.eval, or eval.every=0."
+        yield f"eval.every is {config.eval.every}, but there are no held-out tasks. Set data.eval, or eval.every=0."
 
 
 def _learner_problems(config: RunConfig) -> Iterator[str]:
@@ -53,28 +53,28 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
     ranks = training_ranks(config)
     if ranks % learner.sequence_parallel:
         yield (
-            f"learner.sequence_parallel is {learner.sequence_parallel} and {ranks} ranks train: groups of equal size "
-            f"share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
+            f"learner.sequence_parallel is {learner.sequence_parallel} but {ranks} ranks train: groups of equal "
+            f"size share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
         )
     if ranks % (learner.nodes or 1):
         yield (
-            f"learner.nodes is {learner.nodes} and {ranks} ranks train: each node has as many as the others. Set "
-            f"learner.ranks to a multiple of {learner.nodes}, or leave learner.nodes out."
+            f"learner.nodes is {learner.nodes} but {ranks} ranks train: every node needs the same number. Set "
+            f"learner.ranks to a multiple of {learner.nodes}, or remove learner.nodes."
         )
     if config.sampling.temperature not in (0, learner.temperature):
         yield (
-            f"learner.temperature is {learner.temperature} and sampling.temperature {config.sampling.temperature}: the "
-            "learner must score tokens as they were sampled. Leave learner.temperature out."
+            f"learner.temperature is {learner.temperature} but sampling.temperature is {config.sampling.temperature}: "
+            "the learner must score tokens as they were sampled. Remove learner.temperature."
         )
     if learner.backend == "megatron" and advantages.get(config.algorithm.advantage).value_targets is not None:
         yield (
-            f"learner.backend is megatron, which has no critic, and algorithm.advantage={config.algorithm.advantage} "
+            f"learner.backend is megatron, which has no critic, but algorithm.advantage={config.algorithm.advantage} "
             "needs one. Set learner.backend=fsdp, or another advantage."
         )
-    if learner.loss in _OF_COMPANIONS:
+    if learner.loss in _AUXILIARY_LOSSES:
         yield (
-            f"learner.loss is {learner.loss}, which is the loss of a model beside the policy. To have one, set "
-            f"algorithm.advantage={_OF_COMPANIONS[learner.loss]} and leave learner.loss out."
+            f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To have that model, set "
+            f"algorithm.advantage={_AUXILIARY_LOSSES[learner.loss]} and remove learner.loss."
         )
     if config.algorithm.kl_in_reward and not learner.needs_reference:
         yield (
@@ -82,14 +82,14 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             "learner.reference to its folder, or to the value of model."
         )
     if learner.model != config.model:
-        yield f"learner.model is {learner.model!r} and model {config.model!r}. Leave learner.model out."
+        yield f"learner.model is {learner.model!r} but model is {config.model!r}. Remove learner.model."
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
-        yield f"run.steps is {config.run.steps} and run.epochs {config.run.epochs:g}: say one of them."
+        yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set only one of them."
     is_long = config.run.epochs is None and learner.lr_schedule != "constant"
     if is_long and learner.warmup_updates >= (learner.total_updates or 0):
         yield (
-            f"learner.warmup_updates is {learner.warmup_updates} of {learner.total_updates} updates in all. Lower it, "
-            "or raise run.steps."
+            f"learner.warmup_updates is {learner.warmup_updates}, but the run has {learner.total_updates} updates. "
+            "Lower it, or raise run.steps."
         )
 
 
@@ -98,13 +98,13 @@ def _sleep_problems(config: RunConfig) -> Iterator[str]:
         return
     if config.staleness.mode == "partial":
         yield (
-            "placement.sleep is true and staleness.mode partial: engines that sample while the learner trains cannot "
-            "sleep. Set placement.sleep=false, or another mode (docs/async.md)."
+            "placement.sleep is true and staleness.mode is partial: engines that sample while the learner trains "
+            "cannot sleep. Set placement.sleep=false, or another mode (docs/async.md)."
         )
     if config.placement.layout == "separate":
         yield (
-            "placement.sleep is true and placement.layout separate: engines on GPUs of their own have nobody to leave "
-            "them to. Set placement.sleep=false, or layout=colocated or mixed."
+            "placement.sleep is true and placement.layout is separate: engines that share no GPU have no reason to "
+            "sleep. Set placement.sleep=false, or placement.layout to colocated or mixed."
         )
 
 
@@ -112,12 +112,12 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
     staleness, group_size = config.staleness, config.algorithm.group_size
     if staleness.mode in ("stale", "partial") and not config.learner.corrections and not staleness.allow_uncorrected:
         yield (
-            f"staleness.mode is {staleness.mode}, so that tokens are of older weights than those that are trained, and "
-            "learner.corrections is empty. Set learner.corrections=[truncate] (truncated importance sampling, token by "
-            "token), or staleness.allow_uncorrected=true to leave the difference to the clipping of the loss."
+            f"staleness.mode is {staleness.mode}, so older weights sample the tokens, but learner.corrections is "
+            "empty. Set learner.corrections=[truncate] (truncated importance sampling of each token), or "
+            "staleness.allow_uncorrected=true to rely on the clipping of the loss."
         )
     if (staleness.cut.min_episodes or 0) > group_size:
         yield (
-            f"staleness.cut.min_episodes is {staleness.cut.min_episodes} and algorithm.group_size {group_size}: no "
-            f"group is so large. Set it to {group_size} or less."
+            f"staleness.cut.min_episodes is {staleness.cut.min_episodes}, but algorithm.group_size is {group_size}: "
+            f"no group is so large. Set it to {group_size} or less."
         )

@@ -1,10 +1,10 @@
-"""`RunFolder`: what a run leaves on disk.
+"""`RunFolder`: the files that a run writes.
 
-config.yaml                        as resolved; `agentloop train FOLDER/config.yaml` runs it again
-metrics.jsonl                      one line a step; line 0 is the evaluation before training
+config.yaml                        the resolved config; `agentloop train FOLDER/config.yaml` runs it again
+metrics.jsonl                      one line for each step; step 0 is the evaluation before training
 trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
 checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`
-model/                             the trained model in Hugging Face format, when the run is over
+model/                             the trained model in Hugging Face format, written when the run ends
 tensorboard/, wandb/
 """
 
@@ -30,17 +30,18 @@ _STEP = re.compile(r"(?:step|eval)_(\d{6,})")
 
 
 def step_name(step: int) -> str:
+    """Return the name of the checkpoint or trajectory file of a step, without a suffix."""
     return f"step_{step:06d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a file or folder is named after, None for other names."""
+    """Return the step in the name of a file or folder; None for other names."""
     match = _STEP.match(path.name)
     return int(match[1]) if match else None
 
 
 class RunFolder:
-    """The paths of a run, and its plain files."""
+    """The paths of a run. Reads and writes its plain files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,19 +52,22 @@ class RunFolder:
         self.model = root / "model"
 
     def make(self) -> None:
-        """Raises `UserError` where there is something else already, or nothing can be written."""
+        """Make the folder. Raises `UserError` if it holds other files already, or cannot be written to."""
         if self.root.is_dir() and any(self.root.iterdir()) and not self.config_file.is_file():
             raise UserError(
-                f"{self.root} is not empty and no run folder (it has no config.yaml). Set run.folder to a new folder."
+                f"{self.root} is not empty and not a run folder: it has no config.yaml. Set run.folder to a new folder."
             )
         try:
             self.trajectories.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
-            raise UserError(f"The run folder {self.root} cannot be made: {error.strerror}. Set run.folder.") from error
+            raise UserError(
+                f"The run folder {self.root} cannot be made: {error.strerror}. Set run.folder to a folder "
+                "that can be written to."
+            ) from error
 
     def read_config(self) -> dict[str, Any] | None:
-        """The config that the run was started with, None for a new run."""
+        """Return the config that the run was started with; None for a new run."""
         if not self.config_file.is_file():
             return None
         config = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
@@ -73,27 +77,27 @@ class RunFolder:
         write_text(self.config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
-        """One line, on disk when this returns: a checkpoint that is written later never knows more steps."""
+        """Write one line to disk before returning, so that no later checkpoint has steps that the file lacks."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """All whole lines; a last one that was cut by a kill is left out."""
+        """Return all complete lines; leave out a last line that a kill cut off."""
         if not self.metrics_file.is_file():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1] if line]
 
     def write_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
-        """`name` is step_<n> or eval_<n>."""
+        """Write trajectories under a name of the form step_<n> or eval_<n>."""
         path = self.trajectories / f"{name}.jsonl.gz"
         with atomic_file(path) as temporary:
             write_jsonl(temporary, trajectories)
 
     def forget_after(self, step: int) -> None:
-        """Remove what steps after `step` left: they are about to be run again."""
+        """Remove the metrics and trajectories of steps after `step`, which are about to run again."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics_file.is_file():
             write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))

@@ -26,9 +26,11 @@ def create(
     reservation: GpuReservation | None = None,
     folder: Path | None = None,
 ) -> Learner:
-    """Return the learner of `config.backend`. With `ranks`, those of another learner, it runs on them too; else it
-    starts its own on the GPUs of `reservation`, which all write to the run's `folder`. Raises `UserError` if the
-    configuration or the model cannot be used."""
+    """Return the learner of `config.backend`.
+
+    With the `ranks` of another learner it runs on these too. Otherwise it starts its own on the GPUs of `reservation`;
+    all of them write to the run's `folder`. Raises `UserError` if the configuration or the model cannot be used.
+    """
     return _on_ranks(_backend(config), config, ranks, reservation, folder)
 
 

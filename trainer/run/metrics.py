@@ -1,4 +1,4 @@
-"""Numbers of a step's trajectories. Everything that depends on the clock is under `time/`."""
+"""Metrics of a step's trajectories. Every metric that depends on the clock is under `time/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _CLOCK = {"seconds": "episode", "seconds_generating": "generating", "seconds_in_
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Of at least one trajectory: rewards (those that were judged), shape of the episodes, why they ended, failures."""
+    """Return the rewards, lengths, stop reasons and failures of the groups, which have at least one trajectory.
+
+    Reward metrics leave out episodes without a reward.
+    """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return (
         reward_metrics(trajectories)
@@ -30,7 +33,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean and spread of the rewards, and the means of what the reward function gave beside them."""
+    """Return mean and standard deviation of the rewards, and the means of the reward function's other metrics."""
     rewards = np.array([t.reward for t in trajectories if t.reward is not None])
     metrics = {}
     if len(rewards):
@@ -39,12 +42,12 @@ def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def tool_call_rate(trajectories: Iterable[Trajectory]) -> float:
-    """Share of the episodes in which a tool was called."""
+    """Return the share of the episodes that called a tool."""
     return _mean(trajectory.metrics.get("calls", 0) > 0 for trajectory in trajectories)
 
 
 def learner_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What `Learner.step` says, under the names of the log."""
+    """Rename the metrics of `Learner.step` as they appear in the log."""
     named = {}
     for name, value in metrics.items():
         if name.startswith("seconds/"):
@@ -71,7 +74,7 @@ def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Shares, of the reasons that occurred."""
+    """Return the share of each stop reason that occurred."""
     counts: dict[str, int] = defaultdict(int)
     for trajectory in trajectories:
         counts[f"stop/{trajectory.stop_reason}"] += 1
@@ -83,7 +86,7 @@ def _clock_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _means(trajectories: Iterable[Trajectory], prefix: str) -> dict[str, float]:
-    """Of each `Trajectory.metrics` key with the prefix, over the trajectories that have it."""
+    """Return the mean of each `Trajectory.metrics` key with the prefix, over the trajectories that have it."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

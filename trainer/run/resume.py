@@ -1,4 +1,4 @@
-"""Go on with a run exactly where its last checkpoint is, or refuse."""
+"""Resume a run exactly from its last checkpoint, or refuse to."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ MAY_CHANGE = (
     "learner.sequence_parallel",
     "learner.share_prefixes",
 )
-"""Keys, with all below them, that do not change what is learned; the seed of the run is `learner.seed` as well."""
+"""Keys that do not change what the model learns, each with all keys below it.
+
+`run.seed` is an exception: it also seeds the learner.
+"""
 
 
 def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
-    """Make the run folder ready: a new one, or one cut back to its last checkpoint.
+    """Make a new run folder, or cut an existing one back to its last checkpoint.
 
-    Returns it with the checkpoint (the learner's folder and the run's state), None where a run starts from nothing.
-    Raises `UserError` where the folder is of a run with other settings.
+    Returns the folder, and the checkpoint as the learner's folder and the run's state. The checkpoint is None if the
+    run starts from the beginning. Raises `UserError` if the folder holds a run with other settings.
     """
     folder = RunFolder(root)
     folder.make()
@@ -52,8 +55,8 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
     started_with = checkpoint[1].config if checkpoint else folder.read_config()
     if started_with is not None and (changed := changed_keys(started_with, resolved)):
         raise UserError(
-            f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to go on with it, "
-            "or set run.folder to a new folder."
+            f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to resume it, or "
+            "set run.folder to a new folder."
         )
     folder.forget_after(checkpoint[1].step if checkpoint else -1)
     folder.write_config(resolved)
@@ -61,7 +64,7 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """'key: old -> new' of each setting that decides what is learned and differs."""
+    """Return 'key: old -> new' of each changed setting that affects what the model learns."""
     old, new = updated(dict(flat(before))), dict(flat(after))
     return [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"

@@ -1,9 +1,11 @@
-"""What a run is busy with, second by second: a trace for ui.perfetto.dev or chrome://tracing.
+"""A trace of a run for ui.perfetto.dev or chrome://tracing.
 
-One track has the stages of the run, below it are the episodes in as many lanes as overlapped, each with the seconds it
-spent generating and in tools, and counters. Each Ray worker is a process of its own, with its episodes, and each rank
-of the learner, with the phases of its steps. The file is Chrome's trace event format, an array that is written as the
-run goes on, the phases at the end; a killed run lacks them and the last bracket, which the viewers do without.
+The first track shows the stages of the run. Episodes follow, in as many lanes as overlap; each has the seconds that it
+spent generating and in tools. Counters show metrics of each step. Each Ray worker is a process of the trace, with its
+episodes. So is each rank of the learner, with the phases of its steps.
+
+The file is an array in Chrome's trace event format. It grows during the run; the phases are added at the end. The
+trace of a killed run lacks the phases and the closing bracket, and the viewers open it all the same.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
 _COUNTERS = ("reward/mean", "time/tokens_per_second", "time/mfu", "learner/memory_peak_gib")
 _RUN = 1
-"""Process of the run itself."""
+"""Process id of the run itself in the trace."""
 _OF_AN_EPISODE = ("seconds_generating", "seconds_in_tools", "turns", "calls")
 
 
 class Timeline(Observer):
-    """Writes timeline-STEP.json into the folder of the run, STEP being the first; tells another observer everything."""
+    """Writes timeline-STEP.json to the run folder, and passes every event on to another observer.
+
+    STEP is the number of steps done when the process started.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Timeline(Observer):
         self._file: IO[str] | None = None
         self._stage: tuple[str, int, float] | None = None
         self._lanes: dict[int, list[float]] = {}
-        """Of each process with episodes: when the last one of each lane ended."""
+        """When the last episode of each lane ended, by process."""
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
         self._observer.on_start(config, folder, done)
@@ -82,7 +87,7 @@ class Timeline(Observer):
             self._file.flush()
 
     def close(self) -> None:
-        """The run has ended."""
+        """Add the spans of other processes and end the file."""
         self._end_stage()
         self._add_processes()
         if self._file is not None:
@@ -91,11 +96,11 @@ class Timeline(Observer):
             self._file = None
 
     def _add_processes(self) -> None:
-        """The spans that other processes, or other parts of this one, wrote since the run began."""
+        """Add the spans that other processes, or other parts of this one, recorded since the run started."""
         pids: dict[str, int] = {}
         for process, span in recording.read_spans(self._folder) if self._folder is not None else ():
             start = span.start - self._started_at
-            if start < 0:  # of the run that this one goes on with
+            if start < 0:  # recorded before this run was resumed
                 continue
             if process not in pids:
                 pids[process] = len(pids) + 2
@@ -124,7 +129,7 @@ class Timeline(Observer):
 
 @contextmanager
 def watching(observer: Observer, *, timeline: bool) -> Iterator[Observer]:
-    """The observer to give a run: `observer`, behind a timeline where one is asked for."""
+    """Yield the observer for a run: `observer`, or a `Timeline` that passes on to it if `timeline` is set."""
     if not timeline:
         yield observer
         return

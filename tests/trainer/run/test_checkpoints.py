@@ -10,7 +10,7 @@ from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState, latest
 
 
 class Learner:
-    """Its state is one file. Writing it may wait, fail, or die half way."""
+    """A learner whose state is one file. Writing it may wait, fail, or die half way."""
 
     def __init__(self, weights="whole", may_write=None, error=None):
         self.weights = weights
@@ -50,7 +50,7 @@ def state(step):
     return RunState(step, {"num_tasks": 4, "num_taken": step * 2}, {"a": {"b": 1}})
 
 
-def test_the_newest_is_found_with_its_state(tmp_path):
+def test_newest_checkpoint_is_found_with_its_state(tmp_path):
     for step in (9, 10, 1_000_000):
         save(tmp_path, Learner(), state(step), keep_last=5)
     folder, found = latest_checkpoint(tmp_path)
@@ -58,7 +58,7 @@ def test_the_newest_is_found_with_its_state(tmp_path):
     assert (folder / "weights").read_text() == "whole"
 
 
-def test_only_the_last_ones_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, Learner(), state(step), keep_last=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
@@ -68,14 +68,14 @@ def test_no_checkpoint_is_none(tmp_path):
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_a_save_that_dies_leaves_the_one_before(tmp_path):
+def test_failed_save_leaves_the_previous_checkpoint(tmp_path):
     save(tmp_path, Learner(), state(1), keep_last=1)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, Learner(error=KeyboardInterrupt()), state(2), keep_last=1)
     assert latest_checkpoint(tmp_path)[1] == state(1)
 
 
-def test_what_a_kill_left_is_neither_found_nor_kept(tmp_path):
+def test_unfinished_checkpoints_are_not_found_and_are_removed(tmp_path):
     save(tmp_path, Learner(), state(1), keep_last=1)
     (tmp_path / "step_000002.tmp" / "learner").mkdir(parents=True)
     (tmp_path / "step_000002.tmp" / "state.json").write_text("{}")
@@ -85,7 +85,7 @@ def test_what_a_kill_left_is_neither_found_nor_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
-def test_the_learner_goes_on_while_its_checkpoint_is_written(tmp_path):
+def test_learner_continues_while_its_checkpoint_is_written(tmp_path):
     may_write = threading.Event()
     learner = Learner("of step 1", may_write)
     writer = CheckpointWriter(tmp_path, keep_last=2)
@@ -100,7 +100,7 @@ def test_the_learner_goes_on_while_its_checkpoint_is_written(tmp_path):
     assert (tmp_path / "step_000002" / "learner" / "weights").read_text() == "of step 2"
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said_and_the_one_before_stays(tmp_path):
+def test_write_error_is_raised_and_the_previous_checkpoint_stays(tmp_path):
     writer = CheckpointWriter(tmp_path, keep_last=1)
     writer.save(Learner(), state(1))
     writer.save(Learner(error=OSError(28, "No space left on device")), state(2))
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_the_one_before_stays(tm
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
 
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path):
+def test_kill_during_a_write_leaves_the_previous_checkpoint(tmp_path):
     program = """
 import sys, time
 from pathlib import Path

@@ -13,20 +13,20 @@ def folder(tmp_path):
     return folder
 
 
-def test_metrics_come_back_line_by_line(folder):
+def test_metrics_are_read_back_line_by_line(folder):
     folder.append_metrics({"step": 1, "a": 0.1})
     folder.append_metrics({"step": 2, "a": 1e-9})
     assert folder.read_metrics() == [{"step": 1, "a": 0.1}, {"step": 2, "a": 1e-9}]
 
 
-def test_a_line_that_a_kill_cut_is_not_read(folder):
+def test_incomplete_last_line_is_not_read(folder):
     folder.append_metrics({"step": 1})
     with folder.metrics_file.open("a") as file:
         file.write('{"step": 2, "rew')
     assert folder.read_metrics() == [{"step": 1}]
 
 
-def test_what_later_steps_left_is_forgotten(folder):
+def test_files_of_later_steps_are_removed(folder):
     for step in (0, 1, 2, 3):
         folder.append_metrics({"step": step})
         (folder.trajectories / f"step_{step:06d}.jsonl.gz").touch()
@@ -42,14 +42,14 @@ def test_what_later_steps_left_is_forgotten(folder):
     ]
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="is not empty and no run folder"):
+    with pytest.raises(UserError, match="is not empty and not a run folder"):
         RunFolder(tmp_path).make()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_file_in_the_way_is_a_user_error(tmp_path):
+def test_file_at_the_path_of_the_folder_is_a_user_error(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match=r"cannot be made.*run\.folder"):
         RunFolder(tmp_path / "run").make()

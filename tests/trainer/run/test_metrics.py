@@ -24,7 +24,7 @@ def _group(name, trajectories):
     return Group(RolloutRequest(group_id=name, row=0, n=len(trajectories), seed=0), trajectories)
 
 
-def test_rewards_are_of_judged_episodes_only():
+def test_reward_metrics_leave_out_episodes_without_a_reward():
     metrics = rollout_metrics([_group("a", [episode(1.0), episode(0.0), episode(None, failures=["judge"])])])
     assert metrics["reward/mean"] == 0.5
     assert metrics["reward/std"] == 0.5
@@ -33,12 +33,12 @@ def test_rewards_are_of_judged_episodes_only():
     assert metrics["failures/engine"] == 0
 
 
-def test_a_step_in_which_nothing_was_judged_has_no_mean_reward():
+def test_step_without_rewards_has_no_mean_reward():
     metrics = rollout_metrics([_group("a", [episode(None)])])
     assert "reward/mean" not in metrics
 
 
-def test_shape_of_the_episodes_and_why_they_ended():
+def test_lengths_and_stop_reasons_of_episodes():
     group = _group(
         "a",
         [
@@ -61,7 +61,7 @@ def test_groups_with_equal_rewards_are_counted():
     assert rollout_metrics(groups)["reward/equal_groups"] == 0.5
 
 
-def test_what_depends_on_the_clock_is_under_time():
+def test_metrics_of_the_clock_are_under_time():
     trajectory = episode(1.0, **{"seconds": 2.0, "tool/seconds_waiting": 1.0, "tool/rows": 4.0, "reward/format": 0.5})
     metrics = rollout_metrics([_group("a", [trajectory])])
     assert metrics["time/episode_mean"] == 2.0
@@ -90,5 +90,5 @@ def test_learner_metrics_keep_seconds_and_rates_apart():
         (0.0, StopReason.ENGINE_ERROR, True),
     ],
 )
-def test_failed_is_without_reward_or_ended_by_a_failure(reward, stop_reason, failed):
+def test_failed_episode_has_no_reward_or_ended_by_a_failure(reward, stop_reason, failed):
     assert is_failed(episode(reward, stop_reason=stop_reason)) is failed

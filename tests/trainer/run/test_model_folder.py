@@ -1,4 +1,4 @@
-"""What the Hugging Face hub is asked for, and what it may answer. There is no network: its client is replaced."""
+"""Downloads from the Hugging Face hub and its errors. The tests replace its client, so they need no network."""
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ from agentloop.trainer.run.model_folder import local_model
 CONFIG = validated(RunConfig, {"model": "org/m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
 
 
-def test_a_dry_run_fetches_no_weights(tmp_path, monkeypatch):
+def test_dry_run_downloads_no_weights(tmp_path, monkeypatch):
     asked = []
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(
@@ -32,12 +32,12 @@ def refusal(kind: type[Exception]) -> Exception:
     ("error", "words"),
     [
         (errors.LocalEntryNotFoundError("no"), "hf download org/m --local-dir"),
-        (refusal(errors.GatedRepoError), "ask on its page"),
+        (refusal(errors.GatedRepoError), "Request access on its page"),
         (refusal(errors.RepositoryNotFoundError), "spelling"),
         (RuntimeError("what\nelse"), r"RuntimeError: what else"),
     ],
 )
-def test_what_the_hub_answers_is_said_with_what_to_do(monkeypatch, error, words):
+def test_errors_of_the_hub_name_a_fix(monkeypatch, error, words):
     def answer(name, ignore_patterns):
         raise error
 

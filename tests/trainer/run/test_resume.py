@@ -28,7 +28,7 @@ def changes(**sections):
         {"profiler": {"timeline": True, "steps": [3]}},
     ],
 )
-def test_what_does_not_decide_what_is_learned_may_change(sections):
+def test_settings_that_do_not_affect_learning_may_change(sections):
     assert changes(**sections) == []
 
 
@@ -43,11 +43,11 @@ def test_what_does_not_decide_what_is_learned_may_change(sections):
         ({"env": {"reward": "exact", "reward_options": {"k": 2}}}, ["env.reward_options.k: not set -> 2"]),
     ],
 )
-def test_what_decides_what_is_learned_is_named(sections, named):
+def test_changed_settings_that_affect_learning_are_named(sections, named):
     assert set(named) <= set(changes(**sections))
 
 
-def test_a_run_folder_of_other_settings_is_refused_and_left_alone(tmp_path):
+def test_run_folder_with_other_settings_is_refused_and_unchanged(tmp_path):
     folder, checkpoint = open_run(config(), tmp_path)
     assert checkpoint is None
     folder.append_metrics({"step": 1})
@@ -56,7 +56,7 @@ def test_a_run_folder_of_other_settings_is_refused_and_left_alone(tmp_path):
     assert folder.read_metrics() == [{"step": 1}]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_from_nothing(tmp_path):
+def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     folder, _ = open_run(config(), tmp_path)
     folder.append_metrics({"step": 1})
     _, checkpoint = open_run(config(), tmp_path)

@@ -62,6 +62,6 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
     assert config.replace(run=config.run.replace(epochs=0.1)).of_length(5).run.steps == 1
 
 
-def test_steps_and_epochs_are_one_too_many(tmp_path: Path):
-    with pytest.raises(UserError, match=r"run\.steps is 7 and run\.epochs 2: say one of them"):
+def test_steps_and_epochs_together_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"run\.steps is 7 and run\.epochs is 2: set only one of them"):
         check_trainable(_config(tmp_path, "run={epochs: 2, steps: 7}"))

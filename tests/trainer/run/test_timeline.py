@@ -32,7 +32,7 @@ class _Seen(Observer):
         self.calls.append("step")
 
 
-def test_stages_episodes_and_counters_are_where_they_were(tmp_path: Path):
+def test_stages_episodes_and_counters_have_their_times(tmp_path: Path):
     clock, seen = _Clock(), _Seen()
     timeline = Timeline(seen, clock)
     timeline.on_start(None, tmp_path, 3)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_stages_episodes_and_counters_are_where_they_were(tmp_path: Path):
     assert next(event for event in events if event["ph"] == "X")["args"]["seconds_in_tools"] == 0.5
 
 
-def test_a_run_that_is_killed_leaves_what_it_wrote(tmp_path: Path):
+def test_trace_of_a_killed_run_can_be_read(tmp_path: Path):
     timeline = Timeline(Observer(), _Clock())
     timeline.on_start(None, tmp_path, 0)  # type: ignore[arg-type]
     timeline.on_stage(1, Stage.ROLLOUT)
@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_leaves_what_it_wrote(tmp_path: Path):
     assert [event["name"] for event in events if "dur" in event] == ["rollout"]
 
 
-def test_workers_and_ranks_of_the_learner_are_processes_of_their_own(tmp_path: Path):
+def test_workers_and_learner_ranks_are_separate_processes(tmp_path: Path):
     clock = _Clock()
     timeline = Timeline(Observer(), clock, wall_clock=lambda: 1000.0)
     timeline.on_start(None, tmp_path, 0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow, or a logger of one's own."""
+"""Loggers that get metrics besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, or a custom one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 
 class Logger(Protocol):
-    """Takes the metrics of each step. Made as `logger(folder, config, done=..., **options)`: the folder of the run, its
-    whole config as plain data, and the last step that a resumed run has behind it (-1: none, step 0 is the evaluation
-    before step 1). Steps after `done` may have been logged by the run that was killed, and come again."""
+    """Takes the metrics of each step.
+
+    A run makes it by `logger(folder, config, done=..., **options)`. `folder` is the run folder and `config` the whole
+    config as plain data. `done` is the last completed step of a resumed run, -1 for a new run; step 0 is the
+    evaluation before step 1. A killed run may have logged steps after `done`, which the resumed run logs again.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -28,9 +31,9 @@ class Logger(Protocol):
 
 @contextmanager
 def open_loggers(config: RunConfig, folder: Path, *, done: int) -> Iterator[list[Logger]]:
-    """Those of `run.loggers`, closed at the end; see `Logger` for `done`.
+    """Yield the loggers of `run.loggers`, and close them at the end. `done` is the last completed step.
 
-    Raises `UserError` where one is not installed, does not take its options or cannot begin.
+    Raises `UserError` if a logger is not installed, does not accept its options or cannot start.
     """
     with ExitStack() as stack:
         loggers: list[Logger] = []
@@ -49,8 +52,8 @@ def _make(spec: LoggerConfig, folder: Path, config: dict[str, Any], done: int) -
 
 
 def not_installed(name: str, extra: str) -> UserError:
-    """What to do about a logger whose library is missing."""
+    """Return the error for a logger whose library is missing."""
     return UserError(
-        f"run.loggers has {name}, which is not installed: pip install 'agentloop[{extra}]', or take it out of "
-        "run.loggers (run.loggers=[] writes metrics.jsonl only)."
+        f"run.loggers has {name}, which is not installed. Install it (pip install 'agentloop[{extra}]'), or remove it "
+        "from run.loggers (run.loggers=[] writes metrics.jsonl only)."
     )

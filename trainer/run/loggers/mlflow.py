@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Log metrics to MLflow."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from agentloop.types.plain_data import flat
 _logger = logging.getLogger(__name__)
 
 _MOST_PARAMS = 100
-"""Of one request."""
+"""Largest number of parameters in one request."""
 _MOST_CHARS = 6000
-"""Of a parameter."""
+"""Largest number of characters of a parameter."""
 
 
 class MlflowLogger:
-    """A run that is named after the folder, with the config as its parameters; a resume goes on with it. A server that
-    goes away later costs its metrics, not the run.
+    """Logs to an MLflow run that is named after the run folder and has the config as its parameters.
 
-    `tracking_uri` and `experiment` are MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME where they are not given, and
-    the experiment "agentloop" where neither is.
+    A resumed run continues the same MLflow run. If the server fails later, metrics are lost but training continues.
+    `tracking_uri` and `experiment` default to MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. If neither is set, the
+    experiment is "agentloop".
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class MlflowLogger:
             self._client.update_run(self.run_id, status="RUNNING")
         except MlflowException as error:
             raise UserError(
-                f"mlflow cannot begin a run: {error}. Set tracking_uri of that logger or MLFLOW_TRACKING_URI to a "
-                "server or a database (sqlite:///mlflow.db), or take it out of run.loggers."
+                f"mlflow cannot start a run: {error}. Set tracking_uri of the logger or MLFLOW_TRACKING_URI to a "
+                "server or a database (sqlite:///mlflow.db), or remove mlflow from run.loggers."
             ) from error
         self._remembered.begin(self.run_id)
-        self._thread = ThreadPoolExecutor(1, "agentloop-mlflow")  # a server that is slow must not hold up episodes
+        self._thread = ThreadPoolExecutor(1, "agentloop-mlflow")  # a slow server must not delay episodes
 
     def _begin(self, experiment: str, name: str, params: Sequence[Any]) -> str:
         known = self._client.get_experiment_by_name(experiment)
@@ -75,27 +75,27 @@ class MlflowLogger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        told = [self._metric(_allowed(name), float(value), now, step) for name, value in metrics.items()]
-        self._thread.submit(self._tell, step, told)
+        entries = [self._metric(_allowed(name), float(value), now, step) for name, value in metrics.items()]
+        self._thread.submit(self._send, step, entries)
 
-    def _tell(self, step: int, told: Sequence[Any]) -> None:
+    def _send(self, step: int, entries: Sequence[Any]) -> None:
         if not self._remembered.is_new(step):
             return
         try:
-            self._client.log_batch(self.run_id, metrics=told)
+            self._client.log_batch(self.run_id, metrics=entries)
         except self._error as error:
-            _logger.warning("mlflow did not take the metrics of step %d: %s", step, error)
+            _logger.warning("mlflow did not store the metrics of step %d: %s", step, error)
         else:
-            self._remembered.told(step)
+            self._remembered.mark_sent(step)
 
     def close(self) -> None:
         self._thread.shutdown()
         try:
             self._client.set_terminated(self.run_id)
         except self._error as error:
-            _logger.warning("mlflow was not told that the run has ended: %s", error)
+            _logger.warning("mlflow still shows the run as running, because marking its end failed: %s", error)
 
 
 def _allowed(name: str) -> str:
-    """As a name of a metric there."""
+    """Replace characters that MLflow does not allow in the name of a metric."""
     return re.sub(r"[^\w\-./: ]", "_", name)

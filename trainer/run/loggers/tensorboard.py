@@ -1,4 +1,4 @@
-"""TensorBoard's event files."""
+"""Log metrics to event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.trainer.run.loggers import not_installed
 
 
 class TensorBoardLogger:
-    """Event files in `folder`/tensorboard; those of steps after `done`, which a killed run left, are hidden."""
+    """Writes event files to `folder`/tensorboard, and hides events of steps after `done` that a killed run left."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, done: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`RememberedRun`: which run of a tracking server a folder has, and how far it was told of."""
+"""`RememberedRun`: the id of a run on a tracking server, and the last step that the server has."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agentloop.process.atomic import write_text
 
 
 class RememberedRun:
-    """Kept in a file of the run's folder, so that a resume goes on with the same run there.
+    """A record in the run folder, so that a resumed run continues the same run on the tracking server.
 
-    Servers keep what they were told: the steps between the last checkpoint and the end of a killed run are played
-    again, but not told again.
+    The server keeps all metrics that it got. A resumed run repeats the steps after the last checkpoint, but does not
+    send their metrics again.
     """
 
     def __init__(self, file: Path) -> None:
@@ -22,15 +22,17 @@ class RememberedRun:
         self._step: int = known.get("step", -1)
 
     def begin(self, run_id: str) -> None:
-        """The run has this id there."""
+        """Record the id that the server gave the run."""
         if run_id != self.id:
             self.id, self._step = run_id, -1
             self._write()
 
     def is_new(self, step: int) -> bool:
+        """Return whether the server does not have this step yet."""
         return step > self._step
 
-    def told(self, step: int) -> None:
+    def mark_sent(self, step: int) -> None:
+        """Record that the server has this step."""
         self._step = step
         self._write()
 

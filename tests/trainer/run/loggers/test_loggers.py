@@ -44,7 +44,7 @@ def test_after_a_resume_tensorboard_shows_every_step_once(tmp_path):
     assert scalars == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (5, 5.5)]
 
 
-def test_a_logger_of_ones_own_gets_folder_config_and_options(tmp_path):
+def test_custom_logger_gets_folder_config_and_options(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     config = config_with("tensorboard", {"name": f"{tmp_path}/own.py:Csv", "options": {"delimiter": ";"}})
     with open_loggers(config, tmp_path, done=3) as loggers:
@@ -53,14 +53,14 @@ def test_a_logger_of_ones_own_gets_folder_config_and_options(tmp_path):
     assert (tmp_path / "own.csv").read_text() == "m 3\n4;0.5\n"
 
 
-def test_options_that_a_logger_does_not_take_are_named(tmp_path):
+def test_unknown_options_of_a_logger_are_named(tmp_path):
     config = config_with({"name": "tensorboard", "options": {"project": "x"}})
     with pytest.raises(UserError, match=r"'tensorboard'.*'project'"), open_loggers(config, tmp_path, done=-1):
         pass
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_that_is_not_installed_says_how_to_install_it(tmp_path, monkeypatch, name):
+def test_missing_logger_error_says_how_to_install_it(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"agentloop\[{name}\]"), open_loggers(config_with(name), tmp_path, done=-1):
         pass

@@ -1,4 +1,4 @@
-"""Weights & Biases offline and MLflow in files: the libraries themselves, and what they wrote."""
+"""The Weights & Biases logger offline and the MLflow logger on files, with the real libraries."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ CONFIG = {"model": "org/model", "env": {"tools": ["search"]}, "learner": {"lr": 
 
 
 def records(file):
-    """Of an offline run of wandb: a file in LevelDB's log format."""
+    """Read the records of an offline wandb run, a file in LevelDB's log format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, whole, found = file.read_bytes(), 7, b"", []
@@ -31,14 +31,14 @@ def records(file):
 
 
 def until(condition):
-    """wandb's own process writes on when a run is finished."""
+    """Wait until `condition()` holds: wandb has a process that still writes after a run is finished."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def history(folder):
-    """Steps and rewards that the offline runs of the folder have, in their order, under one id each."""
+    """Return the steps and rewards of the folder's offline runs in order, by file."""
     runs = {}
     for file in sorted(folder.glob("*/wandb/offline-run-*/*.wandb")):
         for record in records(file):
@@ -48,7 +48,7 @@ def history(folder):
     return runs
 
 
-def test_wandb_goes_on_with_its_run_and_has_every_step_once(tmp_path, monkeypatch):
+def test_wandb_continues_its_run_and_has_every_step_once(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     # wandb names the folder of a run after the second in which it began: these two may begin in one.
     first, second = tmp_path / "1", tmp_path / "2"
@@ -77,7 +77,7 @@ def test_wandb_has_the_config_project_and_name(tmp_path, monkeypatch):
     assert {item.key: json.loads(item.value_json) for item in run.config.update if item.key in CONFIG} == CONFIG
 
 
-def test_wandb_without_a_login_says_what_to_do(tmp_path, monkeypatch):
+def test_wandb_without_a_login_names_a_fix(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -86,19 +86,19 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path, monkeypatch):
         WandbLogger(tmp_path, CONFIG, done=-1)
 
 
-def test_wandb_refuses_options_that_it_does_not_know(tmp_path):
+def test_wandb_refuses_unknown_options(tmp_path):
     with pytest.raises(UserError, match="projekt"):
         WandbLogger(tmp_path, CONFIG, done=-1, projekt="agents", mode="offline")
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Files in place of one."""
+    """Return a tracking URI of files in place of a server."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return f"file:{tmp_path}/mlflow"
 
 
-def test_mlflow_goes_on_with_its_run_and_has_every_step_once(tmp_path, server):
+def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server):
     killed = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server)
     for step in range(4):
         killed.log(step, {"reward/mean": step / 4, "reward/a + b": 1.0})
@@ -112,12 +112,12 @@ def test_mlflow_goes_on_with_its_run_and_has_every_step_once(tmp_path, server):
     assert run.info.run_id == killed.run_id == resumed.run_id
     assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
     assert run.data.params == {"model": "org/model", "env.tools": "['search']", "learner.lr": "0.5"}
-    told = client.get_metric_history(run.info.run_id, "reward/mean")
-    assert [(metric.step, metric.value) for metric in told] == [(step, step / 4) for step in range(6)]
+    logged = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(metric.step, metric.value) for metric in logged] == [(step, step / 4) for step in range(6)]
     assert len(client.get_metric_history(run.info.run_id, "reward/a _ b")) == 4
 
 
-def test_a_server_of_mlflow_that_goes_away_costs_its_metrics_only(tmp_path, server, caplog):
+def test_failing_mlflow_server_loses_only_its_metrics(tmp_path, server, caplog):
     logger = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server)
     logger._client.delete_run(logger.run_id)
     with caplog.at_level(logging.WARNING):
@@ -126,6 +126,6 @@ def test_a_server_of_mlflow_that_goes_away_costs_its_metrics_only(tmp_path, serv
     assert "metrics of step 1" in caplog.text
 
 
-def test_an_experiment_that_cannot_be_had_says_what_to_do(tmp_path, server):
+def test_unusable_tracking_uri_names_a_fix(tmp_path, server):
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
         MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri="nosuch://server")
