@@ -1,12 +1,12 @@
-"""The ranks of a learner: rank 0 in this process, each other rank in an actor of Ray, on this node or another one.
+"""The ranks of a learner: rank 0 in this process, each other rank in a Ray actor, on this node or another one.
 
     driver (rank 0)                        RankActor 1 .. n-1
     run(local, function, *args)  ------->  function(objects, *args)    all meet in collectives of torch.distributed
           local()                                 |
           <------------- done --------------------+
 
-Arguments are in Ray's object store once, and all ranks of a node map the same arrays there. Ranks return nothing. If a
-rank dies, or raises an error that is not a `UserError`, all ranks end: none of them could go on.
+Ray's object store holds the arguments once, and all ranks of a node map the same arrays. Ranks return nothing. If a
+rank dies, or raises an error that is not a `UserError`, all ranks end, because none could continue.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 PATIENCE = 900.0
 """Seconds after which ranks write their stacks; most calls take seconds."""
 _SETTLE_SECONDS = 10.0
-"""Time in which a rank that broke a collective of the others is found."""
+"""Seconds to find the rank that broke a collective of the others."""
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "AGENTLOOP_")
-"""Beginnings of environment variables that ranks take over from this process."""
+"""Prefixes of environment variables that ranks copy from this process."""
 _OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -49,7 +49,8 @@ class LearnerRanks:
     """All ranks of a learner, in equal parts on `nodes` nodes of Ray, this one first.
 
     With a `reservation` that has GPUs each rank gets one of these; else rank n of a node uses the nth GPU of the node.
-    Connects to Ray if this process is not connected: one node starts Ray, several join the cluster that runs here.
+    Connects to Ray if this process is not connected: a learner on one node starts Ray, and one on several nodes joins
+    the cluster that runs here.
     Raises `UserError` if there are too few nodes or devices.
     """
 
@@ -89,8 +90,8 @@ class LearnerRanks:
     def _check(self, reservation: GpuReservation | None) -> None:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise UserError(
-                "A learner of several ranks is open in this process, and a process has one process group. Close that "
-                "learner first, or give its ranks to the new one."
+                "A learner of several ranks is open in this process, which can have only one process group. Close that "
+                "learner first, or pass its ranks to the new one."
             )
         if self.device == "cuda" and reservation is None and self._per_node > torch.cuda.device_count():
             raise UserError(
@@ -139,8 +140,8 @@ class LearnerRanks:
     def run(self, local: Callable[[], T], function: Callable[..., None], *args: Any, aside: bool = False) -> T:
         """Call `local()` here and `function(objects, *args)` on all other ranks; return when all are done.
 
-        With `aside` the ranks take further calls meanwhile. Raises the error of `local`, the `UserError` that ranks
-        agree on, and `UserError` that names a rank that died.
+        With `aside` the ranks take further calls meanwhile. Raises the error of `local`, a `UserError` that
+        the ranks raise, or a `UserError` that names a rank that died.
         """
         arguments = session.require_ray().put(args)
 
@@ -182,7 +183,7 @@ class LearnerRanks:
                 self._failure = self._message(culprit, cause)
             self._end(here)
         if culprit is None and self._failure is None:
-            self._failure = "The learner has failed before. Run again to resume from the last checkpoint."
+            self._failure = "The learner failed earlier. Run the same command again to resume from the last checkpoint."
             raise error
         raise UserError(self._failure) from cause
 
@@ -224,8 +225,8 @@ class LearnerRanks:
     def _end(self, here: Future[Any]) -> None:
         """Kill all other ranks, so that no collective of this process waits for them."""
         self._kill()
-        self._store = None  # closed: who waits there for a rank that died gets an error
-        # gloo ends a collective whose other side is gone; NCCL has to be aborted.
+        self._store = None  # closes it: ranks that wait there for a dead rank get an error
+        # gloo ends a collective after its peer died; NCCL has to be aborted.
         if self.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         wait([here], timeout=_SETTLE_SECONDS)
@@ -237,8 +238,8 @@ class LearnerRanks:
 
     def _say_where(self) -> None:
         _log.warning(
-            "A call of the learner's ranks takes more than %g s. The stacks of rank 0 follow; those of the other "
-            "ranks are in their logs on their nodes (%s/worker-*.err).",
+            "A call of the learner's ranks takes more than %g s and may hang. The stacks of rank 0 follow; those of "
+            "the other ranks are in their logs on their nodes (%s/worker-*.err).",
             self._patience,
             session.log_folder(),
         )
@@ -260,13 +261,15 @@ class LearnerRanks:
 
 
 def num_nodes(config: LearnerConfig, device: str) -> int:
-    """Return `learner.nodes`, else as few nodes as have devices for the ranks. Raises `UserError` if the nodes cannot
-    have equal numbers of ranks."""
+    """Return `learner.nodes`, else the smallest number of nodes with enough devices for the ranks.
+
+    Raises `UserError` if the nodes cannot have equal numbers of ranks.
+    """
     here = torch.cuda.device_count() if device == "cuda" else config.ranks
     count = config.nodes or -(-config.ranks // max(here, 1))
     if config.ranks % count:
         raise UserError(
-            f"learner.ranks is {config.ranks} on {count} nodes: each must have as many as the others. Set "
+            f"learner.ranks is {config.ranks} on {count} nodes: each node needs the same number. Set "
             f"learner.ranks to a multiple of {count}, or learner.nodes."
         )
     return count
@@ -277,8 +280,8 @@ def warn_of_few_cores(ranks: int, nodes: int) -> None:
     here, cores = ranks // nodes, len(os.sched_getaffinity(0))
     if here > cores:
         _log.warning(
-            f"learner.ranks is {ranks} on {nodes} nodes, and this process may use {cores} cores here: the {here} ranks "
-            "of a node take turns on them, and wait for each other at every layer. Set "
+            f"learner.ranks is {ranks} on {nodes} nodes, but this process may use only {cores} cores: the {here} "
+            "ranks of a node share them, and wait for each other at every layer. Set "
             f"learner.ranks={cores * nodes} or less."
         )
 
@@ -291,7 +294,7 @@ def _environment(shares: bool) -> dict[str, str]:
 
 
 class _RankThread:
-    """One daemon thread that makes all calls of rank 0 in turn, so that nobody waits for a collective that never ends.
+    """One daemon thread that makes all calls of rank 0 in turn, so that a collective that hangs cannot block an exit.
 
     DTensor caches the sharding of its operations for each thread: calls in new threads took 0.3 s longer for each step
     of a 0.6B model.
@@ -302,13 +305,13 @@ class _RankThread:
         threading.Thread(target=self._run, name="learner rank 0", daemon=True).start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Call the function after those before it."""
+        """Call the function after all functions submitted before it."""
         result: Future[T] = Future()
         self._calls.put((function, result))
         return result
 
     def close(self) -> None:
-        """End the thread after the calls that it has."""
+        """End the thread after the calls already submitted."""
         self._calls.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The process group of a learner: how its ranks join it, and the meshes over them. A single rank needs no network."""
+"""Join the process group of a learner, and make device meshes over its ranks. A single rank needs no network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from agentloop.weights.rendezvous import listening_store
 
 THIS_HOST = "127.0.0.1"
 _REACH_SECONDS = 10.0
+"""Seconds to wait until the store of rank 0 answers."""
 _ADDRESS_OF_INTERFACE = 0x8915
-"""SIOCGIFADDR of Linux."""
+"""Linux ioctl SIOCGIFADDR."""
 
 
 @dataclass(slots=True, frozen=True)
 class Rendezvous:
-    """The store in the process of rank 0 at which all ranks meet."""
+    """The address of the store in the process of rank 0, where all ranks meet."""
 
     address: str
     """Address of the host of rank 0 in the network of the hosts."""
@@ -45,13 +46,15 @@ class Rendezvous:
 
 
 def listen(ranks: int, address: str = THIS_HOST) -> TCPStore:
-    """Return the store that all ranks, also this one, reach through a `Rendezvous`. It ends with this object."""
+    """Return a store that all ranks reach through a `Rendezvous`. It closes when the object is deleted."""
     return listening_store(address, ranks)
 
 
 def join(rank: int, rendezvous: Rendezvous, gpu: int = 0) -> None:
-    """Join the process group of all ranks; block until all have joined. A rank on CUDA uses the GPU with index `gpu`
-    of those that its process sees."""
+    """Join the process group of all ranks, and wait until all have joined.
+
+    A rank on CUDA uses the GPU with index `gpu` of those that its process sees.
+    """
     store = TCPStore(rendezvous.address, rendezvous.port, rendezvous.ranks, is_master=False)
     if dist.is_initialized():
         assert dist.get_world_size() == 1, "a process has one group of several ranks"
@@ -61,13 +64,13 @@ def join(rank: int, rendezvous: Rendezvous, gpu: int = 0) -> None:
     try:
         dist.init_process_group(_backend(rendezvous.device), store=store, rank=rank, world_size=rendezvous.ranks)
     except BaseException:
-        # torch numbers its groups, and takes a number back only when it ends a group.
+        # torch numbers its groups, and frees a number only when it destroys a group.
         dist.distributed_c10d._world.group_count = 0
         raise
 
 
 def leave() -> None:
-    """End the process group, so that the next learner can make one."""
+    """Destroy the process group, so that the next learner can make one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -84,8 +87,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:
-    """Return a one-dimensional mesh over all ranks. A process that has joined no group is the only rank. Raises
-    `UserError` under torchrun."""
+    """Return a one-dimensional mesh over all ranks.
+
+    A process that has not joined a group is the only rank. Raises `UserError` under torchrun.
+    """
     if not dist.is_initialized():
         if dist.is_torchelastic_launched():
             raise UserError("A learner starts its ranks itself. Run it without torchrun, and set learner.ranks.")
@@ -94,21 +99,22 @@ def data_parallel_mesh(device: torch.device) -> DeviceMesh:
 
 
 def node_mesh(mesh: DeviceMesh, nodes: int | None) -> DeviceMesh:
-    """Arrange the ranks of `mesh` in two dimensions: nodes, which hold copies, and the ranks of each, which divide
-    one."""
+    """Return a mesh of two dimensions: nodes, which replicate the model, and the ranks of a node, which shard it."""
     nodes = nodes or 1
     return init_device_mesh(mesh.device_type, (nodes, mesh.size() // nodes), mesh_dim_names=("replicate", "shard"))
 
 
 def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
-    """Return the `size` neighbours of this rank that share rows; None if each rank has rows of its own. Raises
-    `UserError`."""
+    """Return the group of `size` neighbouring ranks that share rows with this one; None if `size` is 1.
+
+    Raises `UserError` if the number of ranks is not a multiple of `size`.
+    """
     if size == 1:
         return None
     if mesh.size() % size:
         raise UserError(
-            f"learner.sequence_parallel is {size} and learner.ranks {mesh.size()}: rows are shared by groups of equal "
-            f"size. Set learner.ranks to a multiple of {size}."
+            f"learner.sequence_parallel is {size} but learner.ranks is {mesh.size()}: groups of equal size share "
+            f"rows. Set learner.ranks to a multiple of {size}."
         )
     grid = init_device_mesh(mesh.device_type, (mesh.size() // size, size), mesh_dim_names=("data", "sequence"))
     return SequenceGroup(grid.get_group("sequence").group_name, grid.get_local_rank("sequence"), size)
@@ -117,7 +123,7 @@ def sequence_group(mesh: DeviceMesh, size: int) -> SequenceGroup | None:
 def use_interface_of(address: str) -> None:
     """Make gloo and NCCL use the interface that has this address of this host, unless the environment names one.
 
-    By themselves they use the address of the host's name, often the loopback, or the first interface.
+    By default they use the address of the host name, which is often the loopback, or the first interface.
     """
     name = interface_of(address)
     if name is not None:

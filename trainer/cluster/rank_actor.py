@@ -1,4 +1,4 @@
-"""A learner rank beyond the first: an actor of Ray that calls functions, each at the same time as all other ranks."""
+"""The Ray actor of a learner rank beyond the first. It calls functions, each at the same time as all other ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agentloop.trainer.cluster.process_group import Rendezvous
 Objects = dict[str, Any]
 """Objects of a rank that outlive a call, by name."""
 ASIDE = "aside"
-"""Concurrency group of calls that run beside the others."""
+"""Concurrency group of calls that run at the same time as others."""
 
 
 class RankActor:
-    """Rank `rank` of the learner. Its process ends with the process of the run, however that ends."""
+    """A rank of the learner. Its process always ends with the process of the run, also if that is killed."""
 
     def __init__(self, rank: int, threads: int | None, patience: float) -> None:
         self._rank = rank
@@ -31,7 +31,7 @@ class RankActor:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
     def check(self, node: str, rendezvous: Rendezvous, ranks_of_node: int, version: str) -> None:
-        """Raise `UserError` if this node cannot have its ranks."""
+        """Raise `UserError` if this node cannot host its ranks."""
         if torch.__version__ != version:
             raise UserError(
                 f"The run has torch {version}, and node {node} has torch {torch.__version__}. Install the same version "
@@ -39,8 +39,8 @@ class RankActor:
             )
         if rendezvous.device == "cuda" and torch.cuda.device_count() < ranks_of_node:
             raise UserError(
-                f"{ranks_of_node} ranks of the learner are to be on node {node}, but torch sees "
-                f"{torch.cuda.device_count()} CUDA devices there. Raise learner.nodes, or lower learner.ranks."
+                f"Node {node} needs CUDA devices for {ranks_of_node} ranks of the learner, but torch sees "
+                f"{torch.cuda.device_count()} there. Raise learner.nodes, or lower learner.ranks."
             )
         if not rendezvous.is_reachable():
             raise UserError(

@@ -1,4 +1,4 @@
-"""GPUs of the learner's nodes, reserved in a placement group of Ray."""
+"""Reserve GPUs on the learner's nodes in a placement group of Ray."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.cluster.session import Node, nodes, of_learner, require_ray
 
 _SECONDS = 120.0
+"""Seconds to wait until Ray has reserved the GPUs."""
 _NEXT_TO_NOTHING = {"memory": 1.0}
 """A bundle of a placement group may not be empty; one byte is on every node."""
 
@@ -18,14 +19,17 @@ _NEXT_TO_NOTHING = {"memory": 1.0}
 class GpuReservation:
     """A placement group with one bundle for each of the learner's nodes.
 
-    With `num_gpus` each bundle has so many GPUs, and no rollout worker gets them. Rank 0 is in this process and has
-    the first GPU of the first bundle; the actor of each other rank takes one more. Without, a bundle only pins actors
-    to its node: the learner shares its GPUs with workers, or nobody else uses them, and Ray counts none for it.
+    With `num_gpus` each bundle has that many GPUs, and no rollout worker gets them. Rank 0 runs in this process and has
+    the first GPU of the first bundle; the actor of each other rank takes one more.
+
+    If `num_gpus` is 0, a bundle only pins actors to its node, and Ray counts no GPUs for the learner. Then the learner
+    shares its GPUs with workers, or is their only user.
     """
 
     nodes: tuple[Node, ...]
-    """This node first."""
+    """Nodes of the learner, this node first."""
     num_gpus: int
+    """Reserved GPUs of each node."""
     group: Any
     holder: Any
     """The actor that holds the GPU of rank 0; None without GPUs."""
@@ -34,8 +38,10 @@ class GpuReservation:
 
     @classmethod
     def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0) -> GpuReservation:
-        """Reserve `num_gpus` of each of the learner's nodes, which have at least `at_least` GPUs. Raises `UserError`
-        if there are fewer nodes that have them, or if they are taken."""
+        """Reserve `num_gpus` GPUs on each of the learner's nodes, which have at least `at_least` GPUs.
+
+        Raises `UserError` if too few nodes have these GPUs, or if others use them.
+        """
         ray = require_ray()
         chosen = of_learner(nodes(), num_nodes, max(num_gpus, at_least))
         group = ray.util.placement_group(

@@ -1,4 +1,4 @@
-"""Ray itself: connecting to it, and whether what it has is enough."""
+"""Connect to Ray, and check that its nodes have enough CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from agentloop.errors import UserError
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray gives its processes the niceness 15: an engine would starve beside anything else on the machine.
+    # Ray's default niceness of 15 would starve an engine if other programs run on the machine.
     "RAY_worker_niceness": "0",
 }
 _OF_OUR_HEAD = {
-    # Ray's head runs beside the run: where it says nothing for so many seconds, it is gone, and the run ends with it.
+    # The head runs on this machine: if it is silent for this many seconds, it is dead, and the run ends.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
 }
 _CONNECT_SECONDS = 5.0
 WORKERS_A_CORE = 4
-"""Of this machine, where Ray is started here."""
+"""Most workers for each core of this machine, if Ray is started here."""
 
 
 @dataclass(slots=True, frozen=True)
 class Node:
-    """A machine of the cluster, with what Ray may give away of it."""
+    """A machine of the cluster, with the CPUs and GPUs that Ray may assign."""
 
     name: str
     cpus: float
@@ -50,10 +50,10 @@ def require_ray() -> Any:
 
 
 def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> bool:
-    """Connect this process to Ray, for workers of `gpus` GPUs each beside `reserved` GPUs of this node, and of further
-    ones where the learner is on more; whether Ray was started for that.
+    """Connect this process to Ray for workers, and return whether it was not connected before.
 
-    Raises `UserError` where the cluster does not answer or cannot hold the workers.
+    Each worker has `gpus` GPUs. The learner has `reserved` GPUs on each of its `on_nodes` nodes, this one first.
+    Raises `UserError` if the cluster does not answer or has no room for the workers.
     """
     ray = require_ray()
     is_ours = not ray.is_initialized()
@@ -80,7 +80,7 @@ def connect_learner(ranks: int, on_nodes: int) -> bool:
     """Connect this process to Ray for a learner, and return whether it was not connected before.
 
     A learner on one node starts Ray here; one on several nodes joins the cluster that runs here. Raises `UserError` if
-    none does.
+    no cluster runs.
     """
     ray = require_ray()
     if ray.is_initialized():
@@ -107,7 +107,7 @@ def log_folder() -> str:
 
 
 def nodes() -> list[Node]:
-    """Those that are alive, this one first."""
+    """Return the nodes of the cluster that are alive, this one first."""
     ray = require_ray()
     here = ray.get_runtime_context().get_node_id()
     return [
@@ -124,12 +124,14 @@ def nodes() -> list[Node]:
 
 
 def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
-    """Of the nodes those that have the learner, `gpus` GPUs on each: this one, and the first others that have so many.
-    Raises `UserError` where there are fewer than `count`."""
+    """Return the `count` nodes of the learner: this one, and the first others with at least `gpus` GPUs each.
+
+    Raises `UserError` if fewer nodes have so many GPUs.
+    """
     here, *others = found
     if here.gpus < gpus:
         raise UserError(
-            f"The learner needs {gpus} GPUs of this node, but Ray may give away {here.gpus:g} of it. Lower "
+            f"The learner needs {gpus} GPUs of this node, but Ray may assign only {here.gpus:g} of them. Lower "
             "placement.learner_gpus, or let Ray have all GPUs of the node (`ray start` without --num-gpus)."
         )
     fitting = sorted((node for node in others if node.gpus >= gpus), key=lambda node: (node.name, node.node_id))
@@ -144,25 +146,28 @@ def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
 
 
 def check_cores(config: WorkersConfig, cores: int) -> None:
-    """Raises `UserError` where this machine has far too few cores for the workers: on an own Ray they may share them,
-    but each takes seconds of a core to start, and they would not answer in time."""
-    asked, most = config.count * config.cpus, cores * WORKERS_A_CORE
-    if asked > most:
+    """Raise `UserError` if this machine has far too few cores for the workers.
+
+    If Ray is started here, workers may share cores. But each needs seconds of a core to start, and too many of them
+    would not answer in time.
+    """
+    needed, most = config.count * config.cpus, cores * WORKERS_A_CORE
+    if needed > most:
         count, cpus = int(most / config.cpus), math.floor(most / config.count * 100) / 100
         raise UserError(
-            f"workers.count is {config.count}, with workers.cpus={config.cpus:g} each: {asked:g} cores, and this "
-            f"machine has {cores}. At most {WORKERS_A_CORE} workers share a core. Set workers.count={count} or less, "
-            f"workers.cpus={cpus:g}, or workers.address of a cluster."
+            f"workers.count is {config.count}, with workers.cpus={config.cpus:g} each: {needed:g} cores, but "
+            f"this machine has {cores}. At most {WORKERS_A_CORE} workers may share a core. Set workers.count={count} "
+            f"or less, workers.cpus={cpus:g}, or workers.address to that of a cluster."
         )
 
 
 def check_workers_fit(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> None:
-    """Raises `UserError` where the cluster cannot hold the workers; see `connect`."""
+    """Raise `UserError` if the cluster has no room for the workers; the arguments are those of `connect`."""
     check_room(_without(nodes(), reserved, on_nodes), config, gpus)
 
 
 def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> None:
-    """Raises `UserError` where not all workers fit, each of them whole on one node."""
+    """Raise `UserError` if not all workers fit. No worker spans two nodes."""
     fit = sum(_fit(node, config.cpus, gpus) for node in nodes)
     if fit >= config.count:
         return
@@ -177,7 +182,7 @@ def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> Non
 
 
 def _without(found: Sequence[Node], reserved: int, on_nodes: int) -> list[Node]:
-    """What is left for workers when the learner has `reserved` GPUs of each of its nodes."""
+    """Return the nodes without the `reserved` GPUs that the learner has on each of its nodes."""
     if not reserved:
         return list(found)
     taken = {node.node_id for node in of_learner(found, on_nodes, reserved)}
@@ -188,19 +193,19 @@ def _fit(node: Node, cpus: float, gpus: float) -> int:
     by_cpu = _times(node.cpus, cpus)
     if not gpus:
         return by_cpu
-    # A part is of one GPU: two thirds do not fit twice into two.
+    # A fraction is of one GPU: two workers of 0.66 fit on two GPUs, three do not.
     return min(by_cpu, int(node.gpus) * _times(1, gpus) if gpus < 1 else _times(node.gpus, gpus))
 
 
 def _times(whole: float, part: float) -> int:
-    """Ray counts in ten thousandths."""
+    """Return how often `part` fits into `whole`, in Ray's unit of 1/10000."""
     return round(whole * 10_000) // max(round(part * 10_000), 1)
 
 
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
     if "://" in address:
         raise UserError(
-            f"workers.address is {address!r}: the run must be started on a node of the cluster. Start it there with "
+            f"workers.address is {address!r}: a run must be started on a node of the cluster. Start it there with "
             "workers.address=auto."
         )
     if address != "auto":
@@ -217,14 +222,14 @@ def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes."""
+    """Raise `UserError` at once if nothing answers; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"workers.address is {address!r}; write 'host:port' of the cluster's head, or 'auto'.")
+        raise UserError(f"workers.address is {address!r}; write 'host:port' of the cluster's head node, or 'auto'.")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(
-            f"Nothing answers at workers.address={address!r} ({error}). Is the head running (`ray start --head "
-            f"--port={port}` there, `ray status` to look at it), and is the port open to this machine?"
+            f"Nothing answers at workers.address={address!r} ({error}). Start the head node (`ray start --head "
+            f"--port={port}` there; `ray status` shows whether it runs), and open the port to this machine."
         ) from error

@@ -15,12 +15,14 @@ from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.cluster.rank_actor import Objects
 
 APPEAR_SECONDS = 10.0
-"""Time in which other nodes see a file that one node wrote: NFS caches that a file is missing."""
+"""Seconds until other nodes must see a file that one node wrote: NFS caches that a file is missing."""
 
 
 def check(ranks: LearnerRanks, model: Path, folder: Path | None, seconds: float = APPEAR_SECONDS) -> None:
-    """Raise `UserError` if a rank has another model, or does not see files that this node writes to the run folder
-    within `seconds`."""
+    """Raise `UserError` if a rank has another model, or does not see this node's files in the run folder.
+
+    A file that this node writes must appear on all nodes within `seconds`.
+    """
     model = model.expanduser()
     ranks.run(lambda: None, check_model, model, digest(model))
     if folder is None:
@@ -62,5 +64,5 @@ def check_probe(objects: Objects, probe: Path, seconds: float) -> None:
                 "file system that all nodes share (NFS, Lustre), or learner.nodes=1."
             )
         with suppress(FileNotFoundError):
-            os.listdir(probe.parent)  # asks the server again
+            os.listdir(probe.parent)  # makes NFS look again
         time.sleep(0.1)

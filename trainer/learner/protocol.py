@@ -1,4 +1,4 @@
-"""The trainer's model: its configuration, and what the run loop asks of it."""
+"""Protocols of the learner: the methods that the run loop calls."""
 
 from __future__ import annotations
 
@@ -22,64 +22,71 @@ class Captured(Protocol):
     """The state of a learner at one moment, in the memory of the host."""
 
     def write(self, folder: Path) -> None:
-        """Into a folder that appears whole or not at all. May run in a thread of its own."""
+        """Write the state to a folder that appears complete or not at all. May run in another thread."""
 
 
 class Learner(Protocol):
     """Holds the weights that are trained."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train on a batch, each sample once, in `mini_batches` updates, and say how it went.
+        """Train once on each sample of a batch, in `mini_batches` updates, and return metrics.
 
-        Blocks; call it from a thread where an event loop must go on. Raises `UserError` where a trajectory is longer
-        than the token budget.
+        Blocks; call it from a thread if an event loop must continue. Raises `UserError` if a trajectory is longer than
+        the token budget.
         """
         ...
 
     def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the sampled tokens of each sample under the current weights, [num_sampled]."""
+        """Return the logprobs of the sampled tokens of each sample under the current weights, [num_sampled]."""
         ...
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the sampled tokens of each sample under the reference model, [num_sampled]. Raises
-        `UserError` where there is none."""
+        """Return the logprobs of the sampled tokens of each sample under the reference model, [num_sampled].
+
+        Raises `UserError` if there is no reference model.
+        """
         ...
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
         """Give the engine, or all workers, the current weights under their Hugging Face names, as `version`."""
 
     def sleep(self) -> None:
-        """Leave the device to others: what is there goes to the memory of the host. Until `wake` nothing may be asked
-        of it but `close`."""
+        """Offload everything from the device to host memory, so that others can use the device.
+
+        Until `wake`, only `close` may be called.
+        """
 
     def wake(self) -> None:
-        """Take the device back; everything is as it was, bit for bit. Without `sleep` before, nothing happens."""
+        """Move everything back to the device, bit for bit as before `sleep`. Do nothing if it does not sleep."""
 
     def save(self, folder: Path) -> None:
-        """Everything that an exact resume needs, into a folder that appears whole or not at all."""
+        """Write all state that an exact resume needs to a folder that appears complete or not at all."""
 
     def capture(self) -> Captured:
-        """What `save` would write, as it is now: training may go on while it is written."""
+        """Copy the state that `save` would write, so that training can continue while the copy is written."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Go on from `save`. Raises `UserError` where the folder does not hold a state of this model."""
+        """Restore the state from `save`. Raises `UserError` if the folder does not hold a state of this model."""
 
     def save_hf(self, folder: Path) -> None:
-        """Model and tokenizer as a folder that transformers' `from_pretrained` loads."""
+        """Write model and tokenizer to a folder that transformers' `from_pretrained` loads."""
 
     def close(self) -> None:
-        """End what was started for it. May be called twice."""
+        """End all processes and resources of the learner. May be called twice."""
 
 
 class RankLearner(Learner, Protocol):
-    """A learner that every rank makes, and of which all call the same methods with the same arguments."""
+    """A learner with an instance on every rank. All ranks call the same methods with the same arguments."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full parameters one at a time under their Hugging Face names; every rank must take all of them."""
+        """Yield unsharded parameters one at a time with their Hugging Face names; every rank must consume all."""
         ...
 
     def share(self, on_host: bool) -> SharedWeights | None:
-        """Put the weights into memory that engines map, each into that of one rank, on its device or on the host: no
-        rank has all of them. They hold until the next time. None on other ranks than the first."""
+        """Put the weights into memory that engines map, on the device or on the host.
+
+        Each parameter is in the memory of one rank, and no rank has all of them. They stay valid until the next call.
+        Returns None on all ranks but the first.
+        """
         ...

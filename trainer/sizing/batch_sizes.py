@@ -1,4 +1,4 @@
-"""Batch sizes: the user states prompts, episodes of each, updates and the budget of a micro-batch; the rest follows."""
+"""Derive batch sizes from the numbers of groups, episodes and updates, and the token budget of a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from agentloop.trainer.sizing.layouts import Layout
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class BatchSizes:
-    """Of one run. A step plays groups, and trains on their trajectories in `mini_batches` updates over all ranks."""
+    """Batch sizes of one run.
+
+    A step plays groups, and trains on their trajectories in `mini_batches` updates over all ranks.
+    """
 
     groups: int
     group_size: int
     mini_batches: int
     steps: int
     ranks: int
-    """Processes that train together, one a device."""
+    """Data parallel ranks: those whose trajectories differ."""
     token_budget: int
-    """Most tokens of a micro-batch."""
+    """Largest number of tokens in a micro-batch."""
     max_tokens: int
-    """Most tokens of a trajectory."""
+    """Largest number of tokens in a trajectory."""
 
     @classmethod
     def of(cls, config: RunConfig, *, ranks: int | None = None) -> BatchSizes:
-        """By default over the ranks of the configuration, or those that this process was started with."""
+        """Return the batch sizes of a config. `ranks` defaults to the data parallel ranks of the config."""
         return cls(
             groups=config.algorithm.groups_per_step,
             group_size=config.algorithm.group_size,
@@ -39,26 +42,27 @@ class BatchSizes:
 
     @property
     def trajectories(self) -> int:
-        """Of a step, where none is dropped."""
+        """Trajectories of a step if none is dropped."""
         return self.groups * self.group_size
 
     @property
     def smallest_update(self) -> int:
-        """Trajectories; updates of a step differ by one at most."""
+        """Trajectories in the smallest update of a step; updates differ by at most one."""
         return self.trajectories // self.mini_batches
 
     @property
     def largest_update(self) -> int:
+        """Trajectories in the largest update of a step."""
         return -(-self.trajectories // self.mini_batches)
 
     @property
     def most_micro_batches(self) -> int:
-        """Of a rank in an update whose trajectories are all as long as they can be."""
+        """Micro-batches of a rank in an update whose trajectories all have the largest length."""
         in_one = max(self.token_budget // self.max_tokens, 1)
         return -(-self.largest_update // (self.ranks * in_one))
 
     def lines(self) -> dict[str, str]:
-        """What it comes to, for people: name -> value."""
+        """Return a summary for the user, as label -> text."""
         sizes = sorted({self.smallest_update, self.largest_update})
         of_update = " or ".join(map(str, sizes))
         return {
@@ -70,12 +74,12 @@ class BatchSizes:
         }
 
     def problems(self) -> Iterator[str]:
-        """Sentences: the numbers, and the fix."""
+        """Yield a sentence for each problem, with the numbers and a fix."""
         if self.token_budget < self.max_tokens:
             yield (
-                f"learner.token_budget is {self.token_budget} and limits.max_tokens {self.max_tokens}: a trajectory "
-                f"could be too long to train on. Set learner.token_budget={self.max_tokens} or more, or lower "
-                "limits.max_tokens."
+                f"learner.token_budget is {self.token_budget} but limits.max_tokens is {self.max_tokens}: some "
+                f"trajectories may be too long to train on. Set learner.token_budget={self.max_tokens} or more, or "
+                "lower limits.max_tokens."
             )
         made_of = f"algorithm.groups_per_step {self.groups} * algorithm.group_size {self.group_size}"
         if self.mini_batches > self.trajectories:
@@ -89,7 +93,7 @@ class BatchSizes:
             fix = f", learner.mini_batches={fewer} or less" if fewer else ""
             yield (
                 f"An update has {self.smallest_update} trajectories ({made_of}, over learner.mini_batches "
-                f"{self.mini_batches}) for {self.ranks} ranks: some would have nothing to do. Set "
+                f"{self.mini_batches}) for {self.ranks} ranks: some ranks would be idle. Set "
                 f"algorithm.groups_per_step={groups} or more{fix}, or use {self.smallest_update} ranks or fewer."
             )
 
@@ -100,5 +104,5 @@ def training_ranks(config: RunConfig) -> int:
 
 
 def _data_parallel_ranks(config: RunConfig) -> int:
-    """Those that have trajectories of their own."""
+    """Return the number of ranks whose trajectories differ."""
     return max(Layout.of(config.learner, training_ranks(config)).data, 1)

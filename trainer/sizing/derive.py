@@ -1,4 +1,4 @@
-"""From the number of GPUs and the model to the placement of a run, checked before anything loads."""
+"""Derive the placement of a run from the number of GPUs and the model, before anything loads."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from agentloop.trainer.sizing.search import Cluster, PlannedRun, estimated
 
 @dataclass(slots=True, frozen=True)
 class Placed:
-    """A placement and what it is estimated to come to."""
+    """A placement with its estimated times and memory."""
 
     placement: Placement
     step_seconds: float
     training_seconds: float
     rollout_seconds: float
     obstacle: str
-    """Why it does not fit into memory; empty where it does."""
+    """Reason why the placement does not fit into memory; empty if it fits."""
     engine_memory: float
-    """Bytes of a GPU that an engine may use beside the learner, or in its turn."""
+    """Bytes of a GPU that an engine may use beside the learner, or while the learner sleeps."""
     sleeps: bool = False
-    """They take turns on the GPUs that they share."""
+    """Whether engines and learner take turns on the GPUs that they share."""
     handover_seconds: float = 0.0
 
 
 def derive(config: RunConfig, run: PlannedRun, gpu: Gpu) -> Placed:
-    """The placement that `config.placement` asks for; of several, the one whose steps are estimated to be shortest.
+    """Return the placement with the shortest estimated steps of those that `config.placement` allows.
 
-    Raises `UserError` with the numbers where there is none.
+    Raises `UserError` with the numbers if none is possible.
     """
     wanted = config.placement
-    assert wanted.n_gpus is not None, "there is something to derive"
+    assert wanted.n_gpus is not None, "derive needs placement.n_gpus"
     if wanted.n_gpus % wanted.nnodes:
         raise UserError(
-            f"placement.n_gpus is {wanted.n_gpus} and placement.nnodes {wanted.nnodes}: nodes must have the same "
+            f"placement.n_gpus is {wanted.n_gpus} and placement.nnodes {wanted.nnodes}: all nodes need the same "
             f"number of GPUs. Set n_gpus to a multiple of {wanted.nnodes}."
         )
     reasons: list[str] = []
@@ -63,7 +63,7 @@ def derive(config: RunConfig, run: PlannedRun, gpu: Gpu) -> Placed:
 
 
 def candidates(config: RunConfig, run: PlannedRun) -> Iterator[Placement]:
-    """Those that the config leaves open."""
+    """Yield the placements that the config allows."""
     wanted = config.placement
     assert wanted.n_gpus is not None
     per_node = wanted.n_gpus // wanted.nnodes
@@ -85,7 +85,7 @@ def candidates(config: RunConfig, run: PlannedRun) -> Iterator[Placement]:
 
 
 def engine_degrees(config: RunConfig) -> tuple[int, int]:
-    """tensor and pipeline parallelism of an engine."""
+    """Return the tensor and pipeline parallelism of an engine."""
     options = config.engine.options
     return int(options.get("tensor_parallel_size", 1)), int(options.get("pipeline_parallel_size", 1))
 
@@ -105,7 +105,7 @@ def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel
 
 def _learner_faults(config: RunConfig, placement: Placement, run: PlannedRun) -> list[str]:
     if placement.learner_gpus % placement.model_parallel:
-        return []  # said by the placement
+        return []  # `Placement.problems` reports it
     tensor = placement.engine_tensor
     faults = list(problems(_learner_layout(config, placement), run.shape))
     if run.shape.heads % tensor:
@@ -136,11 +136,11 @@ def _estimate(config: RunConfig, run: PlannedRun, gpu: Gpu, placement: Placement
     seconds = one.step_seconds
     rollout = one.rollout_seconds
     if placement.layout == "mixed":
-        # Of all engines; those that share GPUs stand still while the learner trains.
+        # All engines sample, but those that share GPUs pause while the learner trains.
         rollout = one.rollout_seconds * max(placement.learner_gpus // placement.engine_size, 1) / placement.num_engines
         shared = placement.shared_engines / placement.num_engines
         seconds = max(rollout + shared * one.training_seconds, one.training_seconds)
-        if one.sharing.sleeps:  # all engines do
+        if one.sharing.sleeps:  # all engines sleep
             seconds = rollout + one.training_seconds + one.sharing.handover_seconds
     return Placed(
         placement,
@@ -155,6 +155,6 @@ def _estimate(config: RunConfig, run: PlannedRun, gpu: Gpu, placement: Placement
 
 
 def wanted_sleep(config: RunConfig) -> bool | Literal["auto"]:
-    """What `placement.sleep` leaves open: engines that always sample cannot sleep."""
+    """Return `placement.sleep`, but False for `auto` in mode partial, whose engines always sample."""
     wanted = config.placement.sleep
     return False if wanted == "auto" and config.staleness.mode == "partial" else wanted

@@ -1,4 +1,4 @@
-"""A config whose GPUs are counted becomes one that says who uses them."""
+"""Turn a config with a number of GPUs into one that assigns them to the learner and the engines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SAMPLED = 0.5
-"""Part of an episode's tokens that is sampled; the rest are prompts and what tools say."""
+"""Part of an episode's tokens that is sampled; the others are prompts and tool results."""
 _ENGINE_SHARE = 0.95
-"""Of the memory that the learner leaves: what an engine takes beside its cache is not counted to the byte."""
+"""Part of the memory beside the learner that an engine gets; the rest is a margin for uncounted buffers."""
 
 
 def place(config: RunConfig, model: Path) -> tuple[RunConfig, Placed | None]:
-    """The config with what follows from `placement`, and the placement; as it is where `placement.n_gpus` is not set.
+    """Return the config with all settings that follow from `placement`, and the placement.
 
-    Reads the config.json of `model` only. Raises `UserError` where the placement is impossible or contradicts what the
-    config says elsewhere.
+    Returns the config unchanged and None if `placement.n_gpus` is not set. Reads only the config.json of `model`.
+    Raises `UserError` if the placement is impossible or contradicts other settings.
     """
     if config.placement.n_gpus is None:
         return config, None
@@ -41,7 +41,7 @@ def place(config: RunConfig, model: Path) -> tuple[RunConfig, Placed | None]:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Raises `UserError` where this node has fewer GPUs than the placement takes for granted."""
+    """Raise `UserError` if this node has fewer GPUs than the placement needs."""
     wanted = config.placement
     if wanted.n_gpus is None:
         return
@@ -50,9 +50,9 @@ def check_devices(config: RunConfig) -> None:
     per_node, here = wanted.n_gpus // wanted.nnodes, torch.cuda.device_count()
     if per_node > here:
         fix = (
-            f"Set placement.n_gpus={here * wanted.nnodes}, or raise placement.nnodes to the nodes that there are."
+            f"Set placement.n_gpus={here * wanted.nnodes}, or raise placement.nnodes to the number of your nodes."
             if here
-            else "Start the run on a node that has them, or leave `placement` out to run on CPUs."
+            else "Start the run on a node with GPUs, or leave `placement` out to run on CPUs."
         )
         raise UserError(
             f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
@@ -63,8 +63,11 @@ def check_devices(config: RunConfig) -> None:
 def planned(
     config: RunConfig, hf_config: Any, *, mean_tokens: float | None = None, sampled: float = _SAMPLED
 ) -> PlannedRun:
-    """What the estimates need to know of the run; episodes have `mean_tokens` (None: half of the longest), of which
-    this part is sampled. An auxiliary model is assumed to be as large as the policy."""
+    """Return the inputs of the estimates for a run.
+
+    Episodes have `mean_tokens` on average (None: half of the longest), and the part `sampled` of these is sampled.
+    The estimates assume that an auxiliary model is as large as the policy.
+    """
     learner, longest = config.learner, config.limits.max_tokens
     advantage = advantages.get(config.algorithm.advantage)
     work = Work(
@@ -90,12 +93,12 @@ def planned(
 
 
 def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
-    """Settings that follow from a placement. Raises `UserError` where one is set to something else."""
+    """Return the config with the settings of a placement. Raises `UserError` if the config sets another value."""
     placement = placed.placement
     workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
     learner = {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
     faults = [
-        f"{section}.{name} is {value} and follows from the placement as {derived[name]}: leave it out."
+        f"{section}.{name} is {value}, but the placement sets it to {derived[name]}: remove it."
         for section, settings, derived in (
             ("workers", config.workers, workers),
             ("learner", config.learner, learner),
@@ -120,7 +123,7 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
 
 
 def lines(placed: Placed) -> dict[str, str]:
-    """For people."""
+    """Return a summary of the placement for the user, as label -> text."""
     turns = "engines sleep while the learner trains, the learner while they sample: about "
     sleep = {"turns": f"{turns}{placed.handover_seconds:.1f} s a step (estimated)"} if placed.sleeps else {}
     return (
@@ -140,14 +143,14 @@ def _gpu(config: RunConfig) -> Gpu:
 
     if not torch.cuda.device_count():
         raise UserError(
-            f"placement.n_gpus is {config.placement.n_gpus}, but this machine has no GPU. To see where a run on other "
-            "machines would be placed, name theirs: placement.gpu=H200, with --dry-run."
+            f"placement.n_gpus is {config.placement.n_gpus}, but this machine has no GPU. To place a run for "
+            "another machine, name its GPU: placement.gpu=H200, with --dry-run."
         )
     properties = torch.cuda.get_device_properties(0)
     gpu = known_gpus.find_device(properties.name)
     if gpu is None:
         raise UserError(
-            f"The GPU {properties.name!r} is not known to the estimates. Set placement.gpu to one like it with its "
-            "memory, such as placement.gpu=A100-80GB:48."
+            f"The estimates have no data for the GPU {properties.name!r}. Set placement.gpu to a similar GPU and the "
+            "memory of yours in GiB, such as placement.gpu=A100-80GB:48."
         )
     return known_gpus.find(f"{gpu.name}:{properties.total_memory / 2**30:.0f}")

@@ -1,4 +1,4 @@
-"""`Placement`: the learner and the engines of a run on its GPUs."""
+"""`Placement`: which GPUs of a run the learner and the engines use."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ LayoutName = Literal["colocated", "separate", "mixed"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Placement:
-    """Learner ranks are the first GPUs of the first node, or all GPUs of the first nodes; engines follow each other on
-    the GPUs that they have."""
+    """An assignment of GPUs to the learner and to engines.
+
+    The learner has the first GPUs of the first node, or all GPUs of the first nodes. Engines use consecutive GPUs.
+    """
 
     layout: LayoutName
     nnodes: int
     gpus_per_node: int
     learner_gpus: int
     model_parallel: int = 1
-    """GPUs that one copy of the learner's model is spread over: tp * pp * cp."""
+    """GPUs of one copy of the learner's model: tensor * pipeline * context parallelism."""
     engine_tensor: int = 1
     engine_pipeline: int = 1
 
     @property
     def n_gpus(self) -> int:
+        """GPUs of all nodes."""
         return self.nnodes * self.gpus_per_node
 
     @property
@@ -34,12 +37,12 @@ class Placement:
 
     @property
     def data_parallel(self) -> int:
-        """Learner ranks that have sequences of their own."""
+        """Copies of the learner's model, each with different sequences."""
         return self.learner_gpus // self.model_parallel
 
     @property
     def learner_nodes(self) -> int:
-        """Nodes that the learner is on: of more than one it has all GPUs."""
+        """Nodes of the learner. If there are several, it has all GPUs of each."""
         return -(-self.learner_gpus // self.gpus_per_node)
 
     @property
@@ -50,17 +53,18 @@ class Placement:
 
     @property
     def engines_of_nodes(self) -> list[int]:
-        """Engines on each node: an engine is whole on one."""
+        """Engines on each node. No engine spans two nodes."""
         taken = self.learner_gpus_of_nodes if self.layout == "separate" else [0] * self.nnodes
         return [(self.gpus_per_node - gpus) // self.engine_size for gpus in taken]
 
     @property
     def num_engines(self) -> int:
+        """Engines on all nodes."""
         return sum(self.engines_of_nodes)
 
     @property
     def shared_engines(self) -> int:
-        """Engines on GPUs of the learner: they stand still while it trains."""
+        """Engines on GPUs of the learner, which pause while it trains."""
         if self.layout == "separate":
             return 0
         touched = (-(-gpus // self.engine_size) for gpus in self.learner_gpus_of_nodes)
@@ -68,37 +72,37 @@ class Placement:
 
     @property
     def idle_gpus(self) -> int:
-        """That neither the learner nor an engine uses."""
+        """GPUs that neither the learner nor an engine uses."""
         learner_only = self.learner_gpus if self.layout == "separate" else 0
         return self.n_gpus - learner_only - self.num_engines * self.engine_size
 
     def problems(self) -> Iterator[str]:
-        """Sentences with the numbers and what to change."""
+        """Yield a sentence for each problem, with the numbers and a fix."""
         if self.learner_gpus > self.n_gpus:
             yield (
-                f"The learner would have {self.learner_gpus} GPUs of {self.n_gpus}. Lower placement.learner_gpus, or "
-                "raise placement.n_gpus."
+                f"The learner would have {self.learner_gpus} GPUs, but the run has {self.n_gpus}. Lower "
+                "placement.learner_gpus, or raise placement.n_gpus."
             )
             return
         if self.learner_nodes > 1 and self.learner_gpus % self.gpus_per_node:
             yield (
-                f"The learner would have {self.learner_gpus} GPUs, and a node has {self.gpus_per_node}: on more than "
-                f"one node it has all of their GPUs. Set placement.learner_gpus to {self.gpus_per_node} or less, or to "
-                f"a multiple of {self.gpus_per_node}."
+                f"The learner would have {self.learner_gpus} GPUs, but a node has {self.gpus_per_node}: a learner on "
+                f"several nodes needs all of their GPUs. Set placement.learner_gpus to {self.gpus_per_node} or less, "
+                f"or to a multiple of {self.gpus_per_node}."
             )
             return
         if self.learner_gpus % self.model_parallel:
             yield (
-                f"The learner's {self.learner_gpus} GPUs are no multiple of tensor_parallel * pipeline_parallel * "
+                f"The learner's {self.learner_gpus} GPUs are not a multiple of tensor_parallel * pipeline_parallel * "
                 f"context_parallel = {self.model_parallel}: data parallelism would be "
                 f"{self.learner_gpus / self.model_parallel:.2f}. Set placement.learner_gpus to a multiple of "
-                f"{self.model_parallel}, or lower these."
+                f"{self.model_parallel}, or lower these settings."
             )
         if self.engine_size > self.gpus_per_node:
             yield (
                 f"An engine needs tensor_parallel_size {self.engine_tensor} * pipeline_parallel_size "
-                f"{self.engine_pipeline} = {self.engine_size} GPUs of one node, which has {self.gpus_per_node}. Lower "
-                "tensor_parallel_size in engine.options."
+                f"{self.engine_pipeline} = {self.engine_size} GPUs of one node, but a node has {self.gpus_per_node}. "
+                "Lower tensor_parallel_size in engine.options."
             )
         elif self.num_engines == 0:
             yield (
@@ -108,7 +112,7 @@ class Placement:
             )
 
     def lines(self) -> dict[str, str]:
-        """For people."""
+        """Return a summary for the user, as label -> text."""
         parts = f"data {self.data_parallel} * model {self.model_parallel}"
         where = {"colocated": "the same GPUs", "separate": "GPUs of their own", "mixed": "all GPUs"}[self.layout]
         engines = " + ".join(str(count) for count in self.engines_of_nodes)

@@ -106,15 +106,18 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
         (["learner.loss=implicit_reward"], ["learner.loss is implicit_reward", "prime"]),
         (["learner.corrections=[icepop]", "learner.old_logprobs=rollout"], ["old_logprobs=rollout"]),
         (["sampling.temperature=0"], ["sampling.temperature is 0"]),
-        (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature 1.0"]),
+        (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature is 1.0"]),
         (["learner.model=other"], ["learner.model is 'other'"]),
-        (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens 99999"]),
+        (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens is 99999"]),
         (["eval.every=5"], ["data.eval"]),
         (["learner.ranks=3", "learner.sequence_parallel=2"], ["sequence_parallel is 2", "3 ranks"]),
         (["learner.backend=megatron", "algorithm.advantage=gae"], ["has no critic", "advantage=gae"]),
         (["learner.nodes=2"], ["learner.nodes is 2", "1 ranks"]),
         (["learner.mini_batches=500"], ["learner.mini_batches is 500", "128"]),
-        (["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"], ["warmup_updates is 5 of 5"]),
+        (
+            ["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"],
+            ["warmup_updates is 5", "has 5 updates"],
+        ),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrides, words):

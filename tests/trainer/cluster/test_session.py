@@ -1,4 +1,4 @@
-"""What can be said before any worker is started. Ray itself is in test_ray.py."""
+"""Checks before any worker starts. They do not start Ray."""
 
 import socket
 import sys
@@ -10,26 +10,26 @@ from agentloop.errors import UserError
 from agentloop.trainer.cluster.session import Node, check_cores, check_room, connect, of_learner
 
 
-def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
+def test_missing_ray_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'agentloop\[ray\]'.*workers\.kind=local"):
         connect(WorkersConfig(kind="ray"), gpus=0)
 
 
-def test_far_more_workers_than_cores_are_refused_before_ray_is_started():
+def test_far_more_workers_than_cores_are_refused_before_ray_starts():
     check_cores(WorkersConfig(kind="ray", count=8), cores=2)
     check_cores(WorkersConfig(kind="ray", count=50, cpus=0.16), cores=2)
     message = (
-        r"workers\.count is 50, with workers\.cpus=1 each: 50 cores, and this machine has 2\. At most 4 workers share "
-        r"a core\. Set workers\.count=8 or less, workers\.cpus=0\.16"
+        r"workers\.count is 50, with workers\.cpus=1 each: 50 cores, but this machine has 2\. At most 4 workers may "
+        r"share a core\. Set workers\.count=8 or less, workers\.cpus=0\.16"
     )
     with pytest.raises(UserError, match=message):
         check_cores(WorkersConfig(kind="ray", count=50), cores=2)
 
 
-def test_an_address_where_nothing_answers_is_refused_at_once():
+def test_address_without_an_answer_is_refused_at_once():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # without listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, match=f"Nothing answers at workers.address='{address}'.*ray start --head"):
             connect(WorkersConfig(kind="ray", address=address), gpus=0)
@@ -39,12 +39,12 @@ def test_an_address_where_nothing_answers_is_refused_at_once():
     ("address", "message"),
     [("head", "write 'host:port'"), ("ray://head:10001", "must be started on a node of the cluster")],
 )
-def test_addresses_of_another_form_are_explained(address, message):
+def test_malformed_addresses_are_refused_with_a_fix(address, message):
     with pytest.raises(UserError, match=message):
         connect(WorkersConfig(kind="ray", address=address), gpus=0)
 
 
-def test_more_gpus_than_there_are_are_refused_with_the_numbers():
+def test_too_many_gpus_are_refused_with_the_numbers():
     nodes = [Node("a", 16, 4), Node("b", 16, 3)]
     check_room(nodes, WorkersConfig(kind="ray", count=3), gpus=2)
     with pytest.raises(UserError) as caught:
@@ -59,8 +59,8 @@ def test_more_gpus_than_there_are_are_refused_with_the_numbers():
     ("gpus_of_node", "gpus", "fit"),
     [(1, 0.33, 3), (1, 0.1, 10), (1, 0.34, 2), (2, 0.66, 2), (2, 0.5, 4), (4, 2, 2), (3, 1, 3), (0, 0.5, 0)],
 )
-def test_parts_of_gpus(gpus_of_node, gpus, fit):
-    """A worker has a part of one GPU, not what two of them have left."""
+def test_workers_with_a_fraction_of_a_gpu(gpus_of_node, gpus, fit):
+    """A worker's fraction is of one GPU, not of the rest of two."""
     node = Node("a", 16, gpus_of_node)
     if fit:
         check_room([node], WorkersConfig(kind="ray", count=fit), gpus=gpus)
@@ -68,12 +68,12 @@ def test_parts_of_gpus(gpus_of_node, gpus, fit):
         check_room([node], WorkersConfig(kind="ray", count=fit + 1), gpus=gpus)
 
 
-def test_a_worker_is_whole_on_one_node():
+def test_no_worker_spans_two_nodes():
     with pytest.raises(UserError, match=r"room for 0: .*\. Lower workers\.cpus"):
         check_room([Node("a", 16, 4), Node("b", 16, 4)], WorkersConfig(kind="ray"), gpus=8)
 
 
-def test_a_learner_of_several_nodes_takes_this_one_and_the_first_others_that_have_its_gpus():
+def test_learner_of_several_nodes_takes_this_node_and_the_first_others_with_enough_gpus():
     found = [Node(name, 16, gpus, node_id=name) for name, gpus in (("here", 8), ("c", 8), ("a", 4), ("b", 8))]
     assert [node.name for node in of_learner(found, 2, 8)] == ["here", "b"]
     assert [node.name for node in of_learner(found, 3, 8)] == ["here", "b", "c"]

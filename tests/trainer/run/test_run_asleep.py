@@ -206,8 +206,11 @@ async def test_a_run_that_ends_while_its_learner_sleeps_saves_its_last_step(sums
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("staleness={mode: partial, allow_uncorrected: true}", r"staleness\.mode partial.*Set placement\.sleep=false"),
-        ("placement.layout=separate", r"placement\.layout separate.*nobody to leave them to"),
+        (
+            "staleness={mode: partial, allow_uncorrected: true}",
+            r"staleness\.mode is partial.*Set placement\.sleep=false",
+        ),
+        ("placement.layout=separate", r"placement\.layout is separate.*share no GPU"),
     ],
 )
 def test_what_cannot_take_turns_is_refused(sums, setting, message):

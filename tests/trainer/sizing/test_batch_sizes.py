@@ -31,7 +31,7 @@ def test_summary_lines_contain_the_numbers():
 
 def test_budget_below_the_longest_trajectory_is_reported():
     [problem] = replace(SIZES, token_budget=4000).problems()
-    assert "learner.token_budget is 4000 and limits.max_tokens 4096" in problem
+    assert "learner.token_budget is 4000 but limits.max_tokens is 4096" in problem
     assert "Set learner.token_budget=4096" in problem
 
 

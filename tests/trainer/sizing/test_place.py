@@ -139,8 +139,8 @@ def test_no_candidate_oversubscribes_a_gpu(config):
                 "placement={n_gpus: 8, layout: separate, learner_gpus: 3}",
                 "learner={backend: megatron, tensor_parallel: 2}",
             ],
-            r"learner's 3 GPUs are no multiple of tensor_parallel \* pipeline_parallel \* context_parallel = 2: data "
-            r"parallelism would be 1.50",
+            r"learner's 3 GPUs are not a multiple of tensor_parallel \* pipeline_parallel \* context_parallel = 2: "
+            r"data parallelism would be 1.50",
         ),
         (
             ["placement={n_gpus: 8, layout: separate, learner_gpus: 8}"],
@@ -148,13 +148,13 @@ def test_no_candidate_oversubscribes_a_gpu(config):
         ),
         (
             ["placement={n_gpus: 16, nnodes: 4}", "engine.options={tensor_parallel_size: 8}"],
-            "tensor_parallel_size 8 .* = 8 GPUs of one node, which has 4",
+            "tensor_parallel_size 8 .* = 8 GPUs of one node, but a node has 4",
         ),
         (
             ["placement={n_gpus: 16, nnodes: 2, layout: separate, learner_gpus: 12}"],
-            "learner would have 12 GPUs, and a node has 8: .* to 8 or less, or to a multiple of 8",
+            "learner would have 12 GPUs, but a node has 8: .* to 8 or less, or to a multiple of 8",
         ),
-        (["placement={n_gpus: 8, layout: mixed, learner_gpus: 9}"], "learner would have 9 GPUs of 8"),
+        (["placement={n_gpus: 8, layout: mixed, learner_gpus: 9}"], "learner would have 9 GPUs, but the run has 8"),
         (
             ["placement={n_gpus: 8, layout: colocated}", "engine.options={tensor_parallel_size: 3}"],
             "tensor_parallel_size=3 of engine.options does not divide the model's 32 attention heads",
@@ -192,7 +192,7 @@ def test_conflicting_setting_is_named(config):
         "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={kind: ray, count: 7}", "learner.ranks=2"
     )
     placed = derive(settings, planned(settings, SHAPE), H200)
-    with pytest.raises(UserError, match=r"workers\.count is 7 and follows .* as 4.*learner\.ranks is 2 .* as 4"):
+    with pytest.raises(UserError, match=r"workers\.count is 7, .* sets it to 4.*learner\.ranks is 2, .* sets it to 4"):
         with_placement(settings, placed, H200)
 
 
@@ -203,14 +203,14 @@ def test_config_is_unchanged_without_a_gpu_count(config, sums_model):
 
 
 @pytest.mark.parametrize(
-    ("placement", "said"),
+    ("placement", "message"),
     [
         ("{nnodes: 2, learner_gpus: 4}", "nnodes and learner_gpus divide n_gpus"),
         ("{n_gpus: 8, layout: colocated, learner_gpus: 4}", "learner_gpus is 4 and layout colocated.*all 8 GPUs"),
     ],
 )
-def test_settings_without_effect_are_rejected(config, placement, said):
-    with pytest.raises(UserError, match=said):
+def test_settings_without_effect_are_rejected(config, placement, message):
+    with pytest.raises(UserError, match=message):
         config(f"placement={placement}")
 
 
