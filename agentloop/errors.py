@@ -1,8 +1,8 @@
-"""Errors of agentloop. A leaf: imports nothing of agentloop.
+"""Errors of agentloop. This module imports nothing else of agentloop.
 
-Two families. A `UserError` is something that the user can put right: its message is one paragraph that says how, and
-the command line prints it without a traceback. An `EpisodeError` ends at most one episode and is counted by its
-`FailureKind`: a bad rollout is data, not a crash.
+There are two families. The user can fix a `UserError`: its message is one paragraph that explains how, and the command
+line prints it without a traceback. An `EpisodeError` ends at most one episode and is counted by its `FailureKind`: a
+failed rollout is data, not a crash.
 """
 
 from __future__ import annotations
@@ -18,54 +18,58 @@ from types import TracebackType
 
 
 class FailureKind(StrEnum):
-    """Whose fault a failure is."""
+    """Component that caused a failure."""
 
     MODEL = "model"
-    """The model wrote something that cannot be used: a malformed call, an unknown tool, a bad argument."""
+    """The model wrote an invalid call: malformed, of an unknown tool, or with invalid arguments."""
     TOOL = "tool"
-    """A tool raised or outlived its deadline."""
+    """A tool raised an error or exceeded its time limit."""
     ENGINE = "engine"
     """Generation failed."""
     ENV = "env"
-    """The environment raised in reset, step or close."""
+    """The environment raised an error in reset, step or close."""
     JUDGE = "judge"
-    """The reward raised; the trajectory has no reward, which is not a reward of 0."""
+    """The reward raised an error; the trajectory then has no reward, which differs from a reward of 0."""
 
 
 class AgentLoopError(Exception):
-    """Base of all errors that agentloop raises on purpose."""
+    """Base of all errors that agentloop defines."""
 
 
 class UserError(AgentLoopError, ValueError):
-    """The input cannot be used; the message says what to do about it."""
+    """The input is invalid; the message explains how to fix it."""
 
 
 class EpisodeError(AgentLoopError):
-    """Something that ends one episode."""
+    """Error that ends one episode."""
 
     kind: FailureKind
 
 
 class EngineError(EpisodeError):
+    """The engine failed to generate."""
+
     kind = FailureKind.ENGINE
 
 
 class EnvError(EpisodeError):
+    """The environment failed."""
+
     kind = FailureKind.ENV
 
 
 class ToolError(EpisodeError):
-    """Raised by a tool on purpose: the message is shown to the model as it stands."""
+    """Error that a tool raises on purpose; the model sees its message unchanged."""
 
     kind = FailureKind.TOOL
 
 
 class SandboxError(AgentLoopError):
-    """The sandbox itself failed, as opposed to the code in it."""
+    """The sandbox itself failed, not the code in it."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
+    """Return `" Did you mean 'x'?"` with the closest known name, or an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -75,17 +79,20 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def raised(error: BaseException) -> str:
-    """`"KeyError: 'x' (tasks.py, line 12)"`: what somebody else's code raised, and where in it."""
+    """Describe an error of user code and its place, as in `"KeyError: 'x' (tasks.py, line 12)"`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = user_frames(error)
-    if not frames or isinstance(error, SyntaxError):  # which says itself where
+    if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError has its place
         return text
     return f"{text} ({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
 
 
 def user_frames(error: BaseException) -> list[TracebackType]:
-    """The part of a traceback that is neither agentloop's nor Python's, and of no installed package where there is any
-    other; outermost first."""
+    """Return the frames of a traceback that belong to the user's code, outermost first.
+
+    These are the frames outside agentloop and the standard library. Frames of installed packages count only if there
+    are no others.
+    """
     frames = []
     at = error.__traceback__
     while at is not None:
@@ -100,7 +107,7 @@ def user_frames(error: BaseException) -> list[TracebackType]:
 
 @contextmanager
 def blaming(what: str) -> Iterator[None]:
-    """Around code of the user's: what it raises becomes a `UserError`, "`what`: KeyError: 'x' (tasks.py, line 12)."."""
+    """Turn an error of the user's code into a `UserError`: "`what`: KeyError: 'x' (tasks.py, line 12)."."""
     try:
         yield
     except AgentLoopError:

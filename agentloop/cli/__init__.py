@@ -1,4 +1,4 @@
-"""The command line. Each command's module is imported when the command runs, so that help comes at once."""
+"""The `agentloop` command line. A command's module is imported when the command runs, so help appears immediately."""
 
 from __future__ import annotations
 
@@ -17,20 +17,32 @@ _COMMANDS = {
     "demo": (
         "agentloop.cli.demo.command",
         "demo",
-        "Train a tiny model from nothing on this machine and show it learn.",
+        "Train a tiny model on this machine and show how it learns.",
     ),
-    "train": ("agentloop.cli.train", "train", "Train a model by a recipe."),
-    "rollout": ("agentloop.cli.rollout", "rollout", "Only play episodes: evaluate a model, write trajectories."),
-    "plan": ("agentloop.cli.plan", "plan", "Say what fits on how many GPUs, and how long a step would take."),
-    "view": ("agentloop.cli.view", "view", "Look at curves, times and trajectories of a run in a browser."),
-    "workers": ("agentloop.cli.workers", "workers", "Give a run that is going on more Ray workers, or fewer."),
-    "from-verl": ("agentloop.cli.from_verl", "from_verl", "Turn a config of verl into one of agentloop."),
-    "tools": ("agentloop.cli.tools", "app", "List the tools, call one, or serve them and the sandboxes."),
+    "train": ("agentloop.cli.train", "train", "Train a model with a recipe."),
+    "rollout": (
+        "agentloop.cli.rollout",
+        "rollout",
+        "Evaluate a model: play episodes without training, and write their trajectories.",
+    ),
+    "plan": (
+        "agentloop.cli.plan",
+        "plan",
+        "Estimate which layouts fit on a number of GPUs, and how long a step takes.",
+    ),
+    "view": ("agentloop.cli.view", "view", "Show curves, times and trajectories of a run in a browser."),
+    "workers": ("agentloop.cli.workers", "workers", "Change the number of Ray workers of a running run."),
+    "from-verl": (
+        "agentloop.cli.from_verl",
+        "from_verl",
+        "Convert a launch script or a config of verl to a config of agentloop.",
+    ),
+    "tools": ("agentloop.cli.tools", "app", "List tools, call one, index a corpus, or serve tools and sandboxes."),
 }
 
 
-class _LateCommand(TyperCommand):
-    """Known by name and help; its module is imported when it is called."""
+class _LazyCommand(TyperCommand):
+    """Command whose module is imported when it is called; its short help is in `_COMMANDS`."""
 
     def __init__(self, name: str) -> None:
         self._module, self._attribute, help_text = _COMMANDS[name]
@@ -40,7 +52,7 @@ class _LateCommand(TyperCommand):
         target = getattr(import_module(self._module), self._attribute)
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(add_completion=False)
-            target.command(help=self.help)(function)
+            target.command()(function)
         return typer.main.get_command(target).make_context(info_name, args, parent=parent, **extra)
 
 
@@ -51,16 +63,16 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             raise UserError(
-                f"There is no command {cmd_name!r}.{nearest(cmd_name, _COMMANDS)} Known: {', '.join(_COMMANDS)}."
+                f"There is no command {cmd_name!r}.{nearest(cmd_name, _COMMANDS)} Commands: {', '.join(_COMMANDS)}."
             )
-        return _LateCommand(cmd_name)
+        return _LazyCommand(cmd_name)
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         from importlib.metadata import version
 
         print(f"agentloop {version('agentloop')}")
@@ -70,19 +82,21 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _agentloop(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Agentic multi-turn reinforcement learning."""
+    """Train language models that use tools, with multi-turn reinforcement learning."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `agentloop`. Exits with 2 for a user's error, which is one paragraph on stderr, and with 130
-    for Ctrl-C."""
-    # OpenMP threads that spin while they wait take the cores from engine, sandbox and learner in turn: on two cores a
-    # training step took 24 s with spinning and 4 s without. It is read when torch is imported.
+    """Run the command line.
+
+    Exit with 2 after a `UserError`, printed as one paragraph on stderr, and with 130 after Ctrl-C.
+    """
+    # OpenMP threads that spin while they wait keep the cores busy that engine, sandbox and learner need. On two cores a
+    # training step took 24 s with spinning threads and 4 s without. torch reads this variable on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # transformers' bars for loading and saving would cut through our own progress.
+    # Progress bars of transformers for loading and saving would break up our own progress display.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app(None if arguments is None else list(arguments))

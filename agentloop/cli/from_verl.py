@@ -1,4 +1,4 @@
-"""`agentloop from-verl`."""
+"""The command `agentloop from-verl`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ def from_verl(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="A launch script with its arguments, the config.yaml of a run (outputs/DATE/TIME/.hydra/config.yaml), "
-            "or -- and the command or its overrides."
+            help="A launch script with its arguments; or config.yaml of a run (outputs/DATE/TIME/.hydra/config.yaml); "
+            "or -- followed by the command or its overrides."
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file, not to the screen.")
+        Path | None, typer.Option("--output", "-o", help="File to write the config to; default: standard output.")
     ] = None,
 ) -> None:
-    """Settings of both are taken over; what a person has to look at stands above them as comments. A script is expanded
-    by its shell, and nothing that it would start is started."""
+    """Convert a launch script or a config of verl to a config of agentloop.
+
+    Comments at the top list the settings that have no counterpart, and the differences to check by hand. bash expands
+    a script without starting its programs.
+    """
     import yaml
 
     from agentloop.trainer.from_verl import convert
 
     converted = convert(*source)
     head = [
-        f"# Made from {Path(source[0]).name if '=' not in source[0] else 'a command'} of verl.",
-        *_listed("Not taken over:", converted.lacks),
-        *_listed("To look at:", converted.notes),
+        f"# Converted from {Path(source[0]).name if '=' not in source[0] else 'a command'} of verl.",
+        *_listed("Not converted:", converted.lacks),
+        *_listed("To check:", converted.notes),
     ]
     text = "\n".join(head) + "\n" + yaml.safe_dump(converted.config, sort_keys=False, allow_unicode=True, width=116)
     if output is None:
@@ -39,8 +42,8 @@ def from_verl(
         return
     output.write_text(text)
     typer.echo(
-        f"Wrote {output}. At its top: {len(converted.lacks)} settings that were not taken over, {len(converted.notes)} "
-        f"to look at. Next: agentloop train {output} --dry-run"
+        f"Wrote {output}. Its first lines list {len(converted.lacks)} settings that were not converted and "
+        f"{len(converted.notes)} differences to check. Next: agentloop train {output} --dry-run"
     )
 
 

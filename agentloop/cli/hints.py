@@ -1,4 +1,4 @@
-"""What a figure alone does not tell whoever starts a run: each thing once."""
+"""Hints about problems that the metrics alone do not explain. Each is printed once a run."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ _MOST_CAUSES = 5
 
 
 class Hints:
-    """Of one run."""
+    """Hints of one run, which writes to `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._look = f"Look at its trajectories: agentloop view {folder}"
+        self._view = f"View its trajectories: agentloop view {folder}"
         self._causes: set[str] = set()
-        self._said: set[str] = set()
+        self._given: set[str] = set()
 
     def of_trajectory(self, trajectory: Trajectory) -> Iterator[str]:
-        """Why an episode failed, for the first few causes."""
+        """Yield why an episode failed, for the first few causes."""
         cause = trajectory.error
         if cause is not None and cause not in self._causes and len(self._causes) < _MOST_CAUSES:
             self._causes.add(cause)
             yield f"an episode of row {trajectory.task.get('id', '?')} failed: {cause}"
 
     def of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
-        """What is wrong with the whole of a step."""
+        """Yield problems of a whole step."""
         if "reward/mean" in metrics and metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
             yield (
-                f"step {step}: all episodes of each task had the same reward, so that nothing could be learned from "
-                f"them. {self._look}"
+                f"step {step}: all episodes of each task had the same reward, so they gave no learning signal. "
+                f"{self._view}"
             )
         calls = metrics.get("rollout/calls", 0.0) * metrics.get("rollout/episodes", 0.0)
         refused = metrics.get("failures/model", 0.0)
         if calls and refused > calls / 2 and self._is_new("refused"):
             yield (
-                f"step {step}: {refused:.0f} of {calls:.0f} calls could not be used: no such tool, wrong arguments, or "
-                f"malformed. {self._look}"
+                f"step {step}: {refused:.0f} of {calls:.0f} tool calls were invalid: unknown tools, wrong arguments or "
+                f"malformed calls. {self._view}"
             )
 
-    def _is_new(self, what: str) -> bool:
-        is_new = what not in self._said
-        self._said.add(what)
+    def _is_new(self, hint: str) -> bool:
+        is_new = hint not in self._given
+        self._given.add(hint)
         return is_new

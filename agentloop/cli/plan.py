@@ -1,4 +1,4 @@
-"""`agentloop plan`."""
+"""The command `agentloop plan`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,32 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. model=Qwen/Qwen3-8B.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
-    gpu: Annotated[str, typer.Option(help="Kind of GPU; H200:100 is one with 100 GiB.")] = "H200",
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
-    engine_gpus: Annotated[int, typer.Option(min=0, help="Of them for engines only; 0: engines share all.")] = 0,
-    backend: Annotated[Literal["fsdp", "megatron", "all"], typer.Option()] = "all",
-    mean_tokens: Annotated[
-        float | None, typer.Option(help="Of an episode; default: half of limits.max_tokens.")
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Config keys to set, for example model=Qwen/Qwen3-8B.")
     ] = None,
-    sampled: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of the tokens that is sampled.")] = 0.5,
-    measured: Annotated[Path | None, typer.Option(help="metrics.jsonl of a run of this recipe, for its speed.")] = None,
-    measured_gpus: Annotated[int, typer.Option(min=1, help="GPUs of the run that was measured.")] = 1,
-    top: Annotated[int, typer.Option(min=1, help="Layouts to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that fit as JSON.")] = False,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
+    gpu: Annotated[str, typer.Option(help="Type of GPU; H200:100 is an H200 with 100 GiB.")] = "H200",
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Number of GPUs in each node.")] = 8,
+    engine_gpus: Annotated[int, typer.Option(min=0, help="GPUs only for engines; 0: engines share all GPUs.")] = 0,
+    backend: Annotated[Literal["fsdp", "megatron", "all"], typer.Option(help="Learner backends to try.")] = "all",
+    mean_tokens: Annotated[
+        float | None, typer.Option(help="Mean tokens of an episode; default: half of limits.max_tokens.")
+    ] = None,
+    sampled: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of the tokens that the model samples.")
+    ] = 0.5,
+    measured: Annotated[
+        Path | None, typer.Option(help="metrics.jsonl of a run of this recipe, to measure speed from.")
+    ] = None,
+    measured_gpus: Annotated[int, typer.Option(min=1, help="Number of learner GPUs in the measured run.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of layouts to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all layouts that fit, as JSON.")] = False,
 ) -> None:
-    """Nothing is loaded but the model's config.json."""
+    """Estimate which layouts fit on a number of GPUs, and how long a step takes.
+
+    The estimate needs only config.json of the model, no weights.
+    """
     from agentloop.cli.plan_report import print_found
     from agentloop.cli.recipe import load_run_config
     from agentloop.trainer.sizing import gpus as known_gpus
@@ -66,7 +75,7 @@ def plan(
 
 
 def _hf_config(model: str) -> Any:
-    """Only config.json is read, or fetched from the hub."""
+    """Read config.json of the model, or fetch it from the hub."""
     from transformers import AutoConfig
 
     try:
@@ -74,13 +83,13 @@ def _hf_config(model: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"The config of {model!r} cannot be read ({reason}). Set model to a folder with a config.json, or to a hub "
-            "name that can be reached from here."
+            f"The config of {model!r} cannot be read ({reason}). Set model to a folder with a config.json, or to the "
+            "name of a model on the hub that this machine can reach."
         ) from error
 
 
 def _own(config: RunConfig, run: PlannedRun, cluster: Cluster) -> Estimate | str:
-    """The layout that the recipe asks for, or why it is impossible."""
+    """Return an estimate of the recipe's own layout, or why the layout is impossible."""
     from agentloop.trainer.sizing.layouts import Layout, problems
     from agentloop.trainer.sizing.search import estimated
 
@@ -91,7 +100,7 @@ def _own(config: RunConfig, run: PlannedRun, cluster: Cluster) -> Estimate | str
 
 
 def _calibrated(run: PlannedRun, config: RunConfig, cluster: Cluster, path: Path, gpus: int) -> PlannedRun:
-    """With the speed of the steps that `path` has, whose learner had `gpus`."""
+    """Scale times to the steps in the metrics file `path`, from a run whose learner had `gpus` GPUs."""
     from dataclasses import replace
 
     from agentloop.trainer.sizing.calibration import scale_from_metrics

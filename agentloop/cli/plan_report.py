@@ -1,4 +1,4 @@
-"""What `agentloop plan` prints."""
+"""The report of `agentloop plan`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _WIDTH = 96
-"""Of the table: on a narrower terminal its lines wrap, which loses nothing; columns cut short would."""
+"""Columns of the table. Lines wrap on a narrower terminal, which is better than truncated cells."""
 
 
 def print_found(found: Found, own: Estimate | str, run: PlannedRun, cluster: Cluster, top: int) -> None:
-    """The recipe's own layout, the best ones, and what keeps the others from fitting."""
+    """Print the recipe's own layout, the best layouts, and why the others do not fit."""
     console = Console()
     console.width = max(console.width, _WIDTH)
     work, shape = run.work, run.shape
@@ -46,13 +46,13 @@ def print_found(found: Found, own: Estimate | str, run: PlannedRun, cluster: Clu
         console.print(f"  {settings}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(
-            "No layout fits. More GPUs, shorter episodes (limits.max_tokens) or a smaller model.", style="red"
+            "No layout fits. Use more GPUs, shorter episodes (limits.max_tokens) or a smaller model.", style="red"
         )
     _print_obstacles(console, found)
 
 
 def _print_layout(console: Console, title: str, found: Estimate) -> None:
-    """One layout in words: whether it fits, how long a step takes, where the memory goes."""
+    """Print whether a layout fits, how long a step takes, and the parts of its memory."""
     fits = found.obstacle or f"it fits, about {_seconds(found.step_seconds)} s a step."
     style = "red" if found.obstacle else "green"
     console.print(f"{title} ({_name(found)}): {fits}", style=style, markup=False, highlight=False, soft_wrap=True)
@@ -67,14 +67,14 @@ def _print_layout(console: Console, title: str, found: Estimate) -> None:
 def _turns(found: Estimate) -> str:
     sharing = found.sharing
     return (
-        f"in turns: asleep engines hold {ASLEEP / _GIB:.1f} GiB; while they sample, "
-        f"{sharing.learner_away / _GIB:.1f} GiB of the learner are on the host, for each of its GPUs. Handing over "
-        f"takes about {_seconds(sharing.handover_seconds)} s of a step"
+        f"engine and learner take turns: a sleeping engine keeps {ASLEEP / _GIB:.1f} GiB; while it samples, "
+        f"{sharing.learner_away / _GIB:.1f} GiB of each learner GPU are offloaded to the host. Handovers take about "
+        f"{_seconds(sharing.handover_seconds)} s of a step"
     )
 
 
 def _best_of_each_kind(estimates: list[Estimate]) -> list[Estimate]:
-    """The first of each backend and division of GPUs: what else fits differs from it in budget and savings."""
+    """Return the first layout of each backend and parallelism; others differ in budget, checkpointing or offload."""
     first: dict[str, Estimate] = {}
     for found in estimates:
         first.setdefault(_name(found), found)
@@ -83,7 +83,7 @@ def _best_of_each_kind(estimates: list[Estimate]) -> list[Estimate]:
 
 def _print_obstacles(console: Console, found: Found) -> None:
     if found.obstacles:
-        console.print(f"{len(found.fitting)} layouts fit. Of the others:", highlight=False)
+        console.print(f"{len(found.fitting)} layouts fit. The others do not:", highlight=False)
     for reason, count in found.obstacles.most_common(8):
         console.print(f"  {count:5} x {reason}", markup=False, highlight=False, soft_wrap=True)
 
@@ -105,7 +105,7 @@ def _table(estimates: list[Estimate], *, shares: bool) -> Table:
             f"{'*' if found.sharing.sleeps else ' '}",
             *map(_seconds, (found.rollout_seconds, found.training_seconds, found.step_seconds)),
         )
-    beside = ", in what the learner leaves; * in turns with the learner (placement.sleep)" if shares else ""
+    beside = ", beside the learner; * takes turns with the learner (placement.sleep)" if shares else ""
     table.caption = f"engine GiB: weights and cache{beside}"
     return table
 

@@ -1,6 +1,6 @@
-"""A run as it goes, in the terminal: the steps so far as a table, below them what is being done now.
+"""Progress of a run in the terminal: a table of the last steps, and below it the current stage.
 
-Where the output is no terminal it is one plain line a step.
+If the output is not a terminal, each step is one plain line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN_STEPS = 12
 
 
 class RunProgress(Observer):
-    """Use it as a context manager around the run."""
+    """Observer that shows the progress of a run. Use it as a context manager around the run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -55,7 +55,7 @@ class RunProgress(Observer):
         self._live = Live(console=self._console, get_renderable=self._renderable, refresh_per_second=4)
         self._episodes: dict[Stage, int] = {}
         self._folder: Path | None = None
-        """Of the run, once it has begun."""
+        """Folder of the run, after its start."""
         self._hints = Hints(Path())
 
     def __enter__(self) -> Self:
@@ -67,18 +67,18 @@ class RunProgress(Observer):
         if self._console.is_terminal:
             self._live.stop()
         if kind is None and self._folder is not None:
-            self._say(f"model in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
+            self._print(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
         self._folder, self._hints = folder, Hints(folder)
         self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
         self._progress.update(self._steps, total=config.run.steps, completed=done)
-        gone_on = f", going on after step {done}" if done else ""
-        self._say(f"run folder {folder}{gone_on}")
+        resumed = f", resuming after step {done}" if done else ""
+        self._print(f"run folder {folder}{resumed}")
         if done >= config.run.steps:
-            self._say(f"all {config.run.steps} steps are done; set run.steps to more to train further")
+            self._print(f"all {config.run.steps} steps are done; raise run.steps to train further")
         for name, value in BatchSizes.of(config).lines().items() if not done else ():
-            self._say(f"{name:16} {value}")
+            self._print(f"{name:16} {value}")
 
     def on_stage(self, step: int, stage: Stage) -> None:
         self._progress.reset(
@@ -87,17 +87,17 @@ class RunProgress(Observer):
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         self._progress.advance(self._stage)
-        self._say(*self._hints.of_trajectory(trajectory))
+        self._print(*self._hints.of_trajectory(trajectory))
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.update(self._steps, completed=step)
         self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
         if not self._console.is_terminal:
             shown = [f"{name} {_cell(metrics, name)}" for name in _COLUMNS if _cell(metrics, name)]
-            self._say(f"step {step}: {', '.join(shown)}")
-        self._say(*self._hints.of_step(step, metrics))
+            self._print(f"step {step}: {', '.join(shown)}")
+        self._print(*self._hints.of_step(step, metrics))
 
-    def _say(self, *lines: str) -> None:
+    def _print(self, *lines: str) -> None:
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""RECIPE on the command line: a config file, a folder with a config.yaml, or the name of a recipe of agentloop."""
+"""RECIPE on the command line: a config file, a folder with a config.yaml, or the name of a built-in recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONFIG = "config.yaml"
 
 
 def find_config(recipe: str) -> Path:
-    """The config file that `recipe` means. Raises `UserError` that lists the recipes there are."""
+    """Return the config file of `recipe`. Raises `UserError` with the names of the built-in recipes."""
     path = Path(recipe).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return path
@@ -27,20 +27,20 @@ def find_config(recipe: str) -> Path:
     if recipe in recipes:
         return recipes[recipe]
     raise UserError(
-        f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Give the path of a YAML file, of a folder with a "
-        f"{_CONFIG}, or the name of one of these: {', '.join(sorted(recipes)) or 'none is installed'}."
+        f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Give the path of a YAML file or of a folder with a "
+        f"{_CONFIG}, or the name of a built-in recipe: {', '.join(sorted(recipes)) or 'none is installed'}."
     )
 
 
 def built_in_recipes() -> dict[str, Path]:
-    """Name -> config file of the recipes that come with agentloop."""
+    """Return the config file of each recipe that comes with agentloop, by name."""
     package = importlib.util.find_spec("agentloop.recipes")
     folders = list(package.submodule_search_locations or ()) if package is not None else []
     return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{_CONFIG}")}
 
 
 def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
-    """The run that RECIPE and `key=value` overrides describe. Raises `UserError`."""
+    """Load the config of `recipe` with `key=value` overrides. Raises `UserError` if it is invalid."""
     from agentloop.config.loading import load_config
     from agentloop.config.run import RunConfig
 
@@ -48,7 +48,7 @@ def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def new_folder(recipe: str, kind: str = "") -> Path:
-    """A folder below runs/ that does not exist yet, named after the recipe and the time."""
+    """Return a new folder below runs/, named after the recipe and the time. It is not created."""
     config = find_config(recipe).resolve()
     name = config.parent.name if config.name == _CONFIG else config.stem
     return Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,4 +1,4 @@
-"""`agentloop rollout`."""
+"""The command `agentloop rollout`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ _TRAJECTORIES = "trajectories.jsonl"
 
 
 def rollout(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. sampling.temperature=0.6.")] = None,
-    tasks: Annotated[Literal["train", "eval"] | None, typer.Option(help="Default: eval where there is one.")] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Episodes of each task.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first tasks only.")] = None,
-    threshold: Annotated[float, typer.Option(help="Reward from which on a task counts as passed.")] = 1.0,
-    output: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new one below runs/.")] = None,
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Config keys to set, for example sampling.temperature=0.6.")
+    ] = None,
+    tasks: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Tasks to play; default: eval if the recipe has it.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Number of episodes of each task.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Play only this number of tasks, from the first.")] = None,
+    threshold: Annotated[float, typer.Option(help="Lowest reward that counts as solved in pass@k.")] = 1.0,
+    output: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new folder below runs/.")] = None,
 ) -> None:
-    """Nothing is trained. The trajectories and a summary are written to a folder."""
+    """Evaluate a model: play episodes without training, and write their trajectories.
+
+    The output folder also gets a summary with the mean reward and pass@k.
+    """
     from rich.console import Console
 
     from agentloop.cli.recipe import load_run_config, new_folder
@@ -46,11 +53,11 @@ def rollout(
     config = load_run_config(recipe, overrides or [])
     folder = output or new_folder(recipe, "-rollout")
     if (folder / _TRAJECTORIES).exists():
-        raise UserError(f"{folder} has trajectories of another rollout. Give another folder with --output.")
+        raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
     model = local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
-        raise UserError("This recipe has no held-out tasks: set data.eval=..., or leave --tasks eval out.")
+        raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or leave out --tasks.")
     split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
     rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
@@ -60,7 +67,7 @@ def rollout(
         bar = progress.add_task("episodes", total=len(rows) * samples)
 
         def ended(trajectory: Trajectory) -> None:
-            # At once, so that an interrupted rollout keeps those before.
+            # Write each episode as it ends, so that an interrupted rollout keeps the earlier ones.
             write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
             progress.advance(bar)
 
@@ -68,7 +75,12 @@ def rollout(
     figures = summary(groups, threshold=threshold)
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print_report(console, groups, figures)
-    console.print(f"written to {folder}: agentloop view {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"wrote trajectories and summary to {folder}; view them: agentloop view {folder}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 async def _play(

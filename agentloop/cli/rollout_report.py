@@ -1,4 +1,4 @@
-"""What `agentloop rollout` says about the episodes it played."""
+"""The report of `agentloop rollout`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentloop.types.trajectory import Trajectory
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int, *, threshold: float) -> float:
-    """Share of the tasks that k of its episodes would solve at least once, estimated without bias from all of them.
+    """Return the unbiased estimate of the share of tasks that at least one of k episodes solves (arXiv 2107.03374).
 
-    `rewards` are those of each task, at least k each; a task is solved by a reward of `threshold`. arXiv 2107.03374.
+    `rewards` has the rewards of each task, at least k of them. A reward of at least `threshold` solves a task.
     """
     return sum(_solved(task, k, threshold) for task in rewards) / len(rewards)
 
@@ -27,7 +27,7 @@ def _solved(rewards: Sequence[float], k: int, threshold: float) -> float:
 
 
 def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
-    """The figures of the report. An episode without a reward counts as failed, not as 0."""
+    """Return the figures of the report. Episodes without a reward are left out; they do not count as 0."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     judged = [[t.reward for t in group.trajectories if t.reward is not None] for group in groups]
     rewards = [reward for group in judged for reward in group]
@@ -44,7 +44,7 @@ def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
 
 
 def print_report(console: Console, groups: Sequence[Group], figures: dict[str, float]) -> None:
-    """The figures, why episodes ended, and what failed."""
+    """Print the figures, the stop reasons, the failures and the most frequent errors."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     _print_table(console, ("", ""), [(name, f"{value:.4g}") for name, value in figures.items()])
     reasons = Counter(str(trajectory.stop_reason) for trajectory in trajectories)

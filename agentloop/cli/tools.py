@@ -1,4 +1,4 @@
-"""`agentloop tools`: the registry, one call from the shell, and the daemon."""
+"""The commands `agentloop tools`: list and call tools, serve them over HTTP, and index a corpus."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from agentloop.types.messages import Content, ToolCall
 
 
 class IndexEngine(StrEnum):
+    """Library that builds and reads a full-text index."""
+
     SQLITE = "sqlite"
     TANTIVY = "tantivy"
 
 
 app = typer.Typer(
-    help="List the tools, call one, or serve them.",
+    help="List tools, call one, index a corpus, or serve tools and sandboxes.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -38,7 +40,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_tools() -> None:
-    """The registered tools."""
+    """List the registered tools."""
     table = Table("name", "parameters", "package", "description")
     for name, entry in registry.TOOLS.entry_points().items():
         try:
@@ -55,18 +57,20 @@ def list_tools() -> None:
 @app.command("call")
 def call_tool(
     name: Annotated[str, typer.Argument(help="A registered name, 'package.module:name' or 'path/to/file.py:name'.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its arguments.")] = None,
-    as_json: Annotated[str | None, typer.Option("--json", help="Its arguments as a JSON object.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the tool itself; may be given again.")
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the call.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="The row that the tool sees as ctx.task, a JSON object.")] = None,
-    image: Annotated[list[Path] | None, typer.Option(help="A picture of ctx.images; may be given again.")] = None,
+    as_json: Annotated[str | None, typer.Option("--json", help="Arguments of the call, as a JSON object.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the tool itself; repeat for more.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Row that the tool sees as ctx.task, as a JSON object.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="Image file for ctx.images; repeat for more.")] = None,
     show_schema: Annotated[
-        bool, typer.Option("--schema", help="Only print what a model is shown of the tool, as JSON.")
+        bool, typer.Option("--schema", help="Print the tool's JSON Schema as models see it, without a call.")
     ] = False,
 ) -> None:
-    """Call a tool once and print its result. Exits with 1 where that is an error."""
+    """Call a tool once and print its result. Exit with 1 if the result is an error."""
     toolset = Toolset([registry.load(name, **_read_pairs(option or [], {}))])
     (schema,) = toolset.schemas
     if show_schema:
@@ -74,46 +78,59 @@ def call_tool(
         return
     function = schema["function"]
     given = _read_json(as_json, "--json") | _read_pairs(arguments or [], function["parameters"]["properties"])
-    row, pictures = _read_json(task, "--task"), [_read_image(path) for path in image or []]
-    result = asyncio.run(_call(toolset, ToolCall(function["name"], given, "call_0"), row, pictures))
+    row, images = _read_json(task, "--task"), [_read_image(path) for path in image or []]
+    result = asyncio.run(_call(toolset, ToolCall(function["name"], given, "call_0"), row, images))
     print(_shown(result.content))
     raise typer.Exit(int(result.is_error))
 
 
 @app.command("serve")
 def serve_tools(
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; except for loopback, it needs --token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.")] = 8080,
     token: Annotated[
-        str | None, typer.Option(envvar="AGENTLOOP_TOKEN", help="What requests must bear. Better in the environment.")
+        str | None, typer.Option(envvar="AGENTLOOP_TOKEN", help="Bearer token of requests; safer in the environment.")
     ] = None,
-    isolation: Annotated[str, typer.Option(help="auto, slots, bubblewrap, landlock, docker or none.")] = "auto",
-    slots: Annotated[int | None, typer.Option(help="Executions at once; the level decides.")] = None,
-    preload: Annotated[str, typer.Option(help="Modules imported in advance, as numpy,sympy.")] = "",
-    packages: Annotated[str, typer.Option(help="Installed packages that code may import, as numpy,pandas.")] = "",
+    isolation: Annotated[
+        str, typer.Option(help="Isolation level: auto, slots, bubblewrap, landlock, docker or none.")
+    ] = "auto",
+    slots: Annotated[
+        int | None, typer.Option(help="Maximum concurrent executions; default: the level decides.")
+    ] = None,
+    preload: Annotated[str, typer.Option(help="Modules to import in advance, for example numpy,sympy.")] = "",
+    packages: Annotated[
+        str, typer.Option(help="Installed packages that code may import, for example numpy,pandas.")
+    ] = "",
     level_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the level, as image=...; may be given again.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the level, for example image=...; repeat for more."),
     ] = None,
-    memory_mb: Annotated[int, typer.Option(help="MiB of an execution that does not say how much.")] = 1024,
-    max_memory_mb: Annotated[int, typer.Option(help="MiB that an execution may ask for.")] = 16384,
-    disk_mb: Annotated[int | None, typer.Option(help="MiB of each directory that code can write.")] = None,
-    max_seconds: Annotated[float, typer.Option(help="Longest time limit that a request may set.")] = 3600.0,
-    max_sessions: Annotated[int, typer.Option(help="Sessions at once.")] = 256,
-    max_body_mb: Annotated[int, typer.Option(help="MiB of a request.")] = 64,
-    max_connections: Annotated[int, typer.Option(help="Connections at once.")] = 4096,
-    body_seconds: Annotated[float, typer.Option(help="In which a request must have arrived.")] = 120.0,
-    drain_seconds: Annotated[float, typer.Option(help="That running requests get after SIGTERM.")] = 30.0,
+    memory_mb: Annotated[int, typer.Option(help="Memory in MiB of an execution that sets none.")] = 1024,
+    max_memory_mb: Annotated[int, typer.Option(help="Maximum memory in MiB that an execution may request.")] = 16384,
+    disk_mb: Annotated[int | None, typer.Option(help="Maximum MiB of each directory that code can write to.")] = None,
+    max_seconds: Annotated[float, typer.Option(help="Longest time limit in seconds that a request may set.")] = 3600.0,
+    max_sessions: Annotated[int, typer.Option(help="Maximum open sessions.")] = 256,
+    max_body_mb: Annotated[int, typer.Option(help="Maximum MiB of a request body.")] = 64,
+    max_connections: Annotated[int, typer.Option(help="Maximum open connections.")] = 4096,
+    body_seconds: Annotated[float, typer.Option(help="Seconds in which a whole request must arrive.")] = 120.0,
+    drain_seconds: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 30.0,
     tool: Annotated[
         list[str] | None,
-        typer.Option(metavar='NAME[={"option": ...}]', help="Offer this tool, too; may be given again."),
+        typer.Option(metavar='NAME[={"option": ...}]', help="Also serve this tool; repeat for more."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info (a line per request), warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(help="Log level: debug, info (a line per request), warning or error.")
+    ] = "info",
 ) -> None:
-    """Serve sandboxes and tools over HTTP, on SandboxFusion's protocol and more, until SIGTERM."""
+    """Serve sandboxes and tools over HTTP until SIGTERM. The API includes SandboxFusion's protocol."""
     try:
         from agentloop.tools.serving import lifecycle
     except ImportError as error:
-        raise UserError(f"The daemon needs {error.name}: `pip install 'agentloop[serve]'`.") from error
+        raise UserError(
+            f"agentloop tools serve needs {error.name}, which is not installed. Run: pip install 'agentloop[serve]'"
+        ) from error
     settings = Settings(
         host=host,
         port=port,
@@ -144,13 +161,15 @@ def _names(text: str) -> tuple[str, ...]:
 
 @app.command("index")
 def index_corpus(
-    corpus: Annotated[Path, typer.Argument(help="JSON lines with contents, or title and text; or a folder of texts.")],
-    index: Annotated[Path, typer.Argument(help="The file to write; for tantivy a folder.")],
+    corpus: Annotated[
+        Path, typer.Argument(help="JSON Lines with contents, or with title and text; or a folder of text files.")
+    ],
+    index: Annotated[Path, typer.Argument(help="File to write; with tantivy, a folder.")],
     engine: Annotated[
-        IndexEngine, typer.Option(help="tantivy is faster, and a package of its own.")
+        IndexEngine, typer.Option(help="Index library; tantivy is faster, but an extra package.")
     ] = IndexEngine.SQLITE,
 ) -> None:
-    """Make a full-text index of a corpus, for the tool `search`."""
+    """Build a full-text index of a corpus, for the tool `search`."""
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from agentloop.tools.search import tantivy_index
@@ -177,11 +196,11 @@ async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: 
 
 
 def _shown(content: Content) -> str:
-    """Text as it is; of pictures, that there is one."""
+    """Return the text of a result, with a note in place of each image."""
     if isinstance(content, str):
         return content
     return "".join(
-        part["text"] if part["type"] == "text" else "[picture of {} x {} pixels]".format(*part["image"].size)
+        part["text"] if part["type"] == "text" else "[image of {} x {} pixels]".format(*part["image"].size)
         for part in content
     )
 
@@ -190,29 +209,33 @@ def _read_image(path: Path) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
+        with Image.open(path) as image:
+            return image.convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
-        raise UserError(f"--image {path} cannot be read as a picture: {error}.") from error
+        raise UserError(
+            f"--image {path} cannot be read as an image: {error}. Give a PNG, a JPEG or another image file."
+        ) from error
 
 
 def _read_json(text: str | None, option: str) -> dict[str, Any]:
     try:
         given = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise UserError(f"{option} is no JSON: {error}.") from error
+        raise UserError(
+            f"{option} {text!r} is not valid JSON: {error}. Give an object: '{{\"key\": value}}'."
+        ) from error
     if not isinstance(given, dict):
-        raise UserError(f"{option} must be an object: '{{\"key\": value}}'.")
+        raise UserError(f"{option} {text!r} is not a JSON object. Give an object: '{{\"key\": value}}'.")
     return given
 
 
 def _read_pairs(pairs: list[str], properties: dict[str, Any]) -> dict[str, Any]:
-    """Values are JSON where that can be read and the parameter is no string."""
+    """Parse KEY=VALUE pairs. A value is parsed as JSON if it is valid JSON and the parameter is not a string."""
     given = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator:
-            raise UserError(f"The argument {pair!r} must be written as key=value.")
+            raise UserError(f"Invalid argument {pair!r}: expected KEY=VALUE.")
         given[key] = value if properties.get(key, {}).get("type") == "string" else _json_or_text(value)
     return given
 

@@ -1,4 +1,4 @@
-"""`agentloop train`."""
+"""The command `agentloop train`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example run.steps=100.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything but the model, print the plan.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Fail where run.folder has no checkpoint.")] = False,
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Config keys to set, for example run.steps=100.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Load everything but the weights, print the config and the plan, and exit."),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Fail if run.folder has no checkpoint.")] = False,
 ) -> None:
-    """A run.folder that has a checkpoint is gone on with, exactly where it was."""
+    """Train a model with a recipe.
+
+    The run resumes from its last checkpoint if run.folder has one.
+    """
     from agentloop.cli.recipe import load_run_config, new_folder
 
     config = load_run_config(recipe, overrides or [])
@@ -42,7 +50,7 @@ def train(
 
 
 def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, str]]:
-    """With what follows from `placement.n_gpus`, and that in words. Only a dry run may place what is not here."""
+    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
     if config.placement.n_gpus is None:
         return config, {}
     from agentloop.trainer.run.model_folder import local_model
@@ -56,13 +64,16 @@ def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, s
 
 def _require_checkpoint(config: RunConfig, folder: Path) -> None:
     if config.run.folder is None:
-        raise UserError("--resume needs the folder of the run: add run.folder=... to the command.")
+        raise UserError("--resume needs run.folder, which is not set. Add run.folder=... to the command.")
     if not any(folder.glob("checkpoints/step_*/state.json")):
-        raise UserError(f"{folder} has no checkpoint to resume from. Leave --resume out to start a new run there.")
+        raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
 
 
 def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> None:
-    """The resolved config, and what it comes to. Datasets, tools, reward and tokenizer are loaded, models are not."""
+    """Print the resolved config and the sizes of the run.
+
+    Datasets, tools, reward and tokenizer are loaded; weights are not.
+    """
     import yaml
     from rich.console import Console
     from rich.syntax import Syntax
@@ -86,9 +97,9 @@ def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> N
         "tools": ", ".join(tool.name for tool in config.env.tools) or "none",
         "steps": f"{run.steps}, {epochs:.2f} epochs",
         **BatchSizes.of(config).lines(),
-        "at once": f"{config.engine.max_concurrency} episodes on each of {config.workers.count} workers",
+        "concurrency": f"{config.engine.max_concurrency} episodes on each of {config.workers.count} workers",
         **placement,
-        "checkpoints": f"every {run.save_every} steps, the last {run.keep_last} kept",
+        "checkpoints": f"every {run.save_every} steps, keeping the last {run.keep_last}",
         "evaluation": f"every {config.eval.every} steps, {len(episodes.eval) * config.eval.samples} episodes"
         if config.eval.every
         else "never",

@@ -1,4 +1,4 @@
-"""`agentloop view`."""
+"""The command `agentloop view`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def view(
-    run: Annotated[Path | None, typer.Argument(help="A run's folder; default: the newest below runs/.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Whoever reaches it reads the run.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8265,
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run; default: the newest below runs/.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Everyone who can reach it can read the run.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.")] = 8265,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Curves, times and trajectories of a run, in a browser; also while it goes on."""
+    """Show curves, times and trajectories of a run in a browser.
+
+    New steps appear while the run continues.
+    """
     from agentloop.trainer.viewer.records import Records
 
     records = Records(run or newest(Path("runs")))
@@ -27,13 +32,15 @@ def view(
 
         from agentloop.trainer.viewer.app import application
     except ImportError as error:
-        raise UserError(f"agentloop view needs {error.name}: `pip install 'agentloop[serve]'`.") from error
+        raise UserError(
+            f"agentloop view needs {error.name}, which is not installed. Run: pip install 'agentloop[serve]'"
+        ) from error
     from agentloop.tools.serving.http.listening import address_of, listen
 
     app = application(records) if host in _LOOPBACK else application(records, hosts=("*",))
     with listen(host, port) as listener:
         address = address_of(listener)
-        print(f"{records.folder.root} is shown at {address} (Ctrl-C ends it)", flush=True)
+        print(f"Showing {records.folder.root} at {address} (press Ctrl-C to stop)", flush=True)
         if browser:
             import webbrowser
 
@@ -42,8 +49,8 @@ def view(
 
 
 def newest(folder: Path) -> Path:
-    """The run below `folder` that was begun last. Raises `UserError` where there is none."""
+    """Return the newest run below `folder`. Raises `UserError` if there are no runs."""
     runs = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern)]
     if not runs:
-        raise UserError(f"There are no runs below {folder.resolve()}. Name a folder: agentloop view FOLDER.")
+        raise UserError(f"There are no runs below {folder.resolve()}. Give the folder of a run: agentloop view FOLDER.")
     return max(runs, key=lambda path: path.stat().st_mtime)

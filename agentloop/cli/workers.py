@@ -1,4 +1,4 @@
-"""`agentloop workers`."""
+"""The command `agentloop workers`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from agentloop.errors import UserError
 
 
 def workers(
-    run: Annotated[Path, typer.Argument(help="The folder of a run that is going on.")],
-    count: Annotated[int, typer.Argument(help="How many there are to be from now on.", min=1)],
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    count: Annotated[int, typer.Argument(help="New number of workers.", min=1)],
 ) -> None:
-    """Have a run go on with another number of Ray workers. Those that are too many end with their episodes."""
+    """Change the number of Ray workers of a running run.
+
+    Surplus workers leave when their episodes have ended.
+    """
     from agentloop.process.atomic import write_text
     from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.workers.worker_count import FILE
 
     config = RunFolder(run).read_config()
     if config is None:
-        raise UserError(f"{run} is not the folder of a run: it has no config.yaml.")
+        raise UserError(f"{run} is not the folder of a run: it has no config.yaml. Give the run.folder of the run.")
     if config.get("workers", {}).get("kind") != "ray":
         raise UserError(
-            f"The run in {run} has one worker, in its own process. End it, and go on with it as: agentloop train "
-            f"{run}/config.yaml workers.kind=ray workers.count={count}"
+            f"The run in {run} has one worker, in its own process. Stop the run, and resume it with Ray workers: "
+            f"agentloop train {run}/config.yaml workers.kind=ray workers.count={count}"
         )
     write_text(run / FILE, f"{count}\n")
-    print(f"{run} goes on with {count} workers; its next metrics say so (workers/alive, workers/draining).")
+    print(f"{run} continues with {count} workers. Its next metrics report them (workers/alive, workers/draining).")

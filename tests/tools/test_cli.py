@@ -72,9 +72,9 @@ def test_call_accepts_a_row_and_images(tmp_path):
     (tmp_path / "look.py").write_text(CONTEXT)
     Image.new("RGB", (32, 32)).save(tmp_path / "sky.png")
     given = ["--task", '{"sky": "blue"}', "--image", str(tmp_path / "sky.png")]
-    assert run("call", f"{tmp_path}/look.py:Look", *given).output == "blue: [picture of 8 x 8 pixels]\n"
+    assert run("call", f"{tmp_path}/look.py:Look", *given).output == "blue: [image of 8 x 8 pixels]\n"
     broken = run("call", f"{tmp_path}/look.py:Look", "--image", str(tmp_path / "look.py"))
-    assert "cannot be read as a picture" in str(broken.exception)
+    assert "cannot be read as an image" in str(broken.exception)
 
 
 def test_tool_exception_shows_its_traceback(tmp_path, caplog):

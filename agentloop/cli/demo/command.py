@@ -1,4 +1,4 @@
-"""`agentloop demo`: reinforcement learning from start to end on this machine, and what came of it."""
+"""The command `agentloop demo`: a whole training run on this machine, and a report of its results."""
 
 from __future__ import annotations
 
@@ -20,17 +20,24 @@ _VLLM_OPTIONS = "engine.options={dtype: float32, enforce_eager: true, max_model_
 
 
 def demo(
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value of the recipe's config.")] = None,
-    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="What samples the episodes.")] = "hf",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs from the same start, with different seeds.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; default: the recipe's.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Config keys of the recipe to set, as key=value.")
+    ] = None,
+    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine that samples the episodes.")] = "hf",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs from the same model, each with another seed.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of each run; default: those of the recipe.")
+    ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Make the model and warm it up here, minutes more.")
+        bool, typer.Option("--from-scratch", help="Create the model and warm it up first, which takes minutes.")
     ] = False,
-    folder: Annotated[Path | None, typer.Option(help="Where to write; default: a new folder below runs/.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new folder below runs/.")] = None,
 ) -> None:
-    """A model of a million parameters, warmed up to write tool calls, learns by GRPO which Python answers which
-    question: it samples programs, a sandbox runs them, and right answers are rewarded."""
+    """Train a tiny model on this machine and show how it learns.
+
+    The model has a million parameters and was warmed up to write tool calls. With GRPO it learns which Python program
+    answers which question: it samples programs, a sandbox runs them, and right answers earn a reward.
+    """
     from rich.console import Console
 
     from agentloop.cli.demo.plot import plot
@@ -42,18 +49,18 @@ def demo(
     folder = folder or new_folder(RECIPE, "-demo")
     overrides = [*([_VLLM_OPTIONS, "engine.name=vllm"] if engine == "vllm" else []), *(overrides or [])]
     if steps is not None:
-        # The warm-up of the learning rate is part of its schedule, which has as many updates as the run has steps.
+        # The schedule of the learning rate has as many updates as the run has steps, warm-up included.
         warmup = f"learner.warmup_updates={min(4, steps // 2)}"
         overrides += [f"run.steps={steps}", f"eval.every={steps}", warmup]
     if from_scratch:
         overrides.append(f"model={_warmed_up(folder, console)}")
     runs = [_run(folder, seed, overrides, console) for seed in range(seeds)]
-    picture = plot(runs, folder / "curve.png")
+    curve = plot(runs, folder / "curve.png")
     write_summary(runs, folder / "summary.json")
     print_examples(console, runs)
     print_summary(console, runs, seconds=time.perf_counter() - started)
-    for what, path in {"curve": picture, "run folder": folder}.items():
-        console.print(f"{what:10} {path.resolve()}", markup=False, highlight=False, soft_wrap=True)
+    for name, path in {"curve": curve, "run folder": folder}.items():
+        console.print(f"{name:10} {path.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> SeedRun:
@@ -71,7 +78,7 @@ def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> See
 
 
 def _warmed_up(folder: Path, console: Console) -> Path:
-    """A model made from nothing, in the folder of the demo."""
+    """Create a model in the folder of the demo and warm it up. Return its folder."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from agentloop.recipes.tiny.warmup import warm_up

@@ -1,4 +1,4 @@
-"""The learning curves of the demo as a picture."""
+"""The plot of the demo's learning curves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#1b6ca8", "#d1672b", "#3a8f55", "#8a4fa3", "#777777")
 _WINDOW = 5
-"""Steps of the moving average."""
+"""Steps in the moving average."""
 
 
 def plot(runs: Sequence[SeedRun], path: Path) -> Path:
-    """Reward of each seed over the steps: training (thin, with its moving average) and held-out tasks (dots)."""
+    """Plot the reward of each seed by step: training (thin, with its moving average) and held-out tasks (dots)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,6 +45,6 @@ def _series(run: SeedRun, name: str) -> tuple[list[float], list[float]]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """Mean of each value and those before it in the window."""
+    """Return the mean of each value and the earlier values in the window."""
     windows = (values[max(0, end - _WINDOW) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""One run of the demo as it goes, and what the report needs of it."""
+"""Progress of one run of the demo, and the records for the report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SeedRun:
-    """What was seen of one run."""
+    """Records of one run."""
 
     seed: int
     model: str = ""
     """Folder of the model, for its tokenizer."""
     steps: list[Mapping[str, float]] = field(default_factory=list)
-    """The metrics of each step, in order; those of step 0 are the evaluation before training."""
+    """Metrics of each step, in order; step 0 is the evaluation before training."""
     evaluated: dict[int, dict[str, Trajectory]] = field(default_factory=dict)
     """Step -> id of the held-out task -> its first episode."""
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class SeedRun:
 
 
 class DemoProgress(RunProgress):
-    """The progress of `agentloop train`, remembered in `run`."""
+    """Progress of `agentloop train` that also records the run in `run`."""
 
     def __init__(self, console: Console, seed: int) -> None:
         super().__init__(console)

@@ -1,4 +1,4 @@
-"""What the demo prints at its end: the figures of all seeds, and one held-out question before and after."""
+"""The report of the demo: the figures of all seeds, and one held-out question before and after training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REWARD, _CALLS, _TRAINED = "eval/reward/mean", "eval/tool_call_rate", "reward/m
 
 
 def print_summary(console: Console, runs: Sequence[SeedRun], *, seconds: float) -> None:
-    """A table with a line for each seed, and the mean."""
+    """Print a table with a row for each seed and the mean."""
     table = Table(title="mean reward on held-out tasks", title_justify="left")
     for name in ("seed", "before", "after", "calls before", "calls after", "steps", "seconds"):
         table.add_column(name, justify="right")
@@ -65,13 +65,13 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 
 def write_summary(runs: Sequence[SeedRun], path: Path) -> None:
-    """The figures as JSON, with the training reward of each step."""
+    """Write the figures as JSON, with the training reward of each step."""
     data = [_figures(run) | {"rewards": [step[_TRAINED] for step in run.steps if _TRAINED in step]} for run in runs]
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def print_examples(console: Console, runs: Sequence[SeedRun]) -> None:
-    """The same held-out question before and after training, token by token."""
+    """Print the episodes of one held-out question before and after training, coloured by segment."""
     from agentloop.rendering import renderer_for
 
     pair = _example(runs[0])
@@ -86,7 +86,7 @@ def print_examples(console: Console, runs: Sequence[SeedRun]) -> None:
 
 
 def _example(run: SeedRun) -> tuple[Trajectory, Trajectory] | None:
-    """A task that was lost before and is won after, if possible one in which the tool was called both times."""
+    """Return the first and last episode of the task that gained most, preferably with a tool call in both."""
     if len(run.evaluated) < 2:
         return None
     first, last = (run.evaluated[step] for step in (min(run.evaluated), max(run.evaluated)))
@@ -101,7 +101,7 @@ def _example(run: SeedRun) -> tuple[Trajectory, Trajectory] | None:
 
 
 def coloured(trajectory: Trajectory, renderer: Renderer) -> Text:
-    """The token stream, each segment in the style of its kind; of the prompt only its last message."""
+    """Return the tokens as text, styled by the kind of their segment; only the last message of the prompt is shown."""
     text = Text()
     for segment in trajectory.segments:
         ids = trajectory.ids[segment.start : segment.end]
@@ -115,7 +115,9 @@ def coloured(trajectory: Trajectory, renderer: Renderer) -> Text:
 
 
 def _before_last_message(prompt: Sequence[int]) -> int:
-    """Tokens before the last message. Every message begins with the token that begins the prompt, and so does the
-    generation prompt behind the last one."""
+    """Return the number of tokens before the last message.
+
+    Every message starts with the first token of the prompt, and so does the generation prompt after the last message.
+    """
     starts = [place for place, token in enumerate(prompt) if token == prompt[0]]
     return starts[-2] if len(starts) > 1 else 0

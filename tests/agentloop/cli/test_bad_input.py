@@ -1,4 +1,4 @@
-"""What users get wrong: one paragraph on stderr that says what to do, exit code 2, no traceback."""
+"""Mistakes of users: one paragraph on stderr that explains the fix, exit code 2, and no traceback."""
 
 import json
 import shutil
@@ -11,14 +11,14 @@ from agentloop.cli import main
 
 @pytest.fixture
 def refused(sums, capsys):
-    """Run `agentloop train` on the recipe folder; the error, which must be one paragraph."""
+    """Return a function that runs `agentloop train` on the recipe folder and returns its error, one paragraph."""
 
     def train(*overrides):
         with pytest.raises(SystemExit) as caught:
             main(["train", str(sums), f"run.folder={sums}/run", "run.loggers=[]", *overrides])
         assert caught.value.code == 2
         error = capsys.readouterr().err.strip()
-        # Progress bars of libraries go to stderr as well; the error is the last line, and only that.
+        # Progress bars of libraries also go to stderr; the error is the last line.
         assert "Traceback" not in error
         return error.splitlines()[-1]
 
@@ -62,7 +62,7 @@ def test_model_folder_without_chat_template(sums, refused, sums_model):
     assert "chat_template.jinja" in error
 
 
-def test_model_folder_that_is_none(refused):
+def test_missing_model_folder(refused):
     assert "no config.json" in refused("model=./nothing-here/..")
     assert f"There is no model folder {Path.cwd()}/nothing-here." in refused("model=./nothing-here")
 
@@ -73,10 +73,10 @@ def test_reward_that_raises(sums, refused):
     assert "ZeroDivisionError: division by zero" in error
     assert "sums.py:broken_reward" in error
     assert "row '" in error
-    # What was written stays: the episodes that show the failure.
+    # The episodes that show the failure stay.
     assert (sums / "run" / "trajectories" / "step_000001.jsonl.gz").is_file()
 
 
-def test_settings_that_contradict_each_other(refused):
+def test_contradicting_settings(refused):
     error = refused("algorithm.group_size=1")
     assert "algorithm.group_size is 1" in error

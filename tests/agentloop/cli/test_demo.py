@@ -89,13 +89,13 @@ def test_the_example_is_a_question_that_was_learned(tmp_path):
     assert "right-3" not in text
 
 
-def test_the_curve_is_a_picture(tmp_path):
+def test_the_curve_is_an_image(tmp_path):
     path = plot([seed_run(0, 0.1, 0.9), seed_run(1, 0.2, 0.8)], tmp_path / "curve.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_whole_command_on_a_random_model(tmp_path, capsys):
-    """Every part runs for real, sandbox included; what is learned in two steps is nothing."""
+    """Run every part for real, sandbox included; two steps are too few to learn from."""
     model = build_model(tmp_path / "model")
     small = ["algorithm.group_size=2", "algorithm.groups_per_step=2", "data.eval_options.num_rows=3"]
     folder = tmp_path / "demo"

@@ -16,7 +16,7 @@ def _plan(*arguments: object) -> int:
     return 0
 
 
-def test_plan_shows_the_own_layout_the_best_ones_and_why_others_do_not_fit(capsys, monkeypatch):
+def test_plan_shows_the_recipes_layout_the_best_ones_and_why_others_do_not_fit(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
     assert _plan(_TINY, "--gpus", 4, "--gpu", "L40S", "learner.token_budget=384") == 0
     shown = capsys.readouterr().out
@@ -37,29 +37,29 @@ def test_plan_as_json_has_every_layout_with_its_settings(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--gpu", "H20000"], "Did you mean 'H200'"),
         (["--gpus", 2, "--engine-gpus", 2], "leaves none of 2 GPUs to train on"),
         (["model=./nowhere"], "cannot be read"),
     ],
 )
-def test_plan_says_what_is_wrong(capsys, arguments, said):
+def test_invalid_arguments_are_explained(capsys, arguments, message):
     assert _plan(_TINY, *arguments) == 2
-    assert said in capsys.readouterr().err.replace("\n", " ")
+    assert message in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_an_impossible_layout_of_the_recipe_is_named(capsys, tmp_path: Path):
+def test_an_impossible_layout_of_the_recipe_is_reported(capsys, tmp_path: Path):
     assert _plan(_TINY, "--gpus", 3, "learner.backend=megatron", "learner.tensor_parallel=2") == 0
     assert "impossible: " in capsys.readouterr().out
 
 
-def test_plan_says_where_engine_and_learner_take_turns(capsys):
-    fits, sleeps = "it fits, about", "in turns: asleep engines hold 2.0 GiB"
-    for memory, override, said in (("6", "", False), ("4.7", "", True), ("6", "placement.sleep=true", True)):
+def test_plan_reports_when_engine_and_learner_take_turns(capsys):
+    fits, sleeps = "it fits, about", "take turns: a sleeping engine keeps 2.0 GiB"
+    for memory, override, takes_turns in (("6", "", False), ("4.7", "", True), ("6", "placement.sleep=true", True)):
         _plan(_TINY, "--gpus", 1, "--gpu", f"RTX-4090:{memory}", "--backend", "fsdp", *filter(None, [override]))
         shown = capsys.readouterr().out
         assert fits in shown
-        assert (sleeps in shown) == said
+        assert (sleeps in shown) == takes_turns
     _plan(_TINY, "--gpus", 1, "--gpu", "RTX-4090:4.7", "--backend", "fsdp", "placement.sleep=false")
     assert "The engine beside the learner has no room" in capsys.readouterr().out

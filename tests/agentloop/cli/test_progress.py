@@ -22,17 +22,17 @@ def watch(console):
         progress.on_stage(5, Stage.TRAIN)
 
 
-def test_without_a_terminal_it_is_one_line_a_step():
+def test_without_a_terminal_each_step_is_one_line():
     out = StringIO()
     watch(Console(file=out, width=40))
     assert out.getvalue().splitlines() == [
-        "run folder runs/x, going on after step 3",
+        "run folder runs/x, resuming after step 3",
         "step 4: reward 0.250, tool calls 50%, logprob diff 0.0123, rollout s 1.5",
-        "model in runs/x/model; curves and trajectories: agentloop view runs/x",
+        "model saved in runs/x/model; curves and trajectories: agentloop view runs/x",
     ]
 
 
-def test_what_goes_wrong_is_said_once():
+def test_hints_are_printed_once():
     failed = Trajectory(task={"id": "16"}, error="the reward raised KeyError: 'anwser'")
     wrong = {
         "reward/mean": 0.0,
@@ -50,22 +50,22 @@ def test_what_goes_wrong_is_said_once():
     assert out.getvalue().splitlines()[1:-1] == [
         "an episode of row 16 failed: the reward raised KeyError: 'anwser'",
         "step 4: reward 0.000",
-        "step 4: all episodes of each task had the same reward, so that nothing could be learned from them. "
-        "Look at its trajectories: agentloop view runs/x",
-        "step 4: 5 of 8 calls could not be used: no such tool, wrong arguments, or malformed. "
-        "Look at its trajectories: agentloop view runs/x",
+        "step 4: all episodes of each task had the same reward, so they gave no learning signal. "
+        "View its trajectories: agentloop view runs/x",
+        "step 4: 5 of 8 tool calls were invalid: unknown tools, wrong arguments or malformed calls. "
+        "View its trajectories: agentloop view runs/x",
         "step 5: reward 0.000",
     ]
 
 
-def test_a_run_that_is_done_says_so():
+def test_a_finished_run_is_reported():
     out = StringIO()
     with RunProgress(Console(file=out)) as progress:
         progress.on_start(CONFIG, Path("runs/x"), 100)
-    assert "all 100 steps are done; set run.steps to more to train further" in out.getvalue()
+    assert "all 100 steps are done; raise run.steps to train further" in out.getvalue()
 
 
-def test_in_a_terminal_the_last_frame_has_the_table_and_the_stage():
+def test_in_a_terminal_the_last_frame_shows_the_table_and_the_stage():
     out = StringIO()
     watch(Console(file=out, width=120, force_terminal=True, color_system=None))
     frame = out.getvalue()

@@ -40,7 +40,7 @@ def test_a_folder_with_another_rollout_is_refused(sums, capsys):
     assert "--output" in capsys.readouterr().err
 
 
-def test_failing_rewards_are_reported_and_not_taken_as_zero(sums, capsys):
+def test_failing_rewards_are_reported_and_do_not_count_as_zero(sums, capsys):
     reward = f"env.reward={sums}/sums.py:broken_reward"
     assert agentloop("rollout", sums, reward, "--output", sums / "out") == 0
     figures = json.loads((sums / "out" / "summary.json").read_text())
@@ -60,7 +60,7 @@ class Held(Reward):
         Path(__file__).with_name("life").write_text(" ".join([*self.life, "shutdown"]))
 
     async def __call__(self, trajectory, task):
-        self.life.append("asked")
+        self.life.append("call")
         return {"reward": 1.0, "length": len(trajectory)}
 """
 
@@ -74,16 +74,16 @@ def test_a_reward_of_several_terms_lives_as_long_as_the_run(sums):
     for trajectory in trajectories:
         assert trajectory.metrics["reward/Held"] == 1.0
         assert trajectory.metrics["reward/Held/length"] == len(trajectory)
-    assert (sums / "life").read_text() == "start asked asked asked shutdown"
+    assert (sums / "life").read_text() == "start call call call shutdown"
 
 
-def test_terms_of_a_reward_that_cannot_be_are_one_sentence(sums, capsys):
+def test_an_unknown_key_of_a_reward_term_is_reported(sums, capsys):
     assert agentloop("rollout", sums, "env.reward=[{name: exact, wieght: 2}]", "--output", sums / "out") == 2
     assert "There is no key 'env.reward.0.wieght'. Did you mean 'weight'?" in " ".join(capsys.readouterr().err.split())
 
 
-def test_pass_at_k_is_the_chance_that_k_of_n_have_a_success():
-    # 1 of 4 solved: any 2 of the 4 contain it with probability 1 - C(3,2)/C(4,2) = 1/2.
+def test_pass_at_k_is_the_probability_that_one_of_k_episodes_succeeds():
+    # 1 of 4 is solved: 2 of the 4 contain it with probability 1 - C(3,2)/C(4,2) = 1/2.
     assert pass_at_k([[1.0, 0.0, 0.0, 0.0]], 2, threshold=1.0) == 0.5
     assert pass_at_k([[1.0, 0.0], [0.0, 0.0]], 1, threshold=1.0) == 0.25
     assert pass_at_k([[0.4, 0.6]], 2, threshold=0.5) == 1.0

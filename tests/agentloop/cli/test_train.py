@@ -6,7 +6,7 @@ from agentloop.cli import main
 
 
 def agentloop(*arguments):
-    """Exit code of the command line."""
+    """Run the command line and return its exit code."""
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
     return caught.value.code
@@ -31,7 +31,7 @@ def test_dry_run_prints_config_and_plan_and_writes_nothing(sums, capsys):
     assert not (sums / "run").exists()
 
 
-def test_dry_run_places_a_run_on_gpus_that_are_elsewhere(sums, capsys, monkeypatch):
+def test_dry_run_places_a_run_on_gpus_of_other_machines(sums, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     elsewhere = "placement={n_gpus: 16, nnodes: 2, gpu: H200, layout: separate, learner_gpus: 4}"
     assert agentloop("train", sums, "--dry-run", elsewhere) == 0
@@ -50,7 +50,7 @@ def test_resume_needs_a_checkpoint(sums, capsys):
     assert "add run.folder=" in capsys.readouterr().err
 
 
-def test_unknown_recipe_and_command_name_the_nearest(capsys):
+def test_errors_for_unknown_recipes_and_commands_suggest_the_nearest(capsys):
     assert agentloop("train", "no-such-recipe") == 2
     assert "There is no recipe 'no-such-recipe'" in capsys.readouterr().err
     assert agentloop("trian", "x") == 2

@@ -185,6 +185,6 @@ def test_the_command_from_verl(tmp_path: Path, capsys, monkeypatch):
         assert not ended.value.code
     printed = capsys.readouterr().out
     assert yaml.safe_load((tmp_path / "run.yaml").read_text())["placement"]["n_gpus"] == 16
-    assert "run.yaml. At its top: 0 settings that were not taken over" in printed
-    assert "# Not taken over:\n# - data.x was set" in printed
+    assert "run.yaml. Its first lines list 0 settings that were not converted" in printed
+    assert "# Not converted:\n# - data.x was set" in printed
     assert yaml.safe_load(printed.partition("\n")[2])["run"]["seed"] == 3

@@ -70,7 +70,7 @@ def test_a_launch_script_trains_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("MODEL", str(CHECKPOINT))
     run, config = tmp_path / "run", tmp_path / "run.yaml"
     _agentloop("from-verl", str(tmp_path / "run.sh"), "trainer.total_epochs=1", "-o", str(config))
-    assert "0 settings that were not taken over" in capsys.readouterr().out
+    assert "0 settings that were not converted" in capsys.readouterr().out
     _agentloop("train", str(config), "--dry-run", "placement.gpu=H100")
     printed = capsys.readouterr().out
     assert "2 to train on, 1 held out" in printed  # the long prompt is filtered out
