@@ -47,7 +47,7 @@ def test_resume_needs_a_checkpoint(sums, capsys):
     assert agentloop("train", sums, "--resume", f"run.folder={sums}/run") == 2
     assert "has no checkpoint to resume from" in capsys.readouterr().err
     assert agentloop("train", sums, "--resume") == 2
-    assert "add run.folder=" in capsys.readouterr().err
+    assert "Add run.folder=" in capsys.readouterr().err
 
 
 def test_errors_for_unknown_recipes_and_commands_suggest_the_nearest(capsys):
