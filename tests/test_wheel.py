@@ -5,6 +5,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).parent.parent
 _PREFIXES = {"agentloop": "agentloop"} | {
     name: f"agentloop/{name}" for name in ("envs", "recipes", "sandboxes", "tools", "trainer")

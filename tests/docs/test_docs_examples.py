@@ -20,6 +20,8 @@ from agentloop.envs.rewards import REWARDS, load_reward
 from agentloop.registry.registry import package_of
 from agentloop.tools import registry
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
     "tools.md",

@@ -32,6 +32,7 @@ def test_invalid_environments_raise_user_error():
         registry.load_factory("agentloop.envs.gymnasium.observations:_MAX_TEXT")
 
 
+@pytest.mark.slow
 def test_pip_installed_package_is_found_by_name(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(PLUGIN, source)  # the build writes beside the source

@@ -8,6 +8,8 @@ from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.trainer.run.checks import check_trainable
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_recipes_are_found():
     assert {"tiny", "chain", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(built_in_recipes())

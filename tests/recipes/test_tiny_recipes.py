@@ -8,6 +8,8 @@ import pytest
 from agentloop.cli.recipe import load_run_config
 from agentloop.trainer.run.train import train
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
 

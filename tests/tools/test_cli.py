@@ -28,6 +28,7 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow
 def test_list_shows_registered_tools():
     result = run("list")
     assert result.exit_code == 0
@@ -111,6 +112,7 @@ def test_unreadable_arguments_raise(spec, arguments):
     assert isinstance(run("call", spec, *arguments).exception, UserError)
 
 
+@pytest.mark.slow
 def test_code_interpreter_runs_from_the_shell():
     result = run("call", "code_interpreter", "code=1/0")
     assert result.exit_code == 1

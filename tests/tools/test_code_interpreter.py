@@ -13,6 +13,8 @@ from agentloop.tools.code_interpreter import CodeInterpreter, strip_fence
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[str]:

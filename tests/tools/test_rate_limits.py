@@ -18,6 +18,8 @@ from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import asyncio, sys, time
 from pathlib import Path

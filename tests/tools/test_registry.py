@@ -86,6 +86,7 @@ def test_failing_plugin_import_is_named(own_tools, monkeypatch):
         registry.load("broken")
 
 
+@pytest.mark.slow
 def test_pip_installed_package_is_found_by_name(tmp_path):
     source = tmp_path / "source"
     subprocess.run(["cp", "-r", PLUGIN, source], check=True)  # the build writes beside the source

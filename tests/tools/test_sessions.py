@@ -263,6 +263,7 @@ async def test_tool_exception_is_logged_once_per_location(caplog):
     assert first.exc_text.count("File ") == 1  # the tool's own line, none of agentloop's
 
 
+@pytest.mark.slow
 async def test_blocking_tool_is_logged_once(caplog):
     @tool(inline=True)
     def sleeps() -> str:

@@ -9,6 +9,8 @@ from huggingface_hub.errors import StrictDataclassError
 from tests.support.family_outcomes import outcome
 from tests.support.small_models import FAMILIES, NOT_BUILT, save_small_model
 
+pytestmark = pytest.mark.slow
+
 _DOCS = Path(__file__).parents[2] / "docs"
 
 _REFUSALS = "cannot be trained", "cannot be loaded", "the learner does not support"

@@ -8,6 +8,8 @@ import pytest
 
 from agentloop.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def refused(sums, capsys):

@@ -13,6 +13,8 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
+pytestmark = pytest.mark.slow
+
 METRICS = {"eval/tool_call_rate": 0.5, "rollout/tool_call_rate": 0.5, "reward/mean": 0.25}
 
 

@@ -8,6 +8,8 @@ from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 from agentloop.types.trajectory_io import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 
 def agentloop(*arguments):
     with pytest.raises(SystemExit) as caught:

@@ -4,6 +4,8 @@ import pytest
 
 from agentloop.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def agentloop(*arguments):
     """Run the command line and return its exit code."""

@@ -4,6 +4,8 @@ import pytest
 
 from agentloop.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as ended:

@@ -73,6 +73,7 @@ def test_nothing_copies_a_config_without_validation():
     assert [str(path) for path in files if "model_copy(" in path.read_text(encoding="utf-8")] == []
 
 
+@pytest.mark.slow
 def test_the_config_imports_nothing_heavy():
     code = (
         "import sys, agentloop.config.run, agentloop.config.resolved\n"

@@ -88,6 +88,7 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
     assert "learner" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

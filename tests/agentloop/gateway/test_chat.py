@@ -16,6 +16,8 @@ from agentloop.gateway.application import application
 from agentloop.gateway.requests import ChatRequest
 from agentloop.types.trajectory import SegmentKind
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n</tool_call>'

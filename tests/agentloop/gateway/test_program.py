@@ -19,6 +19,8 @@ from agentloop.errors import EngineError, UserError
 from agentloop.rollout.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest
 
+pytestmark = pytest.mark.slow
+
 ROW = {"messages": [{"role": "user", "content": "2 + 3?"}], "answer": "5"}
 HELLO = "hello<|im_end|>"
 

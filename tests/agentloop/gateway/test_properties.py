@@ -17,6 +17,8 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.types.trajectory import SegmentKind
 
+pytestmark = pytest.mark.slow
+
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 SAID = ["yes", "", "two words", "<think>\nhm\n</think>\n\nso", '<tool_call>\n{"name": "look"}\n</tool_call>',
         "a<tool_call>\n{bad</tool_call>", "é\n\n", "<|im_start|>user"]  # fmt: skip

@@ -18,6 +18,8 @@ from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas
 from agentloop.gateway.requests import ChatRequest
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'

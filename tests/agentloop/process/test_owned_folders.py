@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from agentloop.process import owned_folders
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import sys, time

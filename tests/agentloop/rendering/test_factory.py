@@ -40,6 +40,7 @@ def test_slow_tokenizer_raises():
         renderer_for(object())
 
 
+@pytest.mark.slow
 def test_package_import_loads_no_heavy_modules():
     heavy = ("torch", "transformers", "tokenizers")
     code = f"import agentloop.rendering, sys; print([name for name in {heavy} if name in sys.modules])"

@@ -173,6 +173,7 @@ def test_format_without_result_placeholder_raises():
         InlineFormat(tag="code", tool="run", argument="code", result="<interpreter>")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(max_size=60), result=st.text(max_size=60))
 def test_any_text_is_parsed(tokenizer, text, result):

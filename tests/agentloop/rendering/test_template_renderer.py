@@ -208,6 +208,7 @@ def test_tool_described_in_the_prompt_counts_as_shown(make_renderer):
     assert make_renderer("bracket").render_prompt(messages, TOOLS)
 
 
+@pytest.mark.slow
 def test_threads_render_correctly_while_caches_are_full(make_tokenizer, monkeypatch):
     for size in ("_MAX_PROMPTS", "_MAX_SHAPES"):
         monkeypatch.setattr(template_renderer, size, 2)

@@ -243,6 +243,7 @@ def calls_of(work):
     return count
 
 
+@pytest.mark.slow
 def test_serialising_costs_in_proportion():
     """100,000 tokens in 4,000 segments against half of that: twice the calls, twice the bytes."""
     half, whole = long_trajectory(1000), long_trajectory(2000)

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from agentloop.errors import UserError
 from agentloop.vision.seen_size import SmartResize
 
+pytestmark = pytest.mark.slow
+
 
 @settings(deadline=None)
 @given(st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([28, 32]))

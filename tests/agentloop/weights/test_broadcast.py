@@ -12,6 +12,8 @@ import torch
 from agentloop.weights.broadcast import BroadcastFailed, BroadcastWeights, Sender
 from agentloop.weights.shelf import WeightShelf
 
+pytestmark = pytest.mark.slow
+
 HERE = "127.0.0.1"
 
 RECEIVER = """

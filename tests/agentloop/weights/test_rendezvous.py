@@ -5,6 +5,8 @@ from torch.distributed import TCPStore
 
 from agentloop.weights.rendezvous import listening_store
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_one_network_reaches_a_store():
     store = listening_store("127.0.0.1")

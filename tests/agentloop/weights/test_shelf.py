@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from agentloop.errors import EngineError
 from agentloop.weights.shelf import CannotMap, Overwritten, WeightShelf
 
+pytestmark = pytest.mark.slow
+
 
 def weights_of(seed=0, count=5):
     torch.manual_seed(seed)

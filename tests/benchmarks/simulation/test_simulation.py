@@ -5,6 +5,8 @@ import pytest
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from benchmarks.simulation import Machine, Workload, simulate, simulate_without_barrier
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"steps": 6, "groups_per_step": 8, "group_size": 4}
 MACHINE = Machine(concurrency=16)
 

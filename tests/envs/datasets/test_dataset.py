@@ -119,6 +119,7 @@ def test_shards_of_a_folder_are_read_in_name_order(tmp_path):
     assert [(row["prompt"], row["id"]) for row in rows] == [("1", "0"), ("2", "1"), ("3", "2")]
 
 
+@pytest.mark.slow
 def test_folder_saved_by_datasets_is_read(tmp_path):
     rows = [{"prompt": f"task {i}", "answer": str(i)} for i in range(5)]
     script = (

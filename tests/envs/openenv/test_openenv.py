@@ -115,6 +115,7 @@ async def test_session_errors_are_reported(url):
         await sessions[0].step({"number": 1})
 
 
+@pytest.mark.slow
 def test_unreachable_server_raises():
     with pytest.raises(UserError, match="no OpenEnv server at"):
         OpenEnv(ROW, url="http://127.0.0.1:9")

@@ -115,6 +115,7 @@ class _SchemaOnly(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.mark.slow
 def test_server_that_cannot_list_tools_raises():
     server = HTTPServer(("127.0.0.1", 0), _SchemaOnly)
     threading.Thread(target=server.serve_forever, daemon=True).start()

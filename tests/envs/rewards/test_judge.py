@@ -18,6 +18,8 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.types.trajectory import Trajectory
 
+pytestmark = pytest.mark.slow
+
 
 class Server(ThreadingHTTPServer):
     """Answers with `replies` in turn, the last again and again: a text, or a status."""

@@ -6,6 +6,8 @@ from agentloop.envs.rewards import load_reward
 from agentloop.errors import UserError
 from agentloop.tools.sql.comparators import GoldQueryError
 
+pytestmark = pytest.mark.slow
+
 GOLD = "SELECT name FROM people WHERE age > 30 ORDER BY name"
 
 

@@ -3,6 +3,8 @@ import io
 import random
 import re
 
+import pytest
+
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.recipes.chain.task import FIRST, SECOND, held_out_rows, train_rows
 from agentloop.recipes.chain.warmup import conversation, warm_up
@@ -53,6 +55,7 @@ def test_traces_are_right_about_their_programs_but_not_always_about_the_question
     assert 0.2 < 1 - len(called) / len(traces) < 0.4
 
 
+@pytest.mark.slow
 def test_warm_up_writes_a_model_that_renders(tmp_path):
     losses = []
     folder = warm_up(

@@ -5,6 +5,8 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from agentloop.cli.recipe import load_run_config
 from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.paper import FORMAT, PROMPT
@@ -15,6 +17,8 @@ from agentloop.rendering import renderer_for
 from agentloop.trainer.run.train import train
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
+
+pytestmark = pytest.mark.slow
 
 CONFIG = Path(__file__).parents[3] / "recipes" / "retool" / "paper.yaml"
 

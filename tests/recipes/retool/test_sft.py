@@ -1,6 +1,10 @@
+import pytest
+
 from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.sft import train
 from agentloop.recipes.retool.tiny_task import START, cold_start_trace
+
+pytestmark = pytest.mark.slow
 
 
 def test_cold_start_lowers_the_loss(tmp_path):

@@ -5,6 +5,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from agentloop.cli.recipe import load_run_config
 from agentloop.recipes.text_to_sql.tiny_task import (
     FACTS,
@@ -47,6 +49,7 @@ def test_seed_determines_the_database(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "b.sqlite"]
 
 
+@pytest.mark.slow
 def test_reference_query_returns_the_fact_and_the_other_table_nothing(tmp_path):
     for row in [*train_rows(str(tmp_path), num_rows=20), *held_out_rows(str(tmp_path), num_rows=20)]:
         sql, path = row["answer"], tmp_path / row["database"]

@@ -3,7 +3,11 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 from agentloop.sandboxes.levels.registry import LEVELS
+
+pytestmark = pytest.mark.slow
 
 _HERE = Path(__file__).parent
 

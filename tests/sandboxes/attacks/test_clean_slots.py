@@ -20,6 +20,8 @@ import pytest
 from agentloop.sandboxes.interface.sandbox import Execution, SessionSettings
 from agentloop.sandboxes.levels.slots import Slots
 
+pytestmark = pytest.mark.slow
+
 ATTACKS = Path(__file__).parent
 SLOTS = 8
 

@@ -9,7 +9,7 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.sandboxes.interface.sandbox import MAX_FILES, Execution
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

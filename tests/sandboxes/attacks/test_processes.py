@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def test_daemon_dies_with_the_execution(box):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def test_fork_bomb_is_contained_and_leaves_nothing(box):

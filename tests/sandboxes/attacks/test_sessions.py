@@ -10,7 +10,7 @@ import pytest_asyncio
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import SessionSettings
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -10,6 +10,8 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import Execution, SandboxBusyError
 from agentloop.sandboxes.client.client import SandboxClient
 
+pytestmark = pytest.mark.slow
+
 HEALTH = {"level": "slots", "slots": 4, "draining": False}
 PROCESS = {"status": "Finished", "execution_time": 0.01, "return_code": 0, "stdout": "1\n", "stderr": ""}
 DONE = {"status": "Success", "message": "", "compile_result": None, "run_result": PROCESS, "files": {}}

@@ -15,7 +15,7 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import Execution, SandboxBusyError, SessionSettings
 from agentloop.sandboxes.client.client import SandboxClient
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 class Daemon:

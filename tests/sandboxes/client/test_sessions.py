@@ -7,6 +7,8 @@ import pytest
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import SandboxBusyError, SessionSettings
 
+pytestmark = pytest.mark.slow
+
 CELL = {"stdout": "1\n", "stderr": "", "displays": [], "error": None, "seconds": 0.01}
 
 

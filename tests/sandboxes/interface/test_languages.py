@@ -98,6 +98,7 @@ def test_every_language_has_a_test_program():
     assert set(PROGRAMS) == set(languages.NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_language_runs_or_names_missing_programs(polyglot, name):
@@ -113,6 +114,7 @@ async def test_language_runs_or_names_missing_programs(polyglot, name):
     assert TESTS[name] in result.stdout if name in TESTS else result.stdout == "42\n"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_compile_error_is_the_result_of_the_compiler(polyglot):
     result = await polyglot.run(Execution(code="int main() { return x; }", language="cpp", compile_timeout=60))
@@ -121,6 +123,7 @@ async def test_compile_error_is_the_result_of_the_compiler(polyglot):
     assert "was not declared" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_compiled_programs_support_limits_files_and_signals(polyglot):
     code = """

@@ -15,6 +15,8 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import Execution
 from agentloop.sandboxes.levels.bubblewrap import Bubblewrap
 
+pytestmark = pytest.mark.slow
+
 
 async def test_missing_bwrap_raises_and_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))

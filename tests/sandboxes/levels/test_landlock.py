@@ -23,7 +23,7 @@ from agentloop.sandboxes.levels.landlock import Landlock
 from agentloop.sandboxes.levels.landlock_filter import build_landlock_filter
 from agentloop.sandboxes.worlds import boot
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

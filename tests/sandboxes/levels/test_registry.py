@@ -100,6 +100,7 @@ async def test_auto_selects_once_and_closes_its_choice(machine):
     assert [fake.closed for fake in made] == [False, True], "the first was made to look at the options"
 
 
+@pytest.mark.slow
 async def test_auto_passes_each_level_its_own_options(machine):
     made = machine("landlock")
     await sandboxes.create("auto", slots=3, preload=["numpy"], packages=["pydantic"], image="x").start()
@@ -136,6 +137,7 @@ def test_every_level_can_be_created_and_describes_its_use():
         assert level.needs
 
 
+@pytest.mark.slow
 async def test_default_level_runs_code():
     sandbox = sandboxes.create()
     assert (await sandbox.run(Execution(code="print(6 * 7)"))).stdout == "42\n"

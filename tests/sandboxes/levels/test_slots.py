@@ -16,6 +16,8 @@ from agentloop.sandboxes.interface.sandbox import Execution, SandboxBusyError
 from agentloop.sandboxes.levels.slots import Slots
 from agentloop.sandboxes.worlds.cgroups import Cgroups
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "import os; os.execv('/bin/sleep', ['{}', '1000'])"
 
 

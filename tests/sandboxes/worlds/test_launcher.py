@@ -10,6 +10,8 @@ from agentloop.errors import SandboxError
 from agentloop.sandboxes.worlds import launcher
 from agentloop.sandboxes.worlds.spawner import Spawner
 
+pytestmark = pytest.mark.slow
+
 
 def test_kill_of_an_ended_process_does_nothing():
     ours, theirs = socket.socketpair()

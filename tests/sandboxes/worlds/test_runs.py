@@ -8,7 +8,7 @@ from agentloop.errors import UserError
 from agentloop.sandboxes.interface.sandbox import MAX_FILES, Execution, ExecutionResult, Sandbox
 from agentloop.sandboxes.levels.slots import Slots
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def run(sandbox: Sandbox, code: str, **options) -> ExecutionResult:

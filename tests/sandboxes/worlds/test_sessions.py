@@ -21,7 +21,7 @@ from agentloop.sandboxes.levels.none import NoIsolation
 from agentloop.sandboxes.levels.slots import Slots
 from agentloop.sandboxes.worlds.cells import parse
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 LEVELS = {
     "slots": lambda: Slots(slots=2, packages=["matplotlib", "pillow"], disk_mb=64),

@@ -8,6 +8,8 @@ from agentloop.errors import UserError
 from agentloop.tools.mcp.server import McpServer
 from agentloop.tools.toolset import Toolset
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import json, sys
 

@@ -14,6 +14,8 @@ from agentloop.tools.mcp.server import McpServer
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
+pytestmark = pytest.mark.slow
+
 
 def is_alive(pid: str) -> bool:
     return Path(f"/proc/{pid}").exists()

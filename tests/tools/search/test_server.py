@@ -12,6 +12,8 @@ import pytest
 from agentloop.errors import ToolError, UserError
 from agentloop.tools.search.server import RetrievalServer
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def serving(answer: Callable[[dict], tuple[int, object]]) -> Iterator[tuple[str, list[dict]]]:

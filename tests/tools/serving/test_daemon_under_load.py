@@ -18,6 +18,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+pytestmark = pytest.mark.slow
+
 START_SECONDS = 60.0
 
 

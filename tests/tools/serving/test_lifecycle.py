@@ -15,6 +15,8 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.tools.serving.state.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 COMMAND = (sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--isolation", "slots", "--slots", "2")
 
 

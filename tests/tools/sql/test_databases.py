@@ -15,7 +15,7 @@ from agentloop.tools.sql.databases import FileDatabase, PostgresDatabase
 from agentloop.tools.sql.results import QueryResult
 from agentloop.tools.sql.workers import WorkerPool
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
 ENGINES = ["sqlite", "duckdb", "postgres"]
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT 1 - x FROM n) SELECT count(*) FROM n"
 

@@ -9,6 +9,8 @@ from agentloop.tools.sql.tool import SqlQuery
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path):

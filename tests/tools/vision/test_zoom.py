@@ -91,6 +91,7 @@ def test_missing_and_excess_images_are_reported():
     assert "at most 3" in str(zoom(ImageZoomIn(max_images=3), many, bbox_2d=[0, 0, 50, 50]).content)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.integers(40, 1500),
@@ -130,6 +131,7 @@ def test_crop_matches_the_source_region(width, height, family, max_pixels, x, y,
     assert 0 <= y2 - bottom * height + 1e-3 <= slack + 2e-3
 
 
+@pytest.mark.slow
 def test_large_image_is_cropped_at_full_resolution():
     """The model saw 1/4 of each side; the crop has all pixels of the source."""
     image = blank_image(4480, 3360)
@@ -139,6 +141,7 @@ def test_large_image_is_cropped_at_full_resolution():
     assert np.array_equal(crop, image.crop((400, 400, 800, 800)))
 
 
+@pytest.mark.slow
 def test_crop_above_the_pixel_limit_is_scaled_down():
     crop = ImageZoomIn(max_pixels=1120 * 840).crop(blank_image(4480, 3360), [0, 0, 1120, 840])
     assert crop.width * crop.height <= 1120 * 840

@@ -80,6 +80,7 @@ def test_name_with_one_private_address_is_rejected():
         connect(PublicOnly([80], answers), "example.test")
 
 
+@pytest.mark.slow
 def test_connection_uses_the_checked_address(serving):
     """A name server that gives another answer the second time is not asked a second time."""
     asked = []

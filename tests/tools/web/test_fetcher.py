@@ -9,6 +9,8 @@ import pytest
 from agentloop.tools.web.addresses import PublicOnly
 from agentloop.tools.web.fetcher import Fetcher, FetchError, checked_url
 
+pytestmark = pytest.mark.slow
+
 PAGE = b"""<html><head><title>A &amp; B</title></head><body><nav>Home About</nav><article><h1>Rain</h1>
 <p>It rains in Bergen on most days of the year, as everybody who lives there will tell you.</p>
 <p>Umbrellas are of little use, since the rain comes from the side; people wear coats.</p></article></body></html>"""

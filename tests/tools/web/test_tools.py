@@ -11,6 +11,8 @@ from agentloop.tools.toolset import Toolset
 from agentloop.tools.web.tools import WebFetch, WebSearch
 from agentloop.types.messages import ToolCall
 
+pytestmark = pytest.mark.slow
+
 
 def call(tool, **arguments):
     async def run():

@@ -24,7 +24,7 @@ from agentloop.trainer.run.learners import create
 from tests.support.processes import write_pid
 from tests.support.tiny import random_batch as _random_batch
 
-pytestmark = pytest.mark.usefixtures("two_nodes")
+pytestmark = [pytest.mark.usefixtures("two_nodes"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from agentloop.trainer.cluster.session import log_folder
 from agentloop.trainer.run.folder import RunFolder
 from tests.support.processes import descendants, wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 RANK = "ray::RankActor"
 """Beginning of the name that Ray gives the process of a rank."""
 

@@ -9,6 +9,8 @@ from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
 from agentloop.trainer.cluster.session import Node, check_cores, check_room, connect, of_learner
 
+pytestmark = pytest.mark.slow
+
 
 def test_missing_ray_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)

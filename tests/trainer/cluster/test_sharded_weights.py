@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop.weights.sharded import owners
+
+pytestmark = pytest.mark.slow
 
 _SCRIPT = Path(__file__).parents[2] / "support" / "spread_on_ranks.py"
 _BATCH = 64 << 10

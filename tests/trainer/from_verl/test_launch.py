@@ -9,6 +9,8 @@ from agentloop.errors import UserError
 from agentloop.trainer.from_verl import convert
 from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, script_commands
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = r"""
 #!/usr/bin/env bash
 set -xeuo pipefail

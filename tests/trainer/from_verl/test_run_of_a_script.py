@@ -8,6 +8,8 @@ from pyarrow import parquet
 
 from agentloop.cli import main
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 
 SCRIPT = """

@@ -41,6 +41,7 @@ def assert_equal(found, expected, case):
         assert (found[name] - gradient).norm() <= _TOLERANCE * size + 1e-7, (case, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_logprobs_are_those_of_the_engine(family, tmp_path):
     folder = build_vision_model(tmp_path / "model", family)
@@ -51,6 +52,7 @@ def test_logprobs_are_those_of_the_engine(family, tmp_path):
         np.testing.assert_allclose(logprobs, sample.logprobs[sample.loss_mask], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_do_not_depend_on_the_plan(model, samples):
     loss, expected = gradients(learner_of(model, share_prefixes=False, token_budget=2000), samples)
     tower = [gradient for name, gradient in expected.items() if ".visual." in name]
@@ -70,6 +72,7 @@ def test_loss_and_gradients_do_not_depend_on_the_plan(model, samples):
         assert_equal(found, expected, case["options"])
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_the_same_where_one_has_no_picture(model, samples, tmp_path, run_on_ranks):
     mixed = [samples[5], samples[0]]  # text only on one rank, pictures on the other
     loss, expected = gradients(learner_of(model), mixed)

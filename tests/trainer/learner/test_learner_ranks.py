@@ -7,6 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.registry.named_objects import load_object
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = Path(__file__).parents[2] / "support" / "learner_on_ranks.py"
 
 

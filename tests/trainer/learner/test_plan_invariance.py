@@ -7,6 +7,8 @@ import torch
 
 from agentloop.registry.named_objects import load_object
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = Path(__file__).parents[2] / "support" / "gradients_on_ranks.py"
 _TOLERANCE = 1e-5
 

@@ -23,6 +23,8 @@ from agentloop.trainer.run.train import train
 from tests.support.processes import descendants
 from tests.support.tiny import random_batch as _random_batch
 
+pytestmark = pytest.mark.slow
+
 RANK = "ray::RankActor"
 """Beginning of the name that Ray gives the process of a rank."""
 

@@ -1,6 +1,9 @@
+import pytest
 import torch
 
 from agentloop.trainer.model.compiling import compile_whole
+
+pytestmark = pytest.mark.slow
 
 
 def run(layer, hidden):

@@ -88,6 +88,7 @@ def test_peft_loads_the_saved_adapter(tiny_qwen3, tmp_path: Path):
         assert (merged(ids).logits - AutoModelForCausalLM.from_pretrained(model)(ids).logits).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_resume_is_exact_from_a_small_checkpoint(tiny_qwen3, tmp_path: Path):
     model = tiny_qwen3()
     unbroken = learner_of(model)

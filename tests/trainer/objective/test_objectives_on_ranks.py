@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from agentloop.registry.named_objects import load_object
+
+pytestmark = pytest.mark.slow
 
 _SCRIPT = Path(__file__).parents[2] / "support" / "objectives_on_ranks.py"
 _TOLERANCE = 2e-5

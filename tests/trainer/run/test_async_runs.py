@@ -13,6 +13,8 @@ from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.types.trajectory_io import read_jsonl, same
 
+pytestmark = pytest.mark.slow
+
 STEPS, GROUPS, SIZE = 6, 3, 4
 
 

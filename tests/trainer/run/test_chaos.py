@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.runs.chaos import torment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mode", ["stream", "stale", "partial"])
 def test_an_asynchronous_run_whose_parts_are_killed_trains_every_episode_once(tmp_path, mode):

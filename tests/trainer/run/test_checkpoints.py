@@ -8,6 +8,8 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState, latest_checkpoint, remove_unfinished
 
+pytestmark = pytest.mark.slow
+
 
 class Learner:
     """A learner whose state is one file. Writing it may wait, fail, or die half way."""

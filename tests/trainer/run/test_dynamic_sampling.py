@@ -1,6 +1,8 @@
 import gzip
 import json
 
+import pytest
+
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
@@ -10,6 +12,8 @@ from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.schedule.producer import Producer
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
+
+pytestmark = pytest.mark.slow
 
 _UNEQUAL, _EQUAL = (1.0, 0.0), (1.0, 1.0)
 

@@ -9,6 +9,8 @@ from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 
 CONFIG = f"""

@@ -10,6 +10,8 @@ from agentloop.cli import main
 from agentloop.trainer.run.folder import RunFolder
 from benchmarks.runs.chaos import SLOW_IMPORTS
 
+pytestmark = pytest.mark.slow
+
 NUM_KILLS = 10
 STEPS = 12
 SAMPLING = "algorithm.dynamic_sampling={oversampling: 1.25}"

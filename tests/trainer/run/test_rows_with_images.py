@@ -9,6 +9,8 @@ from agentloop.config.resolved import Facts, resolve
 from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[3] / "recipes"
 
 

@@ -9,6 +9,8 @@ from agentloop.errors import UserError
 from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer, Stage
 
+pytestmark = pytest.mark.slow
+
 
 class Log(Observer):
     """Remembers what it saw."""

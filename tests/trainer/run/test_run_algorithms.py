@@ -10,6 +10,8 @@ from agentloop.errors import UserError
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.run.train import train
 
+pytestmark = pytest.mark.slow
+
 
 async def _run(sums, folder, algorithm, *overrides):
     known = [f"algorithm={algorithm}", "eval.every=0", f"learner.reference={sums / 'model'}", *overrides]

@@ -22,6 +22,8 @@ from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.train import train
 
+pytestmark = pytest.mark.slow
+
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "learner.lr=1e-2"]
 ONE_BY_ONE = "engine.max_concurrency=1"
 """Which turns are computed together depends on the clock, and the last bits of their logprobs on that."""

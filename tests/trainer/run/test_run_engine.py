@@ -1,8 +1,12 @@
 """The run loop with an engine that really samples: what is published is what the next step samples with."""
 
+import pytest
+
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.trainer.run.train import train
+
+pytestmark = pytest.mark.slow
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "eval.every=0", "run.loggers=[]"]
 

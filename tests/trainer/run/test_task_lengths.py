@@ -12,6 +12,8 @@ from agentloop.errors import UserError
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[3] / "recipes"
 CHECKPOINT = RECIPES / "tiny" / "checkpoint"
 

@@ -13,6 +13,8 @@ from agentloop.types.requests import RolloutRequest
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 AGENTS = Path(__file__).parents[2] / "agentloop" / "gateway" / "agents"
 TINY = ["env.factory=agent", "env.tools=[]", "run.loggers=[]", "engine.max_concurrency=16"]
 

@@ -12,7 +12,7 @@ from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.trainer.run.train import train
 from agentloop.types.trajectory_io import read_jsonl
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 def tiny_on_vllm(*overrides):

@@ -11,6 +11,8 @@ from agentloop.config.run import RunConfig
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.trainer.run.workers import local_engine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("options", "dtype"),

@@ -87,6 +87,7 @@ def policies(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(policies(), st.randoms(use_true_random=False))
 def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):

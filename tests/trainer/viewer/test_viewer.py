@@ -160,6 +160,7 @@ def test_a_rollout_is_shown_too(tmp_path, renderer):
     assert client.get("/api/files/trajectories.jsonl").json()[0]["id"] == "1-0-0"
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_ends_with_ctrl_c(folder):
     command = [Path(sys.executable).with_name("agentloop"), "view", str(folder.root), "--port", "0", "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -180,6 +181,7 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
     assert process.wait(30) in (0, 130)
 
 
+@pytest.mark.slow
 def test_the_axes_of_charts(tmp_path):
     """Check the arithmetic of the page with node."""
     shutil.copy(PAGE / "charts.js", tmp_path / "charts.mjs")  # node 18 needs this suffix for a module

@@ -410,6 +410,7 @@ async def test_unsupported_attention_is_rejected():
         await HfEngine(GPTNeoForCausalLM(config), device="cpu").start()
 
 
+@pytest.mark.slow
 def test_recurrent_state_is_rejected_and_experts_are_accepted(tmp_path: Path):
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(UserError, match="cannot run FalconH1ForCausalLM: its logits change"):

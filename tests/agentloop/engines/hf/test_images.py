@@ -48,6 +48,7 @@ async def make():
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_logprobs_of_many_turns_match_transformers(make, folder):
     renderer = renderer_for(folder)
     # Chunks of 50 tokens split images; there are fewer slots than episodes.

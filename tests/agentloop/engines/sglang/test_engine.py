@@ -25,6 +25,8 @@ from agentloop.weights.buckets import HostHandle
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.weights.tensors import TensorWeights
 
+pytestmark = pytest.mark.slow
+
 SERVER = str(Path(__file__).with_name("sglang_protocol.py"))
 VOCABULARY = 64
 LONGEST = 100_000

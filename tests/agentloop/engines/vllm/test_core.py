@@ -92,6 +92,7 @@ async def test_error_of_a_dead_engine_becomes_engine_death():
         await unless_dead(llm, answer())
 
 
+@pytest.mark.slow
 def test_worker_and_engine_core_exit_with_a_killed_owner(tmp_path):
     meeting = tmp_path / "vllm_dist_0"
     meeting.touch()

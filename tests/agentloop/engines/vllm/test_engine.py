@@ -24,7 +24,7 @@ from agentloop.errors import EngineError
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.weights.tensors import TensorWeights
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 CUDA = torch.cuda.is_available()
 DTYPE = torch.float32

@@ -18,7 +18,7 @@ from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.vision.loading import load_language_model
 from agentloop.weights.tensors import TensorWeights
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 _VISION = Path(__file__).parents[2] / "vision"
 build_vision_model = load_object(f"{_VISION / 'models.py'}:build_vision_model", "function")

@@ -16,7 +16,7 @@ from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.registry.named_objects import load_object
 from agentloop.weights.tensors import TensorWeights
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 _HELPERS = Path(__file__).parent / "test_engine.py"
 random_model = load_object(f"{_HELPERS}:random_model", "helper")

@@ -8,6 +8,8 @@ import pytest
 from agentloop.envs.rewards import load_reward
 from agentloop.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def judge():

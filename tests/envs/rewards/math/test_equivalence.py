@@ -5,6 +5,8 @@ import pytest
 
 from agentloop.envs.rewards import load_reward
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def math():

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from agentloop.tools.serving.routes.fusion import RunCode
 
+pytestmark = pytest.mark.slow
+
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -6,6 +6,8 @@ import pytest
 
 from agentloop.tools.serving.http.protocol import BoundedProtocol
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):

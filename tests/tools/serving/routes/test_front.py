@@ -7,6 +7,8 @@ import pytest
 
 from agentloop.tools.serving.routes import front
 
+pytestmark = pytest.mark.slow
+
 ROUTES = ("/v1/health", "/metrics", "/v1/sessions", "/v1/tools", "/openapi.json", "/nowhere")
 
 

@@ -7,6 +7,8 @@ import pytest
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import ProcessResult, SandboxBusyError
 
+pytestmark = pytest.mark.slow
+
 
 def raising(error):
     def answer(execution):

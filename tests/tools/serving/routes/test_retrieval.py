@@ -5,6 +5,8 @@ import pytest
 from agentloop.tools.search.index import build
 from agentloop.tools.search.passages import Passage
 
+pytestmark = pytest.mark.slow
+
 RETRIEVER = '''
 from agentloop import Tool
 from agentloop.errors import ToolError

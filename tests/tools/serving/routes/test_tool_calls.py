@@ -11,6 +11,8 @@ from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.serving.state.toolbox import Toolbox
 from tests.support.installed import install
 
+pytestmark = pytest.mark.slow
+
 TOOLS = '''
 import asyncio
 from PIL import Image

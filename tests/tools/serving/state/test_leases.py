@@ -66,6 +66,7 @@ async def test_failed_lease_does_not_count():
     await things.open(lambda: give("a"), 60)
 
 
+@pytest.mark.slow
 async def test_lease_limits_apply_over_http(by_hand):
     async with by_hand(max_sessions=1) as (client, _):
         first = await client.post("/v1/sessions", json={})

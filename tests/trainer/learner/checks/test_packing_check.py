@@ -120,6 +120,7 @@ def test_rows_with_shared_prefixes_are_checked(tiny_qwen3, monkeypatch: pytest.M
         packing_check.check(policy, shares_prefixes=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["gather_once"], ["sequence_parallel"]])
 def test_two_ranks_pass_and_refuse_together(tiny_qwen3, qwen3_next: Path, run_on_ranks, options: list[str]):
     run_on_ranks(2, _SUPPORT / "packing_check_on_ranks.py", tiny_qwen3(), qwen3_next, *options)

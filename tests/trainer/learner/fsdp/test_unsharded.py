@@ -12,6 +12,8 @@ from agentloop.registry.named_objects import load_object
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
 
+pytestmark = pytest.mark.slow
+
 _TINY = Path(__file__).parents[3] / "support" / "tiny.py"
 _random_batch = load_object(f"{_TINY}:random_batch", "function")
 

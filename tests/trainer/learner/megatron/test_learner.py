@@ -43,6 +43,7 @@ def test_what_is_published_before_training_is_the_checkpoint_bit_for_bit(models:
     assert all(torch.equal(value, files.read(key)) for key, value in engine.weights.items())
 
 
+@pytest.mark.slow
 def test_bfloat16_comes_near_float32_and_keeps_small_updates(models: Path):
     exact = MegatronLearner(_config(models))
     want = exact.step(TrainBatch(samples()))
@@ -80,6 +81,7 @@ def test_an_empty_batch_changes_nothing(models: Path):
     assert all(torch.equal(value, before[name]) for name, value in _weights(learner).items())
 
 
+@pytest.mark.slow
 def test_ranks_that_the_run_starts_itself(models: Path):
     one = MegatronLearner(_config(models))
     want, expected = one.step(TrainBatch(samples())), one.logprobs(samples())
@@ -135,6 +137,7 @@ def test_a_state_of_another_model_or_none(models: Path, tmp_path: Path):
         MegatronLearner(_config(models, "qwen2")).load(tmp_path / "state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_with_sleep_in_between_are_those_without(models: Path, dtype: str):
     results = []

@@ -13,6 +13,8 @@ from agentloop.registry.named_objects import load_object
 from agentloop.trainer.learner.checkpoint_files import CheckpointFiles
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = Path(__file__).parent / "on_ranks.py"
 _CASES = load_object(f"{_SCRIPT}:CASES", "dictionary")
 TP, PP, EP = "tensor_parallel", "pipeline_parallel", "expert_parallel"

@@ -16,6 +16,8 @@ from agentloop.trainer.run.timeline import watching
 from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 
+pytestmark = pytest.mark.slow
+
 
 def _names(path: Path) -> list[str]:
     with gzip.open(path, "rt") as file:

@@ -14,6 +14,8 @@ from agentloop.trainer.learner.offload.optimizer_offload import local_part
 from agentloop.trainer.run.learners import create
 from tests.support.tiny import random_batch as _random_batch
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -14,6 +14,8 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.learners import create
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 CASES: dict[str, dict[str, object]] = {
     "two pairs of ranks": {"sequence_parallel": 2},

@@ -116,6 +116,7 @@ def test_sliding_window_matches_mask(window: int):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_op_passes_custom_op_checks():
     """torch.compile relies on the fake's shapes and strides, unchanged inputs and registered gradients."""
     rows = [torch.randn(13, heads, 5, requires_grad=True) for heads in (4, 2, 2)]

@@ -3,6 +3,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_triton_kernels_match_float64():
     """Use a new process: Triton decides at import whether it interprets."""

@@ -10,6 +10,8 @@ from agentloop.errors import UserError
 from agentloop.trainer.run.loggers.mlflow import MlflowLogger
 from agentloop.trainer.run.loggers.wandb import WandbLogger
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"model": "org/model", "env": {"tools": ["search"]}, "learner": {"lr": 0.5}}
 
 

@@ -12,7 +12,7 @@ from agentloop.config.resolved import Facts, resolve
 from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.slow]
 AGENT = Path(__file__).parents[3] / "support/two_conversations.py"
 
 

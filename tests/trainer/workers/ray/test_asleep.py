@@ -17,7 +17,7 @@ from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.requests import make_requests
 from agentloop.weights.tensors import TensorWeights
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.slow]
 
 
 async def until(condition):

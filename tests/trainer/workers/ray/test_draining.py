@@ -12,7 +12,7 @@ from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.slow]
 ORDERS = make_requests("x", range(5), n=4, seed=0)
 
 

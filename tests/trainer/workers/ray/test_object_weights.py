@@ -1,8 +1,11 @@
 import pickle
 
+import pytest
 import torch
 
 from agentloop.trainer.workers.ray.object_weights import chunks, weights_of
+
+pytestmark = pytest.mark.slow
 
 
 def test_weights_come_back_bit_for_bit_in_chunks_of_bounded_size():

@@ -26,7 +26,7 @@ from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.requests import Sampling
 from agentloop.weights.tensors import TensorWeights
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.slow]
 
 
 async def started(config) -> RayWorkers:

@@ -14,6 +14,8 @@ from agentloop.weights.broadcast import BroadcastFailed, BroadcastWeights
 from agentloop.weights.shelf import CannotMap, SharedWeights, WeightShelf
 from agentloop.weights.tensors import TensorWeights
 
+pytestmark = pytest.mark.slow
+
 
 class Worker:
     """As `RayWorker`, without an actor."""
