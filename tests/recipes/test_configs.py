@@ -27,5 +27,5 @@ def test_recipe_config_is_consistent(name):
 @pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"tiny"}))
 def test_readme_has_the_required_sections(name):
     readme = built_in_recipes()[name].with_name("README.md").read_text(encoding="utf-8")
-    for heading in ("## Expected curve, cost", "## Shrink it"):
+    for heading in ("## Expected curve and cost", "## Shrink it"):
         assert heading in readme

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.errors import UserError
@@ -13,6 +13,8 @@ _SECONDS = 120.0
 """Seconds to wait until Ray has reserved the GPUs."""
 _NEXT_TO_NOTHING = {"memory": 1.0}
 """A bundle of a placement group may not be empty; one byte is on every node."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +37,8 @@ class GpuReservation:
     """The actor that holds the GPU of rank 0; None without GPUs."""
     first_gpu: str | None
     """The GPU of rank 0, as in CUDA_VISIBLE_DEVICES."""
+    _seen_before: list[str | None] = field(default_factory=list, compare=False)
+    """CUDA_VISIBLE_DEVICES before `show_first_gpu` changed it."""
 
     @classmethod
     def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0) -> GpuReservation:
@@ -64,14 +68,20 @@ class GpuReservation:
     def show_first_gpu(self) -> None:
         """Let this process see only the GPU of rank 0, unless the learner shares GPUs. Call it before CUDA is used."""
         if self.first_gpu is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.first_gpu
+            self._seen_before.append(os.environ.get(_VISIBLE))
+            os.environ[_VISIBLE] = self.first_gpu
 
     def actor_options(self, node: int) -> dict[str, Any]:
         """Return options of Ray for the actor of a rank on the node with this index."""
         return _options(self.group, node, num_gpus=1 if self.num_gpus else 0)
 
     def release(self) -> None:
-        """Give the GPUs back to Ray, which ends all actors that use them."""
+        """Give the GPUs back to Ray, which ends all actors that use them; the environment is as before."""
+        while self._seen_before:
+            before = self._seen_before.pop()
+            os.environ.pop(_VISIBLE, None)
+            if before is not None:
+                os.environ[_VISIBLE] = before
         require_ray().util.remove_placement_group(self.group)
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
     ["../x", "../../tmp/x", "a/../../x", "/etc/cron.d/x", "/x", "/tmp/../etc/x", "a\0b", "", ".", "/tmp", "/proc/1"],
 )
 async def test_files_cannot_be_written_outside_the_working_directory(path):
-    with pytest.raises(UserError, match="files holds the path"):
+    with pytest.raises(UserError, match="files contains the path"):
         Execution(code="", files={path: b""})
 
 

@@ -29,7 +29,7 @@ def worker(requested, cache=None):
 def test_cache_gets_the_rest_of_the_engines_gpu_share(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * GIB)
     assert worker(30 * GIB).determine_available_memory() == 23 * GIB
-    with pytest.raises(ValueError, match=r"0\.3 is 6 GiB of this GPU, and the model needs 7 GiB.*workers\.gpus"):
+    with pytest.raises(ValueError, match=r"0\.3 is 6 GiB of this GPU, but the model needs 7 GiB.*workers\.gpus"):
         worker(6 * GIB).determine_available_memory()
 
 

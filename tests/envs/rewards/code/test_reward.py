@@ -122,7 +122,7 @@ async def test_rows_with_unreadable_tests_raise(episode, tests, words):
 
 
 def test_unknown_levels_and_options_raise():
-    with pytest.raises(UserError, match="no sandbox level 'locall'"):
+    with pytest.raises(UserError, match="Unknown sandbox level 'locall'"):
         load_reward("code_tests", {"sandbox": "locall"})
     with pytest.raises(UserError, match="timeout must be"):
         load_reward("code_tests", {"timeout": 0})

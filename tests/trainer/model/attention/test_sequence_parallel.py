@@ -11,6 +11,7 @@ import torch
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.learners import create
 
@@ -91,18 +92,18 @@ async def expected(model: Path) -> dict[str, Seen]:
 
 
 @pytest.fixture(scope="module")
-def processes(model: Path, expected: dict[str, Seen]) -> Iterator[None]:
-    """Keep the processes of an open learner for all tests of this file."""
-    learner = create(_config(model, ranks=RANKS))
-    yield
-    learner.close()
+def ranks(expected: dict[str, Seen]) -> Iterator[LearnerRanks]:
+    """Start ranks for all learners of this file."""
+    ranks = LearnerRanks(RANKS, "cpu")
+    yield ranks
+    ranks.close()
 
 
 @pytest.mark.parametrize("name", CASES)
 async def test_sequence_parallel_ranks_match_single_rank(
-    name: str, model: Path, expected: dict[str, Seen], processes: None
+    name: str, model: Path, expected: dict[str, Seen], ranks: LearnerRanks
 ):
-    got, want = await _seen(create(_config(model, ranks=RANKS, **CASES[name]))), expected[name]
+    got, want = await _seen(create(_config(model, ranks=RANKS, **CASES[name]), ranks)), expected[name]
     np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
     timed = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
     assert got.metrics.keys() == want.metrics.keys()
@@ -113,9 +114,9 @@ async def test_sequence_parallel_ranks_match_single_rank(
         torch.testing.assert_close(got.weights[key], tensor, rtol=1e-4, atol=2e-6)
 
 
-def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, processes: None):
+def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, ranks: LearnerRanks):
     folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
     with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model supports 3, 6\."):
-        create(_config(folder, ranks=RANKS, sequence_parallel=4))
-    with pytest.raises(UserError, match=r"sequence_parallel is 3 and learner.ranks 4"):
-        create(_config(model, ranks=RANKS, sequence_parallel=3))
+        create(_config(folder, ranks=RANKS, sequence_parallel=4), ranks)
+    with pytest.raises(UserError, match=r"sequence_parallel is 3 but learner.ranks is 4"):
+        create(_config(folder, ranks=RANKS, sequence_parallel=3), ranks)
