@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(slots=True, frozen=True)
 class OpenTurn:
-    """A turn that an engine was asked for."""
+    """A turn requested from an engine."""
 
     trajectory_id: str
     index: int

@@ -59,7 +59,7 @@ class Place:
     prompt: list[int] = field(default_factory=list)
     """All ids before the turn."""
     continuation: Continuation | None = None
-    """The end of the prompt after `parent`; None if there is no parent."""
+    """End of the prompt after `parent`; None without a parent."""
     new_images: Sequence[PlacedImage] = ()
 
     @property
