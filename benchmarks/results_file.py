@@ -41,9 +41,13 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str | None:
+def commit() -> str:
+    """Return the commit of the code, or AGENTLOOP_COMMIT on a machine without the repository. Raises `RuntimeError`."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    found = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    if not (found := found or os.environ.get("AGENTLOOP_COMMIT", "")):
+        raise RuntimeError("A result needs the commit it was measured at: set AGENTLOOP_COMMIT where there is no git.")
+    return found
 
 
 def _script() -> str:
@@ -59,7 +63,7 @@ def write(name: str, result: dict[str, Any], *, gpu: str | None = None) -> Path:
     """Write results/NAME.json with the machine it ran on, and return its path."""
     environment = {
         "command": " ".join([_script(), *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "gpu": gpu,

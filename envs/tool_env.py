@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import Env, Observation
 from agentloop.envs.datasets.images import has_row_images, load_images
+from agentloop.process.threads import DECODING
 from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ToolEnv(Env):
     async def reset(self) -> Observation:
         messages = self.task["messages"]
         if has_row_images(messages):
-            messages = await asyncio.to_thread(load_images, messages)
+            messages = await DECODING.run(load_images, messages)
         return Observation(tuple(messages))
 
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import time
@@ -38,7 +39,10 @@ class ToolResult:
     """Numbers to log, averaged over calls."""
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` for fields of a wrong type here, so that the traceback points into the tool."""
+        """Raise `TypeError` for fields of a wrong type, and `ValueError` for numbers that are not finite.
+
+        Raised here, the traceback points into the tool.
+        """
         if not _is_content(self.content):
             raise TypeError(
                 "the content of a ToolResult must be a string, or a list of {'type': 'text', 'text': ...} and "
@@ -48,6 +52,9 @@ class ToolResult:
             raise TypeError(f"the reward of a ToolResult must be a number, got {self.reward!r:.80}")
         if not isinstance(self.metrics, Mapping) or not all(isinstance(one, Real) for one in self.metrics.values()):
             raise TypeError(f"the metrics of a ToolResult must map names to numbers, got {self.metrics!r:.80}")
+        for name, number in {"reward": self.reward, **self.metrics}.items():
+            if not math.isfinite(number):
+                raise ValueError(f"{name!r} of a ToolResult must be a finite number, got {number}")
 
 
 def _is_content(content: object) -> bool:
@@ -130,6 +137,8 @@ class Tool:
     """Maximum seconds of one call."""
     arguments: ArgumentSchema | None = None
     """Argument schema to use instead of the signature of `call`."""
+    by_name_only: bool = False
+    """Whether a daemon offers the tool only if its command line names it: it reaches files or networks of the host."""
     limit: SharedLimit | None = None
     """Limit on calls from all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 

@@ -5,11 +5,11 @@ Long tracebacks lose their first lines and keep the last frames and the exceptio
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentloop.errors import UserError
+from agentloop.process.threads import DECODING
 from agentloop.sandboxes import CellResult, ExecutionResult
 from agentloop.types.messages import Content, ImagePart, TextPart
 from agentloop.vision.decoding import load_image
@@ -77,7 +77,7 @@ async def _displays(result: CellResult, max_bytes: int, max_images: int) -> tupl
 
 async def _decoded(image: bytes) -> str | Image.Image:
     try:
-        return await asyncio.to_thread(load_image, image, max_pixels=_MAX_PIXELS)
+        return await DECODING.run(load_image, image, max_pixels=_MAX_PIXELS)
     except UserError as error:
         return f"[{error}]"
 

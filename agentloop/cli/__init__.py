@@ -25,11 +25,17 @@ _COMMANDS = {
         "rollout",
         "Evaluate a model: play episodes without training, and write their trajectories.",
     ),
+    "export": (
+        "agentloop.cli.export",
+        "export",
+        "Write the model of a checkpoint as a Hugging Face folder.",
+    ),
     "plan": (
         "agentloop.cli.plan",
         "plan",
         "Estimate which layouts fit on a number of GPUs, and how long a step takes.",
     ),
+    "config": ("agentloop.cli.config", "config", "Explain a key of the configuration, or list all keys."),
     "view": ("agentloop.cli.view", "view", "Show curves, times and trajectories of a run in a browser."),
     "workers": ("agentloop.cli.workers", "workers", "Change the number of Ray workers of a running run."),
     "from-verl": (
@@ -48,12 +54,16 @@ class _LazyCommand(TyperCommand):
         self._module, self._attribute, help_text = _COMMANDS[name]
         super().__init__(name, help=help_text)
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def load(self) -> Any:
+        """Import the command."""
         target = getattr(import_module(self._module), self._attribute)
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(add_completion=False)
             target.command()(function)
-        return typer.main.get_command(target).make_context(info_name, args, parent=parent, **extra)
+        return typer.main.get_command(target)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.load().make_context(info_name, args, parent=parent, **extra)
 
 
 class _Commands(TyperGroup):

@@ -17,20 +17,29 @@ def from_verl(
             "or -- followed by the command or its overrides."
         ),
     ],
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            "-e",
+            metavar="NAME[=VALUE]",
+            help="Variable that the script sees, with a value or that of this environment; repeat for several.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write the config to; default: standard output.")
     ] = None,
 ) -> None:
     """Convert a launch script or a config of verl to a config of agentloop.
 
-    Comments at the top list the settings that have no counterpart, and the differences to check by hand. bash expands
-    a script without starting its programs.
+    Comments at the top list the settings that have no counterpart, and the differences to check by hand. A script is
+    read, not run. Of the environment it sees HOME, USER and PWD, and the variables of --env.
     """
     import yaml
 
     from agentloop.trainer.from_verl import convert
 
-    converted = convert(*source)
+    converted = convert(*source, variables=dict(_variable(each) for each in env or ()))
     head = [
         f"# Converted from {Path(source[0]).name if '=' not in source[0] else 'a command'} of verl.",
         *_listed("Not converted:", converted.lacks),
@@ -47,10 +56,22 @@ def from_verl(
     )
 
 
+def _variable(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE, or NAME of a variable that is set."""
+    import os
+
+    from agentloop.errors import UserError
+
+    name, equals, value = text.partition("=")
+    if not equals and name not in os.environ:
+        raise UserError(f"The variable {name!r} of --env is not set. Set it, or give its value: --env {name}=VALUE.")
+    return name, value if equals else os.environ[name]
+
+
 def _listed(title: str, items: list[str]) -> Iterator[str]:
     import textwrap
 
     if items:
         yield f"# {title}"
     for item in items:
-        yield from textwrap.wrap(item, 116, initial_indent="# - ", subsequent_indent="#   ")
+        yield from textwrap.wrap(" ".join(item.split()), 116, initial_indent="# - ", subsequent_indent="#   ")

@@ -69,9 +69,10 @@ def plan(
     found = search(run, cluster, backends)
     own = _own(config, run, cluster)
     if as_json:
-        typer.echo(json.dumps(_plain(found, own), indent=1))
+        typer.echo(json.dumps(_plain(found, own, cluster), indent=1))
     else:
-        print_found(found, own, run, cluster, top)
+        command = ["agentloop", "train", recipe, *(overrides or [])]
+        print_found(found, own, run, cluster, top=top, command=command)
 
 
 def _hf_config(model: str) -> Any:
@@ -109,16 +110,16 @@ def _calibrated(run: PlannedRun, config: RunConfig, cluster: Cluster, path: Path
     return replace(run, scale=scale_from_metrics(path, run, cluster, Layout.of(config.learner, gpus)))
 
 
-def _plain(found: Found, own: Estimate | str) -> dict[str, Any]:
+def _plain(found: Found, own: Estimate | str, cluster: Cluster) -> dict[str, Any]:
     return {
-        "recipe": own if isinstance(own, str) else _plain_estimate(own),
-        "fitting": [_plain_estimate(estimate) for estimate in found.fitting],
+        "recipe": own if isinstance(own, str) else _plain_estimate(own, cluster),
+        "fitting": [_plain_estimate(estimate, cluster) for estimate in found.fitting],
         "obstacles": dict(found.obstacles.most_common()),
     }
 
 
-def _plain_estimate(estimate: Estimate) -> dict[str, Any]:
+def _plain_estimate(estimate: Estimate, cluster: Cluster) -> dict[str, Any]:
     memory = asdict(estimate.training) | {"total": estimate.training.total}
-    plain = asdict(estimate) | {"settings": estimate.settings(), "training": memory}
+    plain = asdict(estimate) | {"settings": estimate.settings(cluster), "training": memory}
     sharing = estimate.sharing
     return plain | {"sharing": {"sleeps": sharing.sleeps, "handover_seconds": sharing.handover_seconds}}

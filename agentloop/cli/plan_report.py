@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,13 @@ _WIDTH = 96
 """Columns of the table. Lines wrap on a narrower terminal, which is better than truncated cells."""
 
 
-def print_found(found: Found, own: Estimate | str, run: PlannedRun, cluster: Cluster, top: int) -> None:
-    """Print the recipe's own layout, the best layouts, and why the others do not fit."""
+def print_found(
+    found: Found, own: Estimate | str, run: PlannedRun, cluster: Cluster, *, top: int, command: Sequence[str]
+) -> None:
+    """Print the recipe's own layout, the best layouts, and why the others do not fit.
+
+    `command` trains with the layout if the settings of the layout are appended.
+    """
     console = Console()
     console.width = max(console.width, _WIDTH)
     work, shape = run.work, run.shape
@@ -42,8 +49,8 @@ def print_found(found: Found, own: Estimate | str, run: PlannedRun, cluster: Clu
         console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
         best = found.fitting[0]
         _print_layout(console, "Best", best)
-        settings = " ".join(f"{name}={value}" for name, value in best.settings().items())
-        console.print(f"  {settings}", markup=False, highlight=False, soft_wrap=True)
+        settings = [f"{name}={value}" for name, value in best.settings(cluster).items()]
+        console.print(f"  {shlex.join([*command, *settings])}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(
             "No layout fits. Use more GPUs, shorter episodes (limits.max_tokens) or a smaller model.", style="red"

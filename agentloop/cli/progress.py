@@ -5,7 +5,8 @@ If the output is not a terminal, each step is one plain line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -40,7 +41,11 @@ _SHOWN_STEPS = 12
 class RunProgress(Observer):
     """Observer that shows the progress of a run. Use it as a context manager around the run."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, command: Sequence[str] = ()) -> None:
+        """Show progress on `console`. `command` continues the run if it ends early."""
+        self._command = shlex.join(command)
+        self._step = 0
+        """Last step that was made."""
         self._console = console or Console()
         self._rows: list[tuple[int, Mapping[str, float]]] = []
         self._progress = Progress(
@@ -66,11 +71,15 @@ class RunProgress(Observer):
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         if self._console.is_terminal:
             self._live.stop()
-        if kind is None and self._folder is not None:
+        if self._folder is None:
+            return
+        if kind is None:
             self._print(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
+        else:
+            self._print(f"stopped after step {self._step}; continue with: {self._command}")
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
-        self._folder, self._hints = folder, Hints(folder)
+        self._folder, self._hints, self._step = folder, Hints(folder), done
         self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
         self._progress.update(self._steps, total=config.run.steps, completed=done)
         resumed = f", resuming after step {done}" if done else ""
@@ -90,6 +99,7 @@ class RunProgress(Observer):
         self._print(*self._hints.of_trajectory(trajectory))
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
         self._progress.update(self._steps, completed=step)
         self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
         if not self._console.is_terminal:

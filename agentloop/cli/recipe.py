@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
 
 _CONFIG = "config.yaml"
+_RUNS = Path("runs")
 
 
 def find_config(recipe: str) -> Path:
@@ -49,6 +51,16 @@ def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
 
 def new_folder(recipe: str, kind: str = "") -> Path:
     """Return a new folder below runs/, named after the recipe and the time. It is not created."""
+    return _RUNS / f"{_name(recipe)}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def run_folders(recipe: str) -> list[Path]:
+    """Return the folders that `new_folder` named for runs of the recipe, newest first."""
+    pattern = re.compile(rf"{re.escape(_name(recipe))}-\d{{8}}-\d{{6}}")
+    found = _RUNS.iterdir() if _RUNS.is_dir() else ()
+    return sorted((path for path in found if pattern.fullmatch(path.name)), reverse=True)
+
+
+def _name(recipe: str) -> str:
     config = find_config(recipe).resolve()
-    name = config.parent.name if config.name == _CONFIG else config.stem
-    return Path("runs") / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    return config.parent.name if config.name == _CONFIG else config.stem

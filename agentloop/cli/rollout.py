@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from agentloop.config.run import RunConfig
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.types.requests import Group
     from agentloop.types.trajectory import Trajectory
@@ -24,7 +25,13 @@ _TRAJECTORIES = "trajectories.jsonl"
 
 
 def rollout(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, a folder with a config.yaml, the name of a recipe, or the folder of a run, whose "
+            "trained model plays."
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Config keys to set, for example sampling.temperature=0.6.")
     ] = None,
@@ -35,10 +42,15 @@ def rollout(
     limit: Annotated[int | None, typer.Option(min=1, help="Play only this number of tasks, from the first.")] = None,
     threshold: Annotated[float, typer.Option(help="Lowest reward that counts as solved in pass@k.")] = 1.0,
     output: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new folder below runs/.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Step of the run whose model plays; 0 is the model that training started from."),
+    ] = None,
 ) -> None:
     """Evaluate a model: play episodes without training, and write their trajectories.
 
-    The output folder also gets a summary with the mean reward and pass@k.
+    The output folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could
+    be judged.
     """
     from rich.console import Console
 
@@ -51,6 +63,8 @@ def rollout(
     from agentloop.types.trajectory_io import write_jsonl
 
     config = load_run_config(recipe, overrides or [])
+    names_model = any(override.startswith("model=") for override in overrides or [])
+    config, description = _with_model(config, Path(recipe).expanduser(), step, names_model=names_model)
     folder = output or new_folder(recipe, "-rollout")
     if (folder / _TRAJECTORIES).exists():
         raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
@@ -63,6 +77,7 @@ def rollout(
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
+    console.print(f"playing: {description}", markup=False, highlight=False, soft_wrap=True)
     with _progress(console) as progress:
         bar = progress.add_task("episodes", total=len(rows) * samples)
 
@@ -73,7 +88,8 @@ def rollout(
 
         groups = asyncio.run(_play(LocalWorkers(episodes, engine), split, rows, samples, ended))
     figures = summary(groups, threshold=threshold)
-    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    stored = {"model": str(model), "plays": description} | figures
+    (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     print_report(console, groups, figures)
     console.print(
         f"wrote trajectories and summary to {folder}; view them: agentloop view {folder}",
@@ -81,6 +97,20 @@ def rollout(
         highlight=False,
         soft_wrap=True,
     )
+    if not figures["judged"]:
+        raise typer.Exit(1)
+
+
+def _with_model(config: RunConfig, recipe: Path, step: int | None, *, names_model: bool) -> tuple[RunConfig, str]:
+    """Return the config with the model that plays, and a description of that model."""
+    from agentloop.trainer.run.export import is_run, trained_model
+
+    if step is not None and (names_model or not is_run(recipe)):
+        raise UserError(f"--step {step} chooses a model of a run. Name the folder of a run, and leave out model=...")
+    if names_model or step == 0 or not is_run(recipe):
+        return config, f"the model {config.model}"
+    folder, description = trained_model(recipe, step)
+    return config.replace(model=str(folder)), description
 
 
 async def _play(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,19 +25,24 @@ def train(
         bool,
         typer.Option("--dry-run", help="Load everything but the weights, print the config and the plan, and exit."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Fail if run.folder has no checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in run.folder, else the newest one below runs/ with this config.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model with a recipe.
 
-    The run resumes from its last checkpoint if run.folder has one.
+    The run resumes from its last checkpoint if run.folder has one. A run that ends early prints the command that
+    continues it.
     """
     from agentloop.cli.recipe import load_run_config, new_folder
 
     config = load_run_config(recipe, overrides or [])
     config, placement = _placed(config, dry_run=dry_run)
-    folder = Path(config.run.folder).expanduser() if config.run.folder else new_folder(recipe)
-    if resume:
-        _require_checkpoint(config, folder)
+    folder = _folder_to_resume(recipe, config) if resume else _folder(config) or new_folder(recipe)
     if dry_run:
         _print_plan(config, folder, placement)
         return
@@ -45,8 +52,25 @@ def train(
     from agentloop.trainer.run.timeline import watching
     from agentloop.trainer.run.train import train as train_run
 
-    with RunProgress() as progress, watching(progress, timeline=config.profiler.timeline) as observer:
-        asyncio.run(train_run(config, folder, observer))
+    again = [word for word in overrides or [] if not word.startswith("run.folder=")]
+    command = ["agentloop", "train", recipe, *again, f"run.folder={folder}"]
+    with RunProgress(command=command) as progress, watching(progress, timeline=config.profiler.timeline) as observer:
+        try:
+            asyncio.run(_until_terminated(train_run, config, folder, observer))
+        except asyncio.CancelledError as error:
+            raise typer.Exit(128 + signal.SIGTERM) from error
+
+
+async def _until_terminated(function: Callable[..., Coroutine[Any, Any, object]], *args: object) -> None:
+    """Call a coroutine function, and cancel it at SIGTERM, so that the run closes what it opened."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await function(*args)
+
+
+def _folder(config: RunConfig) -> Path | None:
+    return Path(config.run.folder).expanduser() if config.run.folder else None
 
 
 def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, str]]:
@@ -62,11 +86,32 @@ def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, s
     return placed_config, lines(placed) if placed is not None else {}
 
 
-def _require_checkpoint(config: RunConfig, folder: Path) -> None:
-    if config.run.folder is None:
-        raise UserError("--resume needs run.folder, which is not set. Add run.folder=... to the command.")
-    if not any(folder.glob("checkpoints/step_*/state.json")):
-        raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
+def _folder_to_resume(recipe: str, config: RunConfig) -> Path:
+    """Return the folder of the run to continue. Raises `UserError` if there is none."""
+    from agentloop.cli.recipe import run_folders
+    from agentloop.trainer.run.folder import RunFolder
+    from agentloop.trainer.run.resume import changed_keys
+
+    if folder := _folder(config):
+        if not _has_checkpoint(folder):
+            raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
+        return folder
+    # With run.epochs the stored length of a schedule is computed from the number of tasks.
+    open_keys = ("learner.total_updates",) if config.run.epochs is not None else ()
+    resolved = config.model_dump(mode="json")
+    for folder in filter(_has_checkpoint, run_folders(recipe)):
+        before = RunFolder(folder).read_config()
+        if before is not None and not [key for key in changed_keys(before, resolved) if not key.startswith(open_keys)]:
+            return folder
+    raise UserError(
+        f"No run of {recipe} with this config has a checkpoint below {Path('runs').absolute()}. Set run.folder to the "
+        "folder of the run, or leave out --resume to start a new one."
+    )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Return whether a run in the folder can be resumed."""
+    return any(folder.glob("checkpoints/step_*/state.json"))
 
 
 def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> None:

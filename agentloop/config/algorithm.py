@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentloop.registry.options import Config, ConfigPath
 
@@ -13,7 +13,7 @@ class OverlongConfig(Config):
     """Soft penalty for long episodes (DAPO, arXiv 2503.14476).
 
     Within the last `buffer` tokens below `max_sampled_tokens` the reward falls linearly by up to `penalty`. Only
-    sampled tokens count, since the model does not cause long observations.
+    sampled tokens count, since the model does not cause long observations; those of all token streams of an episode.
     """
 
     max_sampled_tokens: int = Field(ge=1)
@@ -21,6 +21,16 @@ class OverlongConfig(Config):
     buffer: int = Field(ge=1)
     """Number of tokens below that in which the penalty grows from 0."""
     penalty: float = Field(default=1.0, gt=0)
+    """Largest amount that the reward falls."""
+
+    @model_validator(mode="after")
+    def _begins_above_zero(self) -> Self:
+        if self.buffer > self.max_sampled_tokens:
+            raise ValueError(
+                f"algorithm.overlong.buffer is {self.buffer} but max_sampled_tokens is {self.max_sampled_tokens}: "
+                "every episode would be penalised. Set buffer to max_sampled_tokens or less"
+            )
+        return self
 
     def reward(self, num_sampled: int) -> float:
         """Return the amount that is added to the reward, 0 or less."""
@@ -29,9 +39,9 @@ class OverlongConfig(Config):
 
 
 class DynamicSamplingConfig(Config):
-    """Train only on groups with unequal rewards, and play tasks until there are enough (DAPO, arXiv 2503.14476).
+    """Train only on groups with a nonzero advantage, and play tasks until there are enough (DAPO, arXiv 2503.14476).
 
-    Groups with equal rewards have no gradient and make the batch smaller than it looks.
+    Other groups, such as those with equal rewards, have no gradient and make the batch smaller than it looks.
     """
 
     oversampling: float = Field(default=1.0, ge=1)

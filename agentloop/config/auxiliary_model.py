@@ -16,6 +16,7 @@ class AuxiliaryModelConfig(Config):
     model: ConfigPath | None = None
     """Folder of the initial model; None: the model of the policy."""
     lr: float = Field(default=1e-5, ge=0)
+    """Learning rate; its schedule is constant."""
     mini_batches: int = Field(default=1, ge=1)
     """Number of optimizer updates per batch."""
 
@@ -48,7 +49,9 @@ class ProcessRewardConfig(AuxiliaryModelConfig):
     """
 
     lr: float = Field(default=1e-6, ge=0)
+    """Learning rate; its schedule is constant."""
     beta: float = Field(default=0.05, gt=0)
+    """Factor of the log-ratio to the initial model."""
 
     def as_learner(self, learner: LearnerConfig) -> LearnerConfig:
         """Return the settings of the process reward model's learner, given those of the policy."""

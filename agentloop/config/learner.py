@@ -53,6 +53,7 @@ class LoraConfig(Config):
     """
 
     rank: int = Field(default=32, ge=1)
+    """Number of rows of B and columns of A, in the addition alpha / rank B A."""
     alpha: float = Field(default=32.0, gt=0)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: Literal["all"] | tuple[str, ...] = "all"
@@ -121,6 +122,7 @@ class LearnerConfig(Config):
     expert_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
     """Number of ranks that divide the experts; they are taken from the other ranks, not added."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if this machine has it."""
     ranks: int = Field(default=1, ge=1)
     """Number of training processes, one per device. Rank 0 is the process of the run and starts the others."""
     nodes: int | None = Field(default=None, ge=1)
@@ -133,6 +135,8 @@ class LearnerConfig(Config):
     """Type of trained parameters and of the optimizer state."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and of published weights. The softmax is always float32."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights in the folder of the trained model. auto: that of the model that training started from."""
     attention: AttentionName = "auto"
     """auto picks the fastest implementation that runs here."""
     compile_layers: Annotated[bool | None, FSDP] = None
@@ -183,15 +187,20 @@ class LearnerConfig(Config):
     kl_coef: float = Field(default=0.0, ge=0)
     """Factor of the KL to the reference model, which is added to the loss of each token; 0 loads no reference model."""
     kl_estimator: KlEstimator = KlEstimator.K3
+    """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/algorithms.md)."""
     reference: ConfigPath | None = None
     """Folder of the reference model; None: the model that the run starts from."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature that the engine sampled with."""
 
     lr: float = Field(default=1e-6, ge=0)
+    """Learning rate, after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the averages of gradients and of their squares (AdamW, arXiv 1711.05101)."""
     eps: float = Field(default=1e-8, gt=0)
+    """Constant in the denominator of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW; it is multiplied by the learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after the warm-up; linear and cosine reach 0 at total_updates."""
     warmup_updates: int = Field(default=0, ge=0)
@@ -212,6 +221,7 @@ class LearnerConfig(Config):
     skip_checks: Annotated[tuple[CheckName, ...], FSDP] = ()
     """Checks of the model at load to skip. A model that fails a check is trained on wrong numbers."""
     seed: int = 0
+    """Seed of adapters and of random numbers in training; that of the run."""
     recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
     """Recording of each rank; the resolved config sets it from `profiler`."""
 

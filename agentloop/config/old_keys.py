@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 RENAMED: Mapping[str, str] = {}
 """Old dotted key -> new dotted key."""
@@ -33,6 +37,30 @@ def updated(
         for key, value in flat.items()
         if not any(key == old or key.startswith(f"{old}.") for old in removed)
     }
+
+
+def with_defaults(annotation: Any, stored: Any) -> Any:
+    """Return the plain data of a config of an earlier version with the defaults of keys that are newer than it.
+
+    `annotation` is the config's class, or the type of the value `stored` in it.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(stored, Mapping):
+        filled = dict(stored)
+        for name, field in annotation.model_fields.items():
+            if name in stored:
+                filled[name] = with_defaults(field.annotation, stored[name])
+            elif not field.is_required():
+                filled[name] = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
+        return filled
+    if isinstance(annotation, type) and is_dataclass(annotation) and isinstance(stored, Mapping):
+        return {field.name: field.default for field in fields(annotation)} | dict(stored)
+    in_container = get_origin(annotation) in (list, tuple)
+    for argument in get_args(annotation) if get_origin(annotation) is not dict else ():
+        if in_container and isinstance(stored, list):
+            stored = [with_defaults(argument, item) for item in stored]
+        elif not in_container:  # Annotated, or a union
+            stored = with_defaults(argument, stored)
+    return stored
 
 
 def _new_name(key: str, renamed: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
@@ -28,9 +28,13 @@ class RenderingConfig(Config):
     """Arguments of the chat template, such as {enable_thinking: false}."""
     chat_template: ConfigPath | None = None
     """File with a chat template that replaces the model's own."""
+    calls_in_thinking: Literal["feedback", "execute"] = "feedback"
+    """A call in thinking that is never closed: not run, with feedback that says to close it, or run. Parsers
+    of vLLM for most families run it."""
     min_pixels: int | None = Field(default=None, gt=0)
     """Images are scaled to at least min_pixels and at most max_pixels; None: as the model's processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
+    """See min_pixels."""
     inline: InlineConfig | None = None
     """Write calls as tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL. The prompt then has to
     describe the tools."""

@@ -19,10 +19,15 @@ class LimitsConfig(Limits):
 
 
 class SamplingConfig(Config):
-    """Sampling of tokens in training episodes."""
+    """Sampling of tokens in training episodes.
+
+    The learner scores tokens among all tokens: top_p and top_k need learner.corrections (docs/algorithms.md).
+    """
 
     temperature: float = Field(default=1.0, ge=0)
+    """0 always takes the most likely token, which is no exploration."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Total probability of the candidate tokens; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Number of candidate tokens; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
@@ -39,6 +44,11 @@ class EngineConfig(Config):
     max_concurrency: int = Field(default=256, ge=1)
     """Largest number of episodes in flight."""
 
+    @property
+    def reports_cut(self) -> bool:
+        """Whether the log-probabilities of the engine are those that top_p and top_k leave."""
+        return ENGINES.get(self.name).reports_cut
+
 
 class EvalConfig(Config):
     """Evaluation on the held-out tasks."""
@@ -49,5 +59,6 @@ class EvalConfig(Config):
     samples: int = Field(default=1, ge=1)
     """Number of episodes per task."""
     temperature: float = Field(default=0.0, ge=0)
+    """0 always takes the most likely token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """None: the value of `sampling`."""

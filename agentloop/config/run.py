@@ -26,9 +26,11 @@ class RunSettings(Config):
     folder: str | None = None
     """Folder of the run; resumes if it has a checkpoint. Default: a new folder below runs/."""
     steps: int = Field(default=100, ge=1)
+    """Number of steps; each trains once on `algorithm.groups_per_step` groups."""
     epochs: float | None = Field(default=None, gt=0)
     """Number of passes over the training tasks; set this or `steps`, not both."""
     seed: int = 0
+    """Seed of the order of tasks, of sampling and of training."""
     save_every: int = Field(default=10, ge=1)
     """Number of steps between checkpoints; the last step is always saved."""
     keep_last: int = Field(default=2, ge=1)

@@ -18,6 +18,7 @@ class DataConfig(Config):
     """
 
     train: ConfigPath | tuple[ConfigPath, ...]
+    """Tasks to train on."""
     train_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `train`."""
     train_limit: int | None = Field(default=None, ge=1)
@@ -51,6 +52,7 @@ class EnvConfig(Config):
     """Registered environment (`tool`, `gymnasium`, `openenv`, `agent`), or your own: 'file.py:name',
     'package.module:name'. Each episode calls factory(row, toolset=..., reward=..., **options)."""
     options: ConfigOptions = Field(default_factory=dict)
+    """Further arguments of the factory."""
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that the model may call; a plain string is a name."""
     reward: RewardSpec | None = None

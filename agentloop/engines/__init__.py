@@ -26,6 +26,8 @@ class EngineKind:
     """It takes the option max_pixels."""
     takes_learner_dtype: bool = False
     """Its option dtype follows learner.compute_dtype; its own default depends on the device."""
+    reports_cut: bool = True
+    """Its log-probabilities are those of the distribution that top_p and top_k leave, from which it samples."""
     may_share_gpu: bool = False
     """It takes the option shares_gpu: several of them run on one GPU."""
 
@@ -37,7 +39,10 @@ ENGINES: Registry[EngineKind] = Registry(
         "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", takes_learner_dtype=True),
         "scripted": EngineKind(target="agentloop.engines.testing.scripted:ScriptedEngine"),
         "sglang": EngineKind(
-            target="agentloop.engines.sglang.engine:SglangEngine", runs_on_gpus=True, takes_images=False
+            target="agentloop.engines.sglang.engine:SglangEngine",
+            runs_on_gpus=True,
+            takes_images=False,
+            reports_cut=False,
         ),
         "vllm": EngineKind(
             target="agentloop.engines.vllm.engine:VllmEngine", runs_on_gpus=True, bounds_pixels=True, may_share_gpu=True

@@ -50,8 +50,8 @@ class Generation:
     ids: array[int]
     """Typecode i."""
     logprobs: array[float]
-    """Typecode f. Log-probability of each sampled id at the sampling temperature, before top_p and top_k (vLLM:
-    `logprobs_mode="processed_logprobs"`, which are those after the truncation)."""
+    """Typecode f. Log-probability of each sampled id at the sampling temperature, among the tokens that top_p and top_k
+    leave (sglang: among all tokens, `EngineKind.reports_cut`)."""
     versions: array[int]
     """Typecode i; the policy version that sampled each id."""
     finish_reason: FinishReason

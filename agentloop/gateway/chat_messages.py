@@ -10,7 +10,7 @@ from typing import Any, cast
 from agentloop.errors import UserError
 from agentloop.gateway.errors import ApiError
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
-from agentloop.vision.decoding import load_image
+from agentloop.vision.decoding import ImageBudget
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -18,15 +18,16 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 def read_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return the messages as renderers take them. Raises an `ApiError` that names the invalid message."""
     names: dict[str, str] = {}
-    return [_read(item, f"messages[{index}]", names) for index, item in enumerate(raw)]
+    images = ImageBudget()
+    return [_read(item, f"messages[{index}]", names, images) for index, item in enumerate(raw)]
 
 
-def _read(raw: Mapping[str, Any], where: str, names: dict[str, str]) -> Message:
+def _read(raw: Mapping[str, Any], where: str, names: dict[str, str], images: ImageBudget) -> Message:
     """Read a message. `names` maps ids of earlier calls to functions: templates may show them beside the result."""
     role = _ROLES.get(str(raw.get("role")))
     if role is None:
         raise ApiError(400, f"{where} has the role {raw.get('role')!r}; known: {', '.join(_ROLES)}.", param=where)
-    message = cast(Message, {"role": role, "content": _content(raw.get("content"), where)})
+    message = cast(Message, {"role": role, "content": _content(raw.get("content"), where, images)})
     if reasoning := reasoning_of(raw):
         message["reasoning_content"] = reasoning
     if raw.get("tool_calls"):
@@ -47,18 +48,18 @@ def reasoning_of(raw: Mapping[str, Any]) -> str:
     return str(raw.get("reasoning_content") or raw.get("reasoning") or "")
 
 
-def _content(raw: Any, where: str) -> Content:
+def _content(raw: Any, where: str, images: ImageBudget) -> Content:
     if raw is None or isinstance(raw, str):
         return raw or ""
     if not isinstance(raw, list):
         raise ApiError(400, f"The content of {where} is neither text nor a list of parts.", param=where)
-    parts = [_part(part, where) for part in raw]
+    parts = [_part(part, where, images) for part in raw]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts if part["type"] == "text")
     return parts
 
 
-def _part(raw: Any, where: str) -> TextPart | ImagePart:
+def _part(raw: Any, where: str, images: ImageBudget) -> TextPart | ImagePart:
     kind = raw.get("type") if isinstance(raw, Mapping) else None
     if kind in ("text", "refusal"):
         return {"type": "text", "text": str(raw.get(kind, ""))}
@@ -69,7 +70,7 @@ def _part(raw: Any, where: str) -> TextPart | ImagePart:
     if not isinstance(url, str) or not url.startswith("data:"):
         raise ApiError(400, f"An image of {where} must be a data: URI, as the gateway fetches nothing.", param=where)
     try:
-        return {"type": "image", "image": load_image(url)}
+        return {"type": "image", "image": images.load(url)}
     except UserError as error:
         raise ApiError(400, f"{where}: {error}", param=where) from error
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -94,14 +95,11 @@ class _Server:
     @classmethod
     async def start(cls, sessions: dict[str, Session], renderer: Renderer, model: str, host: str) -> _Server:
         """Start the server. Raises `UserError` if packages are missing or it cannot listen on the address."""
-        try:
-            import uvicorn
+        load_server()
+        import uvicorn
 
-            from agentloop.gateway.application import application
-        except ImportError as error:
-            raise UserError(
-                f"The gateway for agent programs needs {error.name}: pip install 'agentloop[serve]'."
-            ) from error
+        from agentloop.gateway.application import application
+        from agentloop.tools.serving.http.protocol import BoundedProtocol
 
         class Server(uvicorn.Server):
             @contextlib.contextmanager
@@ -110,6 +108,7 @@ class _Server:
 
         config = uvicorn.Config(
             application(sessions, renderer, model),
+            http=BoundedProtocol,
             lifespan="off",
             ws="none",
             log_config=None,
@@ -124,6 +123,17 @@ class _Server:
     async def stop(self) -> None:
         self._server.should_exit = True
         await self._task
+
+
+def load_server() -> None:
+    """Import the web server, which takes a second: before the first episode. Raises `UserError` if it is missing."""
+    try:
+        for module in ("uvicorn", "agentloop.tools.serving.http.protocol", "agentloop.gateway.application"):
+            importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"The gateway for agent programs needs {error.name}: pip install 'agentloop[serve]'."
+        ) from error
 
 
 def _listen(host: str) -> socket.socket:

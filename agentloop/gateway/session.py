@@ -20,6 +20,7 @@ from agentloop.gateway.errors import ApiError
 from agentloop.gateway.requests import ChatRequest
 from agentloop.gateway.stops import without_stop
 from agentloop.process.offloading import off_loop
+from agentloop.process.threads import DECODING
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
 from agentloop.types.requests import Sampling
@@ -37,7 +38,8 @@ class Session:
 
     With `chosen_by="run"`, temperature, top_p and top_k of `sampling` override those of requests, and each call has a
     seed of its own. The learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
-    would be equal. With "client" the settings of `sampling` are defaults.
+    would be equal. With "client" the settings of `sampling` are defaults. If the turns are trained, requests that
+    change them are refused.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Session:
         `ApiError`.
         """
         self._check()
+        self._check_sampling(request)
         return await self._tracked(self._complete(request, index, hear))
 
     async def complete_all(self, request: ChatRequest) -> list[Completion]:
@@ -132,6 +135,22 @@ class Session:
             raise self._refusal(
                 StopReason.INVALID_CALLS, f"{self._invalid_in_a_row} turns in a row had only malformed tool calls."
             )
+
+    def _check_sampling(self, request: ChatRequest) -> None:
+        """Refuse a distribution that the learner does not score, if it trains on the turn."""
+        if self._chosen_by != "client" or not self._sampling.is_trained:
+            return
+        for name in ("temperature", "top_p", "top_k"):
+            wanted, ours = getattr(request, name), getattr(self._sampling, name)
+            if wanted is not None and wanted != ours:
+                raise ApiError(
+                    400,
+                    f"{name} is {wanted}, but this episode is trained and the learner scores its tokens at {name} "
+                    f"{ours}. Leave it out or set sampling.{name} of the run, or set `sampling: run` in env.options to "
+                    "ignore it.",
+                    code="unsupported",
+                    param=name,
+                )
 
     def _refusal(self, reason: StopReason, message: str, *, code: str | None = None, status: int = 400) -> ApiError:
         if self.refused is None or reason.is_failure:
@@ -186,7 +205,7 @@ class Session:
         images, vision = images_of(messages), self._renderer.vision
         if not images or vision is None:
             return lambda _ids, _start: ()
-        seen = await asyncio.to_thread(lambda: [vision.see(image) for image in images])
+        seen = await DECODING.run(lambda: [vision.see(image) for image in images])
         return lambda ids, start: vision.place(ids, seen, start)
 
     def _check_room(self, place: Place) -> None:

@@ -14,6 +14,11 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".tmp-{path.name}")
 
 
+def replaced(path: Path) -> Path:
+    """Return the hidden sibling that a folder becomes before it is removed."""
+    return path.with_name(f".old-{path.name}")
+
+
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling to write; it replaces `path` when the block ends without an error.
@@ -45,16 +50,20 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary sibling to fill; it replaces `folder` once all its files are on disk.
 
     A process that is killed leaves the old `folder`, or, between the two renames, a hidden copy of it named `.old-`.
-    What a killed process left is removed first. Folders above are made.
+    What a killed process left is removed first. Folders above are made. Files get the mode of the umask: some libraries
+    make theirs readable by their owner only.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = unfinished(folder), folder.with_name(f".old-{folder.name}")
+    temporary, old = unfinished(folder), replaced(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
+        mode = temporary.stat().st_mode & 0o666
         for path in [*temporary.rglob("*"), temporary]:
+            if path.is_file() and not path.is_symlink():
+                path.chmod(mode)
             _sync(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from agentloop.process.threads import DECODING
 
 R = TypeVar("R")
 
@@ -17,4 +18,4 @@ async def off_loop(size: int, function: Callable[..., R], *arguments: Any) -> R:
     """Return `function(*arguments)`, computed in a thread if `size` is large."""
     if size < OFF_LOOP_SIZE:
         return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+    return await DECODING.run(function, *arguments)

@@ -1,4 +1,7 @@
-"""Synchronous functions and methods off the event loop, which all episodes of a worker share."""
+"""Synchronous work off the event loop, which all episodes of a worker share: one named pool for each kind of work.
+
+Kinds do not share threads: rewards that take seconds would otherwise hold up a training step or the next turn.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,100 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-_THREADS = ThreadPoolExecutor(max_workers=128, thread_name_prefix="agentloop-tool")
-"""Threads for tools that wait, started on demand. They are more than asyncio's own, so that the calls of many episodes
-do not time out in a queue."""
+R = TypeVar("R")
 
 
-def threaded(function: Callable[..., Any]) -> Callable[..., Any]:
+class Threads(Executor):
+    """At most `size` threads, started on demand and named `name`; further calls wait for one.
+
+    The threads are daemons: a call that hangs does not keep the process from ending.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._num_threads = 0
+        self._num_open = 0
+        """Calls that run or wait."""
+
+    def submit(self, function: Callable[..., R], /, *args: Any, **arguments: Any) -> Future[R]:
+        """Call `function(*args, **arguments)` in a thread; return its future result."""
+        result: Future[R] = Future()
+        with self._lock:
+            self._num_open += 1
+            is_new = self._num_open > self._num_threads < self.size
+            self._num_threads += is_new
+        self._calls.put((result, functools.partial(function, *args, **arguments)))
+        if is_new:
+            threading.Thread(target=self._work, name=self.name, daemon=True).start()
+        return result
+
+    async def run(self, function: Callable[..., R], /, *args: Any, **arguments: Any) -> R:
+        """Return `function(*args, **arguments)`, called in a thread with the context of the caller.
+
+        If the caller is cancelled, a call that runs goes on, and one that waits is not made.
+        """
+        context = contextvars.copy_context()
+        call = functools.partial(context.run, function, *args, **arguments)
+        return await asyncio.get_running_loop().run_in_executor(self, call)
+
+    async def idle(self) -> None:
+        """Wait until a pool of one thread has ended the calls made so far."""
+        assert self.size == 1, "other pools end calls in any order"
+        await self.run(int)
+
+    def _work(self) -> None:
+        while True:
+            result, function = self._calls.get()
+            if result.set_running_or_notify_cancel():
+                _settle(result, function)
+            with self._lock:
+                self._num_open -= 1
+            del result, function  # they may hold much while the thread waits
+
+
+def _settle(result: Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:
+        result.set_exception(error)
+
+
+LEARNER = Threads("agentloop-learner", 1)
+"""Steps, captures and loads of the learner: one after another, because they change the same weights."""
+FILES = Threads("agentloop-files", 1)
+"""Metrics and trajectories of a run, in the order in which they are written."""
+DECODING = Threads("agentloop-decoding", max(2, min(8, os.cpu_count() or 1)))
+"""Tokenizing, parsing, stop strings and images: what a turn waits for."""
+REWARDS = Threads("agentloop-reward", 64)
+"""Rewards without `async`. Most wait for something else, so that they are more than the cores."""
+TOOLS = Threads("agentloop-tool", 128)
+"""Tools and environments without `async`."""
+
+
+def threaded(function: Callable[..., Any], threads: Threads = TOOLS) -> Callable[..., Any]:
     """Return a coroutine function that runs `function` in a thread; an awaitable that it returns is awaited."""
 
     @functools.wraps(function)
     async def call(*args: Any, **arguments: Any) -> Any:
-        context = contextvars.copy_context()
-        run = functools.partial(context.run, function, *args, **arguments)
-        result = await asyncio.get_running_loop().run_in_executor(_THREADS, run)
+        result = await threads.run(function, *args, **arguments)
         return await result if inspect.isawaitable(result) else result
 
     return call
 
 
-def run_in_threads(cls: type, names: Iterable[str]) -> None:
+def run_in_threads(cls: type, names: Iterable[str], threads: Threads = TOOLS) -> None:
     """Turn the methods of `cls` that were written without `async` into coroutine functions."""
     for name in names:
         method = getattr(cls, name)
         if inspect.isfunction(method) and not inspect.iscoroutinefunction(method):
-            setattr(cls, name, threaded(method))
+            setattr(cls, name, threaded(method, threads))

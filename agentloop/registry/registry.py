@@ -40,12 +40,18 @@ class Registry(Generic[T]):
         self._entries: dict[str, T | str] = dict(entries or {})
         self._own = own
         self._group = group
+        self._unoffered: set[str] = set()
 
-    def add(self, name: str, entry: T | str) -> None:
-        """Register an entry. Raises `ValueError` if the name is taken."""
+    def add(self, name: str, entry: T | str, *, offered: bool = True) -> None:
+        """Register an entry. Raises `ValueError` if the name is taken.
+
+        Entries that are not `offered` are for code: errors do not advise a config to name them.
+        """
         if name in self._entries:
             raise ValueError(f"the {self._kind} {name!r} is already registered: choose another name")
         self._entries[name] = entry
+        if not offered:
+            self._unoffered.add(name)
 
     def get(self, name: str) -> T:
         """Return the thing of that name or spec. Raises `UserError` if it is unknown or fails to import."""
@@ -66,9 +72,10 @@ class Registry(Generic[T]):
         is_own = ":" in name and self._own != "none"
         if not is_own and name not in self:
             own = "" if self._own == "none" else ", or to one of your own: 'file.py:name' or 'package.module:name'"
+            offered = sorted(set(self) - self._unoffered)
             raise UserError(
-                f"There is no {self._kind} {name!r}.{nearest(name, self)} Set {self._key} to one of: "
-                f"{', '.join(sorted(self)) or 'none are registered'}{own}."
+                f"There is no {self._kind} {name!r}.{nearest(name, offered)} Set {self._key} to one of: "
+                f"{', '.join(offered) or 'none are registered'}{own}."
             )
         return name
 
@@ -84,11 +91,13 @@ class Registry(Generic[T]):
         yield from (name for name in self.entry_points() if name not in self._entries)
 
 
-def registering(registry: Registry[T], name: str, make: Callable[[Any], T]) -> Callable[[Any], Any]:
+def registering(
+    registry: Registry[T], name: str, make: Callable[[Any], T], *, offered: bool = True
+) -> Callable[[Any], Any]:
     """Return a decorator that registers `make(function)` under `name` and leaves the function as it is."""
 
     def add(function: Any) -> Any:
-        registry.add(name, make(function))
+        registry.add(name, make(function), offered=offered)
         return function
 
     return add

@@ -2,11 +2,8 @@
 
 A tokenizer turns the text `<|im_end|>` into the control token everywhere, also inside a tool result, where it would end
 the turn for the model. So text is encoded in pieces. An added token (special or not) is recognised only in text of the
-template or the recipe. A copy of the tokenizer without added tokens encodes everything between. A tokenizer encodes the
-pieces between added tokens independently anyway, so nothing else changes.
-
-In untrusted text, each added token passes through the template as two lone surrogates. Valid text cannot contain these,
-and templates do not change them.
+template or the recipe (`escaping` hides the others). A copy of the tokenizer without added tokens encodes everything
+between. A tokenizer encodes the pieces between added tokens independently anyway, so nothing else changes.
 """
 
 from __future__ import annotations
@@ -17,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from agentloop.rendering.escaping import Escaping
 from agentloop.rendering.word_cache import word_cache_for
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPED = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _ANCHOR = "\ue0a1\ue0a2anchor\ue0a3"
 
 
@@ -34,26 +31,15 @@ class TextEncoder:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self.added: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
-        self._texts = list(self.added)
-        self._codes = {text: chr(0xD800 + i // 1024) + chr(0xDC00 + i % 1024) for i, text in enumerate(self._texts)}
+        self.special = frozenset(token.content for token in added.values() if token.special)
+        """Added tokens that are marked as special; the others are tags that models write, such as <think>."""
+        self.escaping = Escaping(self.added)
         self._added_re = _pattern([_with_flags(token) for token in _longest_first(added.values())])
-        self._content_re = _pattern([re.escape(token.content) for token in _longest_first(added.values())])
-        self.plain, self._anchor = _plain_copy(backend, self._texts)
+        self.plain, self._anchor = _plain_copy(backend, list(self.added))
         """Tokenizer without added tokens."""
         self._leaks = self._find_leaks()
         self.words = word_cache_for(self.plain) if not self._anchor and not self._leaks else None
         """Cache of encoded words; None if the tokenizer does not encode word by word."""
-
-    def escape(self, text: str) -> str:
-        """Return untrusted text whose added tokens are hidden from template and tokenizer."""
-        text = _SURROGATE.sub("\ufffd", text)
-        return self._content_re.sub(lambda match: self._codes[match[0]], text) if self._content_re else text
-
-    def unescape(self, text: str) -> str:
-        """Invert `escape`."""
-        return _ESCAPED.sub(
-            lambda match: self._texts[(ord(match[0][0]) - 0xD800) * 1024 + ord(match[0][1]) - 0xDC00], text
-        )
 
     def split(self, text: str) -> list[str]:
         """Split rendered text into pieces: plain, added token, plain, ..., plain.
@@ -73,7 +59,7 @@ class TextEncoder:
             if index % 2:
                 ids.append(self.added[piece.strip()] if piece not in self.added else self.added[piece])
             elif piece:
-                ids += self.encode_plain(self.unescape(piece), at_start=at_start and index == 0)
+                ids += self.encode_plain(self.escaping.show(piece), at_start=at_start and index == 0)
         return ids
 
     def encode_plain(self, text: str, *, at_start: bool = False) -> list[int]:
@@ -96,9 +82,7 @@ class TextEncoder:
     def _find_leaks(self) -> re.Pattern[str] | None:
         """Return a pattern of added tokens that the plain vocabulary contains, too, as some unigram vocabularies do."""
         added_ids = set(self.added.values())
-        leaks = [
-            text for text in self._texts if len(text) > 1 and not added_ids.isdisjoint(self.plain.encode(text).ids)
-        ]
+        leaks = [text for text in self.added if len(text) > 1 and not added_ids.isdisjoint(self.plain.encode(text).ids)]
         return (
             re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in leaks))
             if leaks

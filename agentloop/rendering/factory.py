@@ -10,6 +10,7 @@ from typing import Any
 from agentloop.errors import UserError
 from agentloop.rendering.formats import call_format, detect_format
 from agentloop.rendering.inline import InlineFormat, InlineRenderer
+from agentloop.rendering.parsing import CallsInThinking
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.vision.processor import ImageProcessor, image_processor_for
 
@@ -25,22 +26,29 @@ def renderer_for(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     inline: InlineFormat | None = None,
+    calls_in_thinking: CallsInThinking = "feedback",
 ) -> TemplateRenderer:
     """Return the renderer of a model.
 
-    `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model.
+    `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model; its turns also end with the
+    `eos_token_id` of its generation_config.json.
     `tool_format`: the format of calls, one of `agentloop.rendering.formats`; by default that of the chat template.
     `chat_template_kwargs`: arguments of the template, such as `{"enable_thinking": False}`.
-    `trusted_roles`: roles whose messages may contain control tokens; in other messages they are plain characters.
+    `trusted_roles`: roles whose messages may contain tags such as `<think>`; in other messages they are plain
+    characters, like the tokens that begin and end messages everywhere.
     `chat_template`: a file that replaces the model's own template.
     `vision`: the image processor for a tokenizer object; the folder of a model brings its own.
     `min_pixels`, `max_pixels`: bounds of an image's size that replace those of the folder's image processor.
     `inline`: calls are tags inside one long turn, and results follow them there; the prompt then shows no tools.
+    `calls_in_thinking`: what happens to a call in thinking that is never closed. With `feedback` it is not run, and the
+    model is told to close the thinking. With `execute` it ends the thinking and runs.
 
     Raises `UserError` for a model without chat template, end-of-turn token or fast tokenizer, and for an unknown kind
     of vision model.
     """
+    end_token_ids: list[int] = []
     if isinstance(tokenizer, str | Path):
+        end_token_ids = _generation_ends(tokenizer)
         vision = vision or image_processor_for(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
         tokenizer = _load(tokenizer)
     if chat_template is not None:
@@ -62,6 +70,8 @@ def renderer_for(
         "trusted_roles": frozenset(trusted_roles),
         "chat_template_kwargs": chat_template_kwargs or {},
         "vision": vision,
+        "end_token_ids": end_token_ids,
+        "calls_in_thinking": calls_in_thinking,
     }
     if inline is not None:
         return InlineRenderer(tokenizer, inline, **options)
@@ -77,6 +87,17 @@ def _read(path: str | Path) -> str:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"Cannot read the chat template {path}: {error}. Check the path.") from error
+
+
+def _generation_ends(model: str | Path) -> list[int]:
+    """Return the end tokens of the model's generation config: one id, several or none."""
+    from transformers import GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(str(model)).eos_token_id
+    except OSError:  # it has no such file
+        return []
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _load(path: str | Path) -> Any:

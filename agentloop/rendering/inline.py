@@ -27,6 +27,7 @@ class InlineFormat:
     tag: str
     """Name of the tag; the text between `<tag>` and `</tag>` is the argument."""
     tool: str
+    """Name of the tool that is called."""
     argument: str
     """Name of the tool's argument, which gets the text."""
     result: str
@@ -115,7 +116,7 @@ class InlineRenderer(TemplateRenderer):
         return self.encoder.encode_rendered(text) + ([] if calls else [self.stop_token_ids[0]])
 
     def _has_ended(self, sampled: Sequence[int]) -> bool:
-        return bool(len(sampled)) and sampled[-1] in self._end_ids
+        return bool(len(sampled)) and sampled[-1] in self.stop_token_ids
 
     def _text(self, sampled: Sequence[int]) -> str:
         return self.encoder.decode(list(sampled)[: -1 if self._has_ended(sampled) else None])

@@ -7,21 +7,43 @@ think tag inside the arguments of a call is an argument.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
-from agentloop.rendering.formats.base import PLAIN, CallFormat, CallReader, ToolSchemas
+from agentloop.rendering.formats.base import (
+    MOST_CALLS,
+    PLAIN,
+    CallFormat,
+    CallReader,
+    ToolSchemas,
+    call_in_thinking,
+)
 from agentloop.types.messages import ParsedTurn
+
+CallsInThinking = Literal["feedback", "execute"]
 
 
 class TurnParser:
-    """Parses turns of one format; with `starts_in_thinking` the generation prompt has opened the think tag."""
+    """Parses turns of one format.
 
-    def __init__(self, call_format: CallFormat | None, *, starts_in_thinking: bool = False) -> None:
+    With `starts_in_thinking` the generation prompt has opened the think tag. `calls_in_thinking` is that of
+    `renderer_for`.
+    """
+
+    def __init__(
+        self,
+        call_format: CallFormat | None,
+        *,
+        starts_in_thinking: bool = False,
+        calls_in_thinking: CallsInThinking = "feedback",
+    ) -> None:
         self._format = call_format or PLAIN
         self._starts_in_thinking = starts_in_thinking
+        self._executes = calls_in_thinking == "execute"
         self._undecided = re.compile(self._format.undecided) if self._format.undecided else None
         self._open, self._close = self._format.thinking
         tags = [re.escape(self._open), re.escape(self._close)]
         self._thoughts = re.compile("|".join(tags))
+        self._opening = re.compile(self._format.opening) if self._format.opening else None
         self._marks = re.compile("|".join([*tags, self._format.opening])) if self._format.opening else self._thoughts
 
     def parse(
@@ -42,25 +64,51 @@ class TurnParser:
         marks = self._marks if complete else self._thoughts
         content: list[str] = []
         reasoning: list[str] = []
-        position = self._think(reader.text, 0, reasoning) if self._starts_in_thinking else 0
+        position = self._think(reader, 0, reasoning, complete) if self._starts_in_thinking else 0
         while mark := marks.search(text, position):
             content.append(text[position : mark.start()])
             if mark[0] == self._open:
-                position = self._think(text, mark.end(), reasoning)
+                position = self._think(reader, mark.end(), reasoning, complete)
             elif mark[0] == self._close:
                 if not reasoning:  # The opening tag is missing: all text before it was thinking, calls included.
                     reasoning.append(text[: mark.start()].strip())
                     content.clear()
                     reader.calls.clear()
                 position = mark.end()
+            elif len(reader.calls) >= MOST_CALLS:
+                reader.refuse(f"The turn has more than {MOST_CALLS} calls; the rest is not read.", text[mark.start() :])
+                position = len(text)
             else:
                 assert self._format.read is not None
                 position = self._format.read(reader, mark.start())
         content.append(text[position:])
         return ParsedTurn("".join(content).strip(), "\n".join(reasoning) if reasoning else None, tuple(reader.calls))
 
-    def _think(self, text: str, start: int, reasoning: list[str]) -> int:
-        """Add the thinking that begins at `start`, up to the end if it is not closed; return the index after it."""
+    def _think(self, reader: CallReader, start: int, reasoning: list[str], complete: bool) -> int:
+        """Add the thinking that begins at `start`, up to the end if it is not closed; return the index after it.
+
+        A call in thinking that is never closed is refused, or ends the thinking.
+        """
+        text = reader.text
         end = text.find(self._close, start)
-        reasoning.append(text[start : end if end >= 0 else len(text)].strip())
-        return end + len(self._close) if end >= 0 else len(text)
+        if end >= 0:
+            reasoning.append(text[start:end].strip())
+            return end + len(self._close)
+        call = self._opening.search(text, start) if self._opening is not None and complete else None
+        if call is not None and self._executes:
+            reasoning.append(text[start : call.start()].strip())
+            return call.start()
+        reasoning.append(text[start:].strip())
+        if call is not None and (name := self._name_of_call(reader, call.start())) is not None:
+            reader.refuse(call_in_thinking(self._close), text[call.start() :], name)
+        return len(text)
+
+    def _name_of_call(self, reader: CallReader, start: int) -> str | None:
+        """Return the name of the function that is called at an index, "" if it cannot be read, None if none is."""
+        assert self._format.read is not None
+        assert self._opening is not None
+        attempt = CallReader(reader.text, reader.tools, make_id=self._format.make_id)
+        position = start
+        while not attempt.calls and (mark := self._opening.search(reader.text, position)):
+            position = self._format.read(attempt, mark.start())
+        return attempt.calls[0].name if attempt.calls else None

@@ -9,6 +9,8 @@ JSON. Rendering probes finds out whether it does.
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,12 +102,9 @@ def make_splice(
     shown = {part for part in parts if not isinstance(part, str)}
     if any(name == "content" and (index, name) not in shown for index, name in slots):
         return None
-    transforms: dict[Slot, Callable[[str], str]] = {}
-    for slot in slots:
-        found = _transform_of(slot, render, messages, sentinels, parts)
-        if found is None:
-            return None
-        transforms[slot] = found
+    transforms = _transforms(render, messages, sentinels, parts)
+    if transforms is None:
+        return None
     splice = _compile(parts, transforms, encoder, at_start=at_start)
     return splice if _agrees(splice, render, messages, slots, encoder) else None
 
@@ -119,38 +118,43 @@ def _filled(messages: Sequence[Mapping[str, Any]], values: Mapping[Slot, str]) -
 
 def _literal_parts(text: str, sentinels: Mapping[Slot, str]) -> list[str | Slot]:
     """Cut the text at the sentinels."""
-    parts: list[str | Slot] = [text]
-    for slot, sentinel in sentinels.items():
-        cut: list[str | Slot] = []
-        for part in parts:
-            if not isinstance(part, str):
-                cut.append(part)
-                continue
-            first, *rest = part.split(sentinel)
-            cut.append(first)
-            for piece in rest:
-                cut += [slot, piece]
-        parts = cut
+    slots = list(sentinels)
+    pieces: list[str] = re.split(r"z(\d{3,})Qkx7w", text)
+    parts = [slots[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces)]
     return [part for part in parts if part != ""]
 
 
-def _transform_of(
-    slot: Slot,
+def _transforms(
     render: Render,
     messages: Sequence[Mapping[str, Any]],
     sentinels: Mapping[Slot, str],
     parts: Sequence[str | Slot],
-) -> Callable[[str], str] | None:
-    """Return the transform that the template applies to one slot, or None if it is none of the known ones."""
-    if slot not in parts:
-        return _same
-    candidates = list(_TRANSFORMS)
-    for probe in _PROBES if slot[1] == "content" else _NAME_PROBES:
-        text = render(_filled(messages, {**sentinels, slot: probe}))
-        candidates = [
-            transform for transform in candidates if text == _joined(parts, {**sentinels, slot: transform(probe)})
-        ]
-    return candidates[0] if candidates else None
+) -> dict[Slot, Callable[[str], str]] | None:
+    """Return the transform that the template applies to each slot, or None if one is none of the known ones.
+
+    A template treats the same field of all messages of one role alike, so these slots are probed at once. The number of
+    renders does not depend on the number of messages.
+    """
+    alike: dict[tuple[str, str], list[Slot]] = defaultdict(list)
+    for index, name in sentinels:
+        alike[messages[index]["role"], name].append((index, name))
+    transforms: dict[Slot, Callable[[str], str]] = {}
+    shown = set(parts)
+    for (_, name), group in alike.items():
+        candidates = list(_TRANSFORMS)
+        for probe in _PROBES if name == "content" else _NAME_PROBES:
+            if shown.isdisjoint(group):
+                break
+            text = render(_filled(messages, {**sentinels, **dict.fromkeys(group, probe)}))
+            candidates = [
+                transform
+                for transform in candidates
+                if text == _joined(parts, {**sentinels, **dict.fromkeys(group, transform(probe))})
+            ]
+        if not candidates:
+            return None
+        transforms |= dict.fromkeys(group, candidates[0])
+    return transforms
 
 
 def _joined(parts: Sequence[str | Slot], values: Mapping[Slot, str]) -> str:
@@ -187,7 +191,7 @@ def _compile(
                 close_run()
                 fixed += encoder.encode_rendered(piece)
             elif piece:
-                run.append(encoder.unescape(piece))
+                run.append(encoder.escaping.show(piece))
     close_run()
     splice.last = fixed
     return splice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +16,18 @@ from agentloop.types.messages import text_of
 class ChatTemplate:
     """Renders conversations with `tokenizer.apply_chat_template`.
 
-    All text fields of messages whose role is not in `trusted_roles` are escaped first (`TextEncoder.escape`), so they
-    cannot contain control tokens.
+    The control tokens of everything that the template inserts are hidden first (`Escaping`): contents, thinking, names,
+    calls and tool schemas. Only the content of messages whose role is in `trusted_roles` keeps its `tags`.
     """
 
     def __init__(
-        self, tokenizer: Any, encoder: TextEncoder, *, trusted_roles: frozenset[str], kwargs: Mapping[str, Any]
+        self,
+        tokenizer: Any,
+        encoder: TextEncoder,
+        *,
+        trusted_roles: frozenset[str],
+        thinking: tuple[str, str],
+        kwargs: Mapping[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = encoder
@@ -29,8 +36,15 @@ class ChatTemplate:
         self.name = str(getattr(tokenizer, "name_or_path", "") or "the model")
         self.text = _source(tokenizer)
         self.eos_token: str | None = getattr(tokenizer, "eos_token", None)
+        self._seams = encoder.escaping.seams(self.text)
+        self._shown_tools: tuple[ToolSchemas, list[Any]] = ((), [])
+        """The last tools, and their hidden form."""
         self._arguments_as_text = False
+        self.tags: frozenset[str] = frozenset()
+        """Added tokens that trusted messages may contain: those of thinking, and others that are not marked as special
+        and that no message begins or ends with."""
         self._arguments_as_text = self._wants_text()
+        self.tags = frozenset(encoder.added) - encoder.special - self._turn_tokens() | set(thinking)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = (), *, generate: bool = False) -> str:
         """Return the text of `messages`; `generate` adds the generation prompt. Raises `UserError`."""
@@ -38,7 +52,7 @@ class ChatTemplate:
             return str(
                 self._tokenizer.apply_chat_template(
                     [self._shown(message) for message in messages],
-                    tools=list(tools) or None,
+                    tools=self._tools(tools) or None,
                     tokenize=False,
                     add_generation_prompt=generate,
                     **self._kwargs,
@@ -65,24 +79,50 @@ class ChatTemplate:
             return isinstance(error.__cause__, TypeError)
         return False
 
-    def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shown = dict(message)
-        if self._arguments_as_text and shown.get("tool_calls"):
-            shown["tool_calls"] = [_with_encoded_arguments(call) for call in shown["tool_calls"]]
-        content = shown.get("content")
-        if isinstance(content, list):
-            shown["content"] = self._parts(content)
-        if shown["role"] not in self.trusted_roles:
-            escape = self._encoder.escape
-            for field, value in shown.items():
-                if isinstance(value, str):
-                    shown[field] = escape(value)
-            if isinstance(shown.get("content"), list):
-                shown["content"] = [
-                    {**part, "text": escape(part["text"])} if part["type"] == "text" else part
-                    for part in shown["content"]
-                ]
+    def _turn_tokens(self) -> set[str]:
+        """Return the added tokens around messages."""
+        question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        found: set[str] = set()
+        for messages in ([question], [question, answer, question], [{"role": "system", "content": "c"}, question]):
+            with contextlib.suppress(UserError):  # the template refuses such a conversation
+                found.update(piece.strip() for piece in self._encoder.split(self.render(messages, generate=True))[1::2])
+        return found
+
+    def _tools(self, tools: ToolSchemas) -> list[Any]:
+        known, shown = self._shown_tools
+        if known is not tools:
+            shown = [self._encoder.escaping.hide_inside(tool, seams=self._seams) for tool in tools]
+            self._shown_tools = (tools, shown)
         return shown
+
+    def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        escaping = self._encoder.escaping
+        keep = self.tags if message["role"] in self.trusted_roles else frozenset()
+        shown: dict[str, Any] = {"role": message["role"]}
+        for field, value in message.items():
+            if field == "content":
+                shown[field] = self._content(value, keep)
+            elif field == "tool_calls":
+                calls = [_with_encoded_arguments(call) for call in value] if self._arguments_as_text else value
+                shown[field] = escaping.hide_inside(calls, seams=self._seams)
+            elif isinstance(value, str) and field != "role":
+                shown[field] = escaping.hide(value, seams=self._seams)
+            else:
+                shown[field] = value
+        return shown
+
+    def _content(self, content: Any, keep: frozenset[str]) -> Any:
+        parts = self._parts(content) if isinstance(content, list) else content
+        if isinstance(parts, str):
+            return self._encoder.escaping.hide(parts, keep=keep, seams=self._seams)
+        if not isinstance(parts, list):
+            return parts
+        return [
+            {**part, "text": self._encoder.escaping.hide(part["text"], keep=keep, seams=self._seams)}
+            if part["type"] == "text"
+            else part
+            for part in parts
+        ]
 
     def _parts(self, content: list[Any]) -> str | list[dict[str, Any]]:
         """Return the parts in the form of the template: plain text if there are no images."""

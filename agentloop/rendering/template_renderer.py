@@ -12,7 +12,7 @@ from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
 from agentloop.rendering.formats.base import PLAIN, CallFormat
-from agentloop.rendering.parsing import TurnParser
+from agentloop.rendering.parsing import CallsInThinking, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
 from agentloop.rendering.turn_end import TurnEnds
@@ -36,8 +36,8 @@ class _Shape:
 class TemplateRenderer:
     """Renders and parses for one tokenizer. Make it with `agentloop.rendering.renderer_for`.
 
-    Text fields of messages whose role is not in `trusted_roles` are untrusted: control tokens in them (`<|im_end|>`,
-    `<tool_call>`) are encoded as plain characters.
+    Control tokens in messages and tool schemas are encoded as plain characters: only the template writes `<|im_end|>`.
+    Messages whose role is in `trusted_roles` may contain tags (`<think>`, `<tool_call>`).
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -50,24 +50,36 @@ class TemplateRenderer:
         trusted_roles: frozenset[str],
         chat_template_kwargs: Mapping[str, Any],
         vision: ImageProcessor | None = None,
+        end_token_ids: Sequence[int] = (),
+        calls_in_thinking: CallsInThinking = "feedback",
     ) -> None:
         self.tokenizer = tokenizer
         self.vision = vision
         self.encoder = TextEncoder(tokenizer.backend_tokenizer)
-        self.template = ChatTemplate(tokenizer, self.encoder, trusted_roles=trusted_roles, kwargs=chat_template_kwargs)
+        self.template = ChatTemplate(
+            tokenizer,
+            self.encoder,
+            trusted_roles=trusted_roles,
+            thinking=(call_format or PLAIN).thinking,
+            kwargs=chat_template_kwargs,
+        )
         self._trusted = trusted_roles
         self.call_format = call_format
         self._ends = TurnEnds(self.template, self.encoder, call_format or PLAIN)
         end = self._ends.end
-        self.stop_token_ids: tuple[int, ...] = tuple(self.encoder.encode_rendered(token)[0] for token in end.stops)
-        self._end_ids = {*self.stop_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        self._turn_ends = [self.encoder.encode_rendered(token)[0] for token in end.stops]
+        """Ids of the tokens that end a turn in the template."""
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*self._turn_ends, *eos, *end_token_ids]))
         self._opening_ids = {self.encoder.encode_rendered(token)[0] for token in end.openings}
         self._closing = self.encoder.encode_rendered(end.behind)
         self._end_of_cut = self.encoder.encode_rendered(end.before + (end.token or ""))
         self._added_ids = frozenset(self.encoder.added.values())
         self.starts_in_thinking = self._opens_thinking()
         """Whether the generation prompt opens the think tag and leaves it open."""
-        self._parser = TurnParser(call_format, starts_in_thinking=self.starts_in_thinking)
+        self._parser = TurnParser(
+            call_format, starts_in_thinking=self.starts_in_thinking, calls_in_thinking=calls_in_thinking
+        )
         self._lock = threading.Lock()
         """Lock around changes of the caches."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -105,7 +117,7 @@ class TemplateRenderer:
         if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
             length = 0
         closing = ids[:length]
-        if last not in self.stop_token_ids:
+        if last not in self._turn_ends:  # also after an end of text, which the template does not know
             closing = self._end_of_cut + closing
         return Continuation(closing, ids[length:])
 
@@ -119,7 +131,7 @@ class TemplateRenderer:
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         ids = list(sampled)
-        if ids and ids[-1] in self._end_ids:
+        if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
         return self._parser.parse(
             self.encoder.decode(ids), complete=complete, over=over, tools=tools, call_id_prefix=call_id_prefix
@@ -213,6 +225,7 @@ class TemplateRenderer:
         return prompt.rfind(opening) > prompt.rfind(closing)
 
     def _check_tools(self, prompt: str, tools: ToolSchemas) -> None:
+        prompt = self.encoder.escaping.show(prompt)
         hidden = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in prompt]
         if hidden:
             raise UserError(

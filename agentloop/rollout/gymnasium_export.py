@@ -77,7 +77,8 @@ class ExportedEnv(gymnasium.Env[str, str]):
         self._make_env = make_env
         self._rows = rows
         self._max_chars = max_chars
-        no_limits = dict.fromkeys(("max_turn_tokens", "max_tokens", "max_seconds"), _NO_LIMIT)
+        unbounded = ("max_turn_tokens", "max_tokens", "max_seconds", "max_env_seconds", "max_reward_seconds")
+        no_limits = dict.fromkeys(unbounded, _NO_LIMIT)
         self._limits = Limits(max_turns=max_turns, max_observation_tokens=max_chars, **no_limits)
         self._episode: _Episode | None = None
 

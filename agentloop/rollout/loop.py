@@ -9,6 +9,7 @@ turn: messages after it are in `Trajectory.messages` only.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,8 @@ from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.errors import EnvError, EpisodeError, FailureKind, raised
 from agentloop.process.offloading import off_loop
+from agentloop.process.threads import DECODING
+from agentloop.rollout.overruns import within_limit
 from agentloop.rollout.tool_calls import CallAnswers, answer_calls
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import Message, ParsedTurn, images_of, text_of
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
     from agentloop.tools.sessions import ToolSessions
     from agentloop.types.image import SeenImage
+
+_MESSAGE_SIZE = 1500
+"""Characters whose encoding takes as long as the template around one message."""
+_LONGEST_TOKEN = 512
+"""Characters; vocabularies have tokens of up to 256 spaces or hyphens."""
 
 
 class AgentLoop:
@@ -81,13 +89,15 @@ class AgentLoop:
             stop_reason = await episode.play()
             trajectory = episode.trajectory
             trajectory.stop_reason = stop_reason
-            if not stop_reason.is_failure:
-                await _score(env, trajectory)
+            if not any(stream.num_sampled for stream in (trajectory, *trajectory.branches)):
+                _fail_without_tokens(trajectory, stop_reason)
+            elif not stop_reason.is_failure:
+                await _score(env, trajectory, self.limits)
         finally:
             try:
                 await episode.close()
             finally:
-                await _close(env, episode.trajectory)
+                await _close(env, episode.trajectory, self.limits)
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 
@@ -164,7 +174,7 @@ class TurnEpisode:
         """Render the environment's first prompt; return False if it leaves no room to sample."""
         trajectory = self.trajectory
         with _EnvBoundary("reset"):
-            observation = await self.env.reset()
+            observation = await within_limit("reset", self.env.reset(), self.limits, trajectory)
             messages = list(observation.messages)
             if self.env.toolset is not None:
                 self.schemas = self.env.toolset.schemas
@@ -231,8 +241,9 @@ class TurnEpisode:
 
     async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
         with _EnvBoundary("step"):
-            observation, reward, terminated, truncated = await self.env.step(parsed.message())
-            self.trajectory.turn_rewards[-1] += float(reward)
+            answer = within_limit("step", self.env.step(parsed.message()), self.limits, self.trajectory)
+            observation, reward, terminated, truncated = await answer
+            self.trajectory.turn_rewards[-1] += _finite(reward)
             messages = list(observation.messages)
         self.invalid_turns = 0
         if terminated or truncated:
@@ -256,9 +267,15 @@ class TurnEpisode:
 
     async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
         """Append the answers to the stream; return False, and append nothing, if they leave no room to sample."""
+        if len(self.trajectory) + _fewest_tokens(messages) >= self.max_tokens:
+            return False
         with _EnvBoundary("render"):
             continuation = await off_loop(
-                _size(messages), self.renderer.render_continuation, sampled, messages, self.schemas
+                _size(messages) + len(messages) * _MESSAGE_SIZE,
+                self.renderer.render_continuation,
+                sampled,
+                messages,
+                self.schemas,
             )
             num_new = len(continuation.closing) + len(continuation.observation)
             if len(self.trajectory) + num_new >= self.max_tokens:
@@ -272,7 +289,7 @@ class TurnEpisode:
         images, vision = images_of(messages), self.renderer.vision
         if not images or vision is None:
             return []
-        return await asyncio.to_thread(lambda: [vision.see(image) for image in images])
+        return await DECODING.run(lambda: [vision.see(image) for image in images])
 
     def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
         """Append rendered ids: the segment gets the images as the model sees them, tools get the originals."""
@@ -296,27 +313,49 @@ class TurnEpisode:
                 trajectory.count(FailureKind.TOOL)
 
 
-async def _score(env: BaseEnv, trajectory: Trajectory) -> None:
+def _fail_without_tokens(trajectory: Trajectory, reason: StopReason) -> None:
+    """Count an episode without a sampled token as a failure: a reward would judge what the model did not do."""
+    if reason.is_failure:
+        return  # it was counted where it happened
+    if reason is StopReason.PROMPT_TOO_LONG:
+        error = "the prompt leaves no room to sample within limits.max_tokens"
+    else:
+        error = f"the episode ended as {reason} before a token was sampled"
+    is_of_env = reason in (StopReason.PROMPT_TOO_LONG, StopReason.COMPLETED)  # an agent may end without any call
+    trajectory.count(FailureKind.ENV if is_of_env else FailureKind.ENGINE)
+    trajectory.error = trajectory.error or error
+
+
+async def _score(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
     """Score the episode.
 
-    If the reward function raises, `reward` stays None: no reward is not a reward of 0. Branches without a reward of
-    their own get that of the episode.
+    If the reward function raises, or the result is not finite, `reward` stays None: no reward is not a reward of 0.
+    Branches without a reward of their own get that of the episode.
     """
     try:
-        outcome = float(await env.score(trajectory))
+        outcome = _finite(await within_limit("score", env.score(trajectory), limits, trajectory))
+        total = _finite(outcome + sum(trajectory.turn_rewards))
+        for branch in trajectory.branches:
+            branch.reward = total if branch.reward is None else _finite(branch.reward)
     except Exception as error:
         trajectory.count(FailureKind.JUDGE)
         trajectory.error = f"the reward raised {raised(error)}"
     else:
-        trajectory.reward = outcome + sum(trajectory.turn_rewards)
-        for branch in trajectory.branches:
-            branch.reward = trajectory.reward if branch.reward is None else branch.reward
+        trajectory.reward = total
 
 
-async def _close(env: BaseEnv, trajectory: Trajectory) -> None:
+def _finite(reward: Any) -> float:
+    """Return a reward as a number. Raises `ValueError` for NaN and infinity, which would spread to the whole group."""
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward must be a finite number, got {number}")
+    return number
+
+
+async def _close(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
     """Release the environment, and count a failure to do so."""
     try:
-        await env.close()
+        await within_limit("close", env.close(), limits, trajectory)
     except Exception as error:
         trajectory.count(FailureKind.ENV)
         trajectory.error = trajectory.error or f"close raised {raised(error)}"
@@ -336,6 +375,11 @@ class _EnvBoundary:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
             raise EnvError(f"the environment's {self.stage} raised {raised(error)}") from error
+
+
+def _fewest_tokens(messages: Sequence[Message]) -> int:
+    """Return a number of tokens that messages have at least, without rendering them."""
+    return len(messages) + _size(messages) // _LONGEST_TOKEN
 
 
 def _size(messages: Sequence[Message]) -> int:

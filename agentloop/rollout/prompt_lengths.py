@@ -31,5 +31,20 @@ def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: T
     return kept
 
 
+def check_one_fits(rows: Sequence[Row], key: str, *, most: int, renderer: Renderer, tools: ToolSchemas) -> None:
+    """Raise `UserError` if each of the prompts leaves no room to sample within `most` tokens."""
+    lengths: list[int] = []
+    for row in rows:
+        lengths.append(_length(row["messages"], renderer, tools))
+        if lengths[-1] < most:
+            return
+    if rows:
+        raise UserError(
+            f"limits.max_tokens is {most}, but each of the {len(rows)} prompts of {key} has at least {min(lengths)} "
+            "tokens, tools included, so no episode could sample a token. Raise limits.max_tokens, or shorten the "
+            "prompts."
+        )
+
+
 def _length(messages: Sequence[Any], renderer: Renderer, tools: ToolSchemas) -> int:
     return len(renderer.render_prompt(load_images(messages) if has_row_images(messages) else messages, tools))

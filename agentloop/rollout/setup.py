@@ -22,7 +22,7 @@ from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
 from agentloop.rendering import renderer_for
 from agentloop.rollout.loop import AgentLoop
-from agentloop.rollout.prompt_lengths import of_length
+from agentloop.rollout.prompt_lengths import check_one_fits, of_length
 from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
@@ -55,6 +55,10 @@ class RolloutSetup:
         """Load the setup, with the tokenizer in the folder `model`. Raises `UserError` for unusable parts."""
         data = config.data
         factory = load_factory(config.env.factory, config.env.options)
+        if isinstance(factory, type) and issubclass(factory, AgentProgram):
+            from agentloop.gateway.server import load_server
+
+            load_server()
         reward = _load_reward(config, factory)
         toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
         renderer = renderer_for(
@@ -65,6 +69,7 @@ class RolloutSetup:
             min_pixels=config.rendering.min_pixels,
             max_pixels=config.rendering.max_pixels,
             inline=config.rendering.inline,
+            calls_in_thinking=config.rendering.calls_in_thinking,
         )
         fitting = partial(of_length, most=data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
         train = fitting(load_dataset(data.train, options=data.train_options, limit=data.train_limit))
@@ -79,6 +84,9 @@ class RolloutSetup:
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
         episodes._check_images()
+        if config.env.factory == "tool":  # others may write prompts of their own
+            for key, rows in (("data.train", episodes.train), ("data.eval", episodes.eval)):
+                check_one_fits(rows, key, most=config.limits.max_tokens, renderer=renderer, tools=toolset.schemas)
         if not engines.ENGINES.get(config.engine.name).takes_images:
             episodes.renderer.vision = None  # notes replace the images of tool results
         return episodes

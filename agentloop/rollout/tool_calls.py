@@ -22,7 +22,7 @@ Call = ToolCall | InvalidCall
 
 @dataclass(slots=True, frozen=True)
 class CallAnswers:
-    """One result and one tool message for each call, in the order of the calls."""
+    """One result and one tool message for each answer, in the order of the calls."""
 
     results: list[ToolResult]
     messages: list[Message]
@@ -45,18 +45,27 @@ async def answer_calls(
 ) -> CallAnswers:
     """Run the first `max_parallel_calls` well-formed calls together; answer the others with an error.
 
-    `deadline` is the `time.monotonic()` at which the episode ends.
+    Each call gets its own answer up to `max_answered_calls`. Later ones that do not run share one: some policies
+    write hundreds in a turn. `deadline` is the `time.monotonic()` at which the episode ends.
     """
     runnable: dict[int, ToolCall] = {}
     for index, call in enumerate(calls):
         if isinstance(call, ToolCall) and len(runnable) < limits.max_parallel_calls:
             runnable[index] = call
     ran = dict(zip(runnable, await _run(list(runnable.values()), sessions, deadline), strict=True))
-    results = [
-        await _fit(ran[index], limits.max_observation_tokens, renderer) if index in ran else _refuse(call, limits)
-        for index, call in enumerate(calls)
-    ]
-    return CallAnswers(results, [_message(call, result) for call, result in zip(calls, results, strict=True)])
+    answered: list[tuple[Call, ToolResult]] = []
+    unanswered: list[Call] = []
+    for index, call in enumerate(calls):
+        if index in ran:
+            answered.append((call, await _fit(ran[index], limits.max_observation_tokens, renderer)))
+        elif index < limits.max_answered_calls:
+            answered.append((call, _refuse(call, limits)))
+        else:
+            unanswered.append(call)
+    if unanswered:
+        text = f"{len(unanswered)} more calls of this turn were not run: it has {len(calls)} calls. Make fewer at once."
+        answered.append((unanswered[0], _failed(text)))
+    return CallAnswers([result for _, result in answered], [_message(call, result) for call, result in answered])
 
 
 async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> Sequence[ToolResult]:

@@ -8,8 +8,8 @@ Every turn is checked in this order:
 4. the turn is sampled; the engine failed                                       -> ENGINE_ERROR
 5. the turn was cut: its calls are not run                                      -> MAX_TURN_TOKENS or MAX_TOKENS
 6. it has no calls: the environment answers                                     -> COMPLETED or ENV_TRUNCATED
-7. it has calls: `max_parallel_calls` of them run, the rest get a notice;
-   a tool may end the episode                                                   -> TOOL_STOPPED
+7. it has calls: `max_parallel_calls` of them run, others get a notice, those
+   after `max_answered_calls` one together; a tool may end the episode          -> TOOL_STOPPED
 8. `max_invalid_turns` turns in a row had only unusable calls                   -> INVALID_CALLS
 9. the answers are appended, unless they leave no room in `max_tokens`          -> MAX_TOKENS
 """
@@ -80,10 +80,16 @@ class Limits:
     """Tokens of the whole trajectory: prompt, sampled and observed."""
     max_seconds: float = 1800.0
     """Wall time of the episode, tools included."""
+    max_env_seconds: float = 600.0
+    """Time of one call of the environment's reset, step or close. A longer one counts as a failure of it."""
+    max_reward_seconds: float = 600.0
+    """Time to judge the episode. A longer one counts as a failure of the judge."""
     max_invalid_turns: int = 3
     """Turns in a row whose calls were all unusable (malformed, unknown tool, bad arguments)."""
     max_parallel_calls: int = 8
     """Calls of one turn that run; the rest get a notice."""
+    max_answered_calls: int = 16
+    """Calls of one turn that get an answer each; calls after them that do not run share one answer."""
     max_observation_tokens: int = 2048
     """Tokens of one tool result; the middle of a longer one is cut out."""
 

@@ -22,6 +22,8 @@ class Sampling:
     """Number of most likely tokens to sample from; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a turn, in addition to those of the renderer."""
+    is_trained: bool = False
+    """Whether the learner trains on these turns. Then clients of the gateway may not change how they are sampled."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import warnings
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,28 +18,34 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 40_000_000
 """Maximum pixels, checked in the header: a file of 20 KB can hold 169 million pixels."""
+MAX_REQUEST_PIXELS = 100_000_000
+"""Maximum pixels of all images of one request: 48 screenshots of 1920 x 1080, 300 MB when decoded."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that Pillow itself decodes. EPS, PDF and SVG run interpreters."""
 
+_PNG = b"\x89PNG\r\n\x1a\n"
 
-def load_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+
+def load_image(source: Any, *, max_pixels: int = MAX_PIXELS, left: int | None = None) -> Image.Image:
     """Load an image as RGB, upright, with transparency on white. Only the first frame of an animation is loaded.
 
     `source` is a `PIL.Image.Image`, the bytes of a file, its path, a `data:` URI, or a mapping with `bytes` or `path`,
     in which the library `datasets` stores images. Raises `UserError` for other sources, for images that cannot be
-    decoded, and above `max_pixels` pixels. It never fetches from a network.
+    decoded, above `max_pixels` pixels, and above the `left` ones of an `ImageBudget`. It never fetches from a network.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, Image.Image):
-        _check_size(source, max_pixels, "The image")
+        _check_size(source, max_pixels, left, "The image")
         return _to_rgb(source)
     content, name = _read(source)
+    if content.startswith(_PNG):
+        _check_png(content, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit follows
             with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-                _check_size(opened, max_pixels, name)
+                _check_size(opened, max_pixels, left, name)
                 opened.load()
                 return _to_rgb(ImageOps.exif_transpose(opened))
     except UserError:
@@ -50,6 +57,19 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     # Pillow's decoders raise different errors for broken files.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
         raise UserError(f"{name} cannot be decoded: {error}. Check that the file is complete.") from error
+
+
+class ImageBudget:
+    """Loads the images of one request, up to a number of pixels together. Each is checked before it is decoded."""
+
+    def __init__(self, max_pixels: int = MAX_REQUEST_PIXELS) -> None:
+        self._max_pixels = self._left = max_pixels
+
+    def load(self, source: Any) -> Image.Image:
+        """Load an image as `load_image` does. Raises `UserError` too if the images together are too large."""
+        image = load_image(source, max_pixels=MAX_PIXELS, left=self._left)
+        self._left -= image.width * image.height
+        return image
 
 
 def _read(source: Any) -> tuple[bytes, str]:
@@ -77,8 +97,30 @@ def _read(source: Any) -> tuple[bytes, str]:
     raise UserError(f"An image must be the path or the bytes of a file, got {type(source).__name__}.")
 
 
-def _check_size(image: Image.Image, max_pixels: int, name: str) -> None:
+def _check_png(png: bytes, name: str) -> None:
+    """Check the checksums of critical chunks (https://www.w3.org/TR/png-3/#5Chunk-layout); Pillow skips some.
+
+    Raises `UserError`. A file that ends early is left to Pillow.
+    """
+    position = len(_PNG)
+    while position + 12 <= len(png):
+        end = position + 8 + int.from_bytes(png[position : position + 4], "big")
+        kind = png[position + 4 : position + 8]
+        is_critical = kind[:1].isupper() and end + 4 <= len(png)
+        if is_critical and zlib.crc32(png[position + 4 : end]) != int.from_bytes(png[end : end + 4], "big"):
+            raise UserError(
+                f"{name} is a PNG with a broken checksum: its chunk {kind.decode('latin-1')} is damaged. "
+                "Write the file again."
+            )
+        position = end + 4
+
+
+def _check_size(image: Image.Image, max_pixels: int, left: int | None, name: str) -> None:
     width, height = image.size
+    if left is not None and width * height > left:
+        raise UserError(
+            f"{name} has {width} x {height} pixels, and {left:,} are left for all images together: scale them down."
+        )
     if not 0 < width * height <= max_pixels:
         raise UserError(f"{name} has {width} x {height} pixels, and the limit is {max_pixels:,}. Scale it down.")
 

@@ -25,7 +25,7 @@ import numpy as np
 from agentloop import engines
 from agentloop.config.learner import LearnerConfig
 from agentloop.engines import Generation, SamplingParams
-from agentloop.trainer.batch.train_batch import make_batch
+from agentloop.trainer.batch.making import make_batch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.types.trajectory import SegmentKind, Trajectory
 from benchmarks import results_file

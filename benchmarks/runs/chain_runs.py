@@ -2,7 +2,7 @@
 
     python -m agentloop.recipes.chain.warmup --device cuda
     python -m benchmarks.runs.chain_runs plain               # plain tools
-    python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as agents' tool calls take
+    python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as agents' calls take
 
 vLLM, the FSDP learner and the sandbox are real. Both modes start from the same model, with the same tasks and settings,
 one after the other on the same GPU. `asynchronous` is `staleness={mode: partial, max_staleness: 2}` with truncated
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks import results_file
 import torch
 
 from agentloop.cli.recipe import load_run_config
@@ -29,6 +28,7 @@ from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.types.trajectory import Trajectory
+from benchmarks import results_file
 
 MEDIAN, SIGMA = 0.3, 2.98
 _THIS = Path(__file__).resolve()

@@ -20,9 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file
 import torch
-from benchmarks.learner.qwen3 import empty_model, model_config, random_model
 
 from agentloop.config.run import RunConfig
 from agentloop.trainer.run.train import train
@@ -30,6 +28,8 @@ from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.place import planned
+from benchmarks import results_file
+from benchmarks.learner.qwen3 import empty_model, model_config, random_model
 
 KEPT = (
     "time/step", "time/rollout", "time/train", "time/publish", "time/sleep", "time/wake", "memory/asleep_gib",
@@ -98,7 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.7B")
     parser.add_argument("--engine", choices=["vllm", "hf"], default="vllm")
-    parser.add_argument("--engine-share", type=float, default=0.85, help="share of the GPU's memory while the engine is awake")
+    parser.add_argument(
+        "--engine-share", type=float, default=0.85, help="share of the GPU's memory while the engine is awake"
+    )
     parser.add_argument("--awake", action="store_true", help="no sleep: both must fit at the same time")
     parser.add_argument("--engine-options", type=json.loads, default={}, help="as JSON")
     parser.add_argument("--episodes", type=int, default=128)

@@ -5,14 +5,13 @@
 
 Every shell script of the checkout that starts a trainer of verl is converted. The result passes through the checks of
 `agentloop train --dry-run` with a small model instead of the script's (64 heads, 96 layers, and 128 experts if experts
-are divided), and without datasets, tools and reward. Required variables of a script are set to a placeholder. Writes
+are divided), and without datasets, tools and reward. Variables that a script requires get a placeholder. Writes
 results/from_verl_scripts.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import tempfile
@@ -22,17 +21,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file
 import yaml
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl import convert
-from agentloop.trainer.from_verl.launch import launches, script_commands
+from agentloop.trainer.from_verl.config import visible
+from agentloop.trainer.from_verl.launch import read_script
 from agentloop.trainer.from_verl.sources import VERSION
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.sizing.place import place
+from benchmarks import results_file
 
 _SHAPE = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 96, "num_attention_heads": 64,
@@ -63,7 +63,7 @@ class Outcome:
 def outcome_of(script: Path, root: Path, models: dict[str, Path]) -> Outcome:
     name = str(script.relative_to(root))
     try:
-        converted = convert(script)
+        converted = convert(script, variables=_placeholders(script))
     except UserError as error:
         kind = "no_rewards" if "does not train with rewards" in str(error) else "unread"
         return Outcome(name, kind, _plain([str(error)], root))
@@ -113,15 +113,19 @@ def scripts(root: Path) -> list[Path]:
 
 def _starts_verl(path: Path) -> bool:
     text = path.read_text(errors="replace")
-    if not re.search(r"verl[./]|recipe[./]|main_ppo", text) or "actor_rollout_ref" not in text:
-        return False
+    return bool(re.search(r"verl[./]|recipe[./]|main_ppo", text)) and "actor_rollout_ref" in text
+
+
+def _placeholders(path: Path) -> dict[str, str]:
+    """Return a placeholder for each variable without which a script starts nothing."""
+    named: dict[str, str] = {}
     for _ in range(10):
-        commands, complaint = script_commands(path)
-        needed = re.match(r"(\w+): ", complaint)
-        if launches(commands) or needed is None or needed[1] in os.environ:
+        script = read_script(path, (), visible(named))
+        needed = re.match(r"line \d+: (\w+): ", script.complaint)
+        if script.launches or needed is None:
             break
-        os.environ[needed[1]] = "/placeholder"
-    return True
+        named[needed[1]] = "/placeholder"
+    return named
 
 
 def table(outcomes: list[Outcome]) -> dict[str, dict[str, int]]:

@@ -3,8 +3,8 @@
     python -m benchmarks.runs.recipes_three_seeds [RECIPE ...] [--seeds 3] [--jobs 1] [--threads 1] [--set KEY=VALUE]
 
 Without names, runs all recipes with a tiny.yaml. The seed is that of the run and of its training tasks; held-out tasks
-are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores, only processor
-seconds are meaningful.
+are the same. Prints a table and writes results/recipes_three_seeds_RECIPE.json. With more jobs than cores, only
+processor seconds are meaningful.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]
 
 
 def rewards(metrics: Path) -> dict[str, Any]:
-    """Return the mean held-out reward of the first and the last evaluation, and the mean reward of every step between."""
+    """Return the mean held-out reward of the first and last evaluation, and the mean reward of each step between."""
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     held_out = [step["eval/reward/mean"] for step in steps if "eval/reward/mean" in step]
     return {

@@ -23,6 +23,8 @@ Parts = list[TextPart | ImagePart]
 _MAX_TEXT = 100_000
 _COLOURS = dict(enumerate(["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"]))
 _COLOURED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
+_RESETS = ("\x1b[0m", "\x1b[m")
+_CODE_DIGITS = 3
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 
@@ -62,13 +64,15 @@ def uncoloured(text: str) -> str:
     """Replace terminal colours by text: [x] for a highlight, <blue>x</blue> for a colour."""
 
     def mark(match: re.Match[str]) -> str:
-        codes = [int(code) for code in match[1].split(";") if code]
+        codes = [int(code) for code in match[1].split(";") if 0 < len(code) <= _CODE_DIGITS]
         if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
             return f"[{match[2]}]"
         colour = next((_COLOURS[code % 10] for code in codes if 30 <= code <= 37 or 90 <= code <= 97), None)
         return f"<{colour}>{match[2]}</{colour}>" if colour else match[2]
 
-    return _CONTROL.sub("", _COLOURED.sub(mark, text))
+    # After the last reset nothing ends a colour, and the pattern would look for an end from each beginning.
+    end = max((text.rfind(reset) + len(reset) for reset in _RESETS if reset in text), default=0)
+    return _CONTROL.sub("", _COLOURED.sub(mark, text[:end]) + text[end:])
 
 
 def content_of(parts: Parts) -> Content:

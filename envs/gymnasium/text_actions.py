@@ -6,6 +6,7 @@ Discrete    the last integer                 any other              the last JSO
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -17,7 +18,12 @@ from agentloop.tools.schema import ArgumentError
 
 _INTEGER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_OPENING = re.compile(r"[\[{]")
+_OPENING = re.compile(r'\{(?=\s*["}])|\[(?=\s*["\]\[{\d\-tfnNI])')
+"""The beginning of an object or an array, up to the first character of its content."""
+_MAX_OPENINGS = 1000
+"""Attempts to read JSON in a text: each that fails costs an error, which counts the lines before it."""
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+"""A string or a bracket of JSON."""
 _DECODER = json.JSONDecoder()
 
 
@@ -70,13 +76,34 @@ def _last(pattern: re.Pattern[str], text: str, what: str) -> str:
 
 
 def _last_json(text: str) -> Any:
-    value, position, is_found = None, 0, False
-    while (start := _OPENING.search(text, position)) is not None:
+    found, position = None, 0
+    for attempt in itertools.count():
+        if (opening := _OPENING.search(text, position)) is None:
+            break
+        if attempt == _MAX_OPENINGS:
+            raise ArgumentError(f"More than {_MAX_OPENINGS} brackets in this may begin JSON: say the action alone.")
+        start = opening.start()
         try:
-            value, position = _DECODER.raw_decode(text, start.start())
-            is_found = True
-        except (json.JSONDecodeError, RecursionError):
-            position = start.start() + 1
-    if not is_found:
+            _, position = _DECODER.raw_decode(text, start)
+            found = slice(start, position)
+        except json.JSONDecodeError as error:
+            # All values that are still open there would fail there too: trying each would take quadratic time.
+            found = _last_closed(text, start, error.pos) or found
+            position = max(error.pos, start + 1)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentError(f"The JSON in this cannot be read: {error}.") from error
+    if found is None:
         raise ArgumentError("There is no action in this: say it as JSON, an array or an object.")
-    return value
+    return json.loads(text[found])
+
+
+def _last_closed(text: str, start: int, end: int) -> slice | None:
+    """Return the place of the last array or object that closes in `text[start:end]`, the beginning of a JSON value."""
+    opened: list[int] = []
+    closed = None
+    for token in _TOKEN.finditer(text, start, end):
+        if token[0] in "[{":
+            opened.append(token.start())
+        elif token[0] in "]}":
+            closed = slice(opened.pop(), token.end())
+    return closed

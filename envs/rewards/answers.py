@@ -35,11 +35,11 @@ def contains(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
 @inline
 def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: float = 1e-6) -> float:
     """Return 1.0 if the last number of the final text equals the answer, to a relative `tolerance`."""
-    wanted = _numbers(str(answer_of(task)))
-    if not wanted:
+    wanted = _last_number(str(answer_of(task)))
+    if wanted is None:
         raise ValueError(f"the row's answer {task['answer']!r} has no number")
-    found = _numbers(trajectory.final_text)
-    return float(bool(found) and abs(found[-1] - wanted[-1]) <= tolerance * max(1.0, abs(wanted[-1])))
+    found = _last_number(trajectory.final_text)
+    return float(found is not None and abs(found - wanted) <= tolerance * max(1.0, abs(wanted)))
 
 
 @inline
@@ -90,5 +90,6 @@ def _normal(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None

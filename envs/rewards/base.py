@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentloop.process.threads import run_in_threads
+from agentloop.process.threads import REWARDS, run_in_threads
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
@@ -26,7 +26,7 @@ class Reward(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        run_in_threads(cls, ("start", "shutdown", "__call__"))
+        run_in_threads(cls, ("start", "shutdown", "__call__"), REWARDS)
 
     async def start(self) -> None:  # noqa: B027 - most rewards prepare nothing
         """Prepare, before any episode. A second call does nothing. Raises `UserError` if it cannot work here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.base import RawReward, Reward
 from agentloop.errors import blaming
+from agentloop.process.threads import REWARDS
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
@@ -70,7 +70,7 @@ class RewardFunction:
         if self._is_async or self._is_inline:
             outcome = self._call(trajectory, task)
         else:
-            outcome = await asyncio.to_thread(self._call, trajectory, task)
+            outcome = await REWARDS.run(self._call, trajectory, task)
         if inspect.isawaitable(outcome):
             outcome = await outcome
         return _checked(outcome, len(trajectory.turn_rewards))

@@ -37,7 +37,7 @@ Think briefly. Then write as the last line, and nothing behind it, one of these 
 Verdict: CORRECT
 Verdict: INCORRECT"""
 
-_VERDICT = re.compile(r"\W*verdict\W*:\W*(correct|incorrect)\W*", re.IGNORECASE)
+_VERDICT = re.compile(r"\W*verdict[^\w:]*:\W*(correct|incorrect)\W*", re.IGNORECASE)
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LONGEST_PAUSE = 20.0
 """Maximum seconds between attempts."""

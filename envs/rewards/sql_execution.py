@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.rewards.base import Outcome, Reward
 from agentloop.envs.rewards.texts import assistant_turns, inside, last_fence, turn_text
 from agentloop.errors import UserError
+from agentloop.process.threads import REWARDS
 from agentloop.tools.sql.comparators import comparator, sorts, test_suite
 from agentloop.tools.sql.databases import Database, Databases
+from agentloop.tools.sql.postgres import PostgresDatabase
 
 if TYPE_CHECKING:
     from agentloop.tools.sql.results import QueryResult
@@ -40,12 +42,14 @@ class SqlExecution(Reward):
         tag: str | None = None,
         timeout: float = 30.0,
         workers: int = 4,
+        gold_database: str | None = None,
     ) -> None:
         """Open `database`: a SQLite or DuckDB file, or postgresql://... By default each row names its own.
 
         A row names a file below `folder`, or a list of them, in its column `database_field`. `gold_field` is the column
         of the gold query. `compare` is bird_set, multiset, ordered or test_suite. `timeout` is the seconds of a query,
-        `workers` the number of concurrent queries. Raises `UserError` for invalid options.
+        `workers` the number of concurrent queries. `gold_database` is `database` for gold queries, with another role of
+        PostgreSQL. Raises `UserError` for invalid options.
         """
         if timeout <= 0 or workers < 1:
             raise UserError("timeout and workers of sql_execution must be above 0.")
@@ -54,12 +58,24 @@ class SqlExecution(Reward):
         self._tag = tag
         self._seconds = timeout
         self._databases = Databases(database, folder, workers)
+        self._gold = Databases(gold_database, folder, workers)
+        if isinstance(self._databases.common, PostgresDatabase) and gold_database is None:
+            raise UserError(
+                "sql_execution on PostgreSQL needs gold_database, the same database with another role: queries of the "
+                "model may see what else its role runs."
+            )
 
     async def start(self) -> None:
+        """Check the databases. Raises `UserError` if one is not usable, or if both have one role."""
         await self._databases.start()
+        await self._gold.start()
+        common, gold = self._databases.common, self._gold.common
+        if isinstance(common, PostgresDatabase) and isinstance(gold, PostgresDatabase) and common.role == gold.role:
+            raise UserError(f"gold_database of sql_execution has the role {gold.role!r} of database: give it another.")
 
     async def shutdown(self) -> None:
         await self._databases.shutdown()
+        await self._gold.shutdown()
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
         """Judge the query.
@@ -70,16 +86,18 @@ class SqlExecution(Reward):
         gold = task.get(self._gold_field)
         if not isinstance(gold, str):
             raise LookupError(f"the row has no gold query in its column {self._gold_field!r}")
-        databases = self._databases_of(task)
+        databases = await self._databases_of(task)
         query = self._query_of(trajectory)
         if not query:
             return {"reward": 0.0, "ran": 0.0}
         ran = 1.0
         for database in databases:
-            predicted, wanted = await asyncio.gather(self._run(database, query), self._run(database, gold))
+            predicted, wanted = await asyncio.gather(
+                self._run(database, query), self._run(self._gold.common or database, gold)
+            )
             ran = min(ran, float(predicted.ok))
             # In a thread: many rows, or permutations of many columns, take long to compare.
-            if not await asyncio.to_thread(self._matches, predicted, wanted, gold):
+            if not await REWARDS.run(self._matches, predicted, wanted, gold):
                 return {"reward": 0.0, "ran": ran}
         return {"reward": 1.0, "ran": ran}
 
@@ -97,14 +115,14 @@ class SqlExecution(Reward):
     async def _run(self, database: Database, sql: str) -> QueryResult:
         return await database.query(sql, seconds=self._seconds, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
 
-    def _databases_of(self, task: Mapping[str, Any]) -> list[Database]:
+    async def _databases_of(self, task: Mapping[str, Any]) -> list[Database]:
         if self._databases.common is not None:
             return [self._databases.common]
         named = task.get(self._field)
         names = [named] if isinstance(named, str) else named
         if not names or not isinstance(names, list | tuple):
             raise LookupError(f"the row names no database in its column {self._field!r}")
-        return [self._databases.named(name) for name in names]
+        return [await self._databases.named(name) for name in names]
 
 
 class SkyRlSql(SqlExecution):

@@ -5,7 +5,6 @@ Their signature is `compute_score(data_source, solution_str, ground_truth, extra
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import json
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
 from agentloop.envs.rewards.texts import assistant_turns, turn_text
 from agentloop.errors import UserError
+from agentloop.process.threads import DECODING, REWARDS
 from agentloop.registry.named_objects import load_object
 from agentloop.types.messages import Message, text_of
 
@@ -59,13 +59,13 @@ class VerlScore(Reward):
             ground_truth=answer_of(task),
             extra_info=extra_info,
         )
-        return _outcome(await (call() if self._is_async else asyncio.to_thread(call)))
+        return _outcome(await (call() if self._is_async else REWARDS.run(call)))
 
     async def _decoded(self, trajectory: Trajectory) -> str:
         """Decode everything after the prompt, without special tokens."""
         assert self._tokenizer is not None
         start = trajectory.segments[0].end if len(trajectory) else 0
-        return await asyncio.to_thread(self._tokenizer.decode, list(trajectory.ids[start:]), skip_special_tokens=True)
+        return await DECODING.run(self._tokenizer.decode, list(trajectory.ids[start:]), skip_special_tokens=True)
 
 
 def _load_tokenizer(name: str) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import os
 import sys
 from _socket import socket
@@ -27,7 +28,9 @@ def main(control_fd: int, plan: dict[str, Any]) -> None:
     control = socket(fileno=control_fd)
     program.start_of_interpreter()
     has_namespace = os.getpid() == 1
-    if not has_namespace:
+    if has_namespace:  # the kernel protects it from signals that have no handler
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    else:
         libc.become_subreaper()
     if plan.get("user") is not None:  # this is root: processes that become another user must not get rights back
         libc.drop_bounding_set()

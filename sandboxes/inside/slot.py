@@ -18,7 +18,6 @@ _NAMESPACES = (
     libc.CLONE_NEWUSER
     | libc.CLONE_NEWPID
     | libc.CLONE_NEWNS
-    | libc.CLONE_NEWNET
     | libc.CLONE_NEWIPC
     | libc.CLONE_NEWUTS
     | libc.CLONE_NEWCGROUP
@@ -107,8 +106,11 @@ def _build(plan: dict[str, Any], host_user: int | None) -> Confinement:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         os.setgroups([])
+    libc.unshare(libc.CLONE_NEWNET)  # not before: the owner of /proc/net is the root of the slot if that has a number
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
-    mounts.mount_proc()
+    last_pid = mounts.mount_proc()
+    if host_user is not None:
+        mounts.hide_counters()
     libc.set_hostname("sandbox")
     libc.loopback_up()
     libc.drop_bounding_set()
@@ -117,8 +119,10 @@ def _build(plan: dict[str, Any], host_user: int | None) -> Confinement:
     libc.set_dumpable(host_user is not None)  # unless the code is another user, it must not look into this process
     is_owner = host_user is not None
     scratch = mounts.Scratch(plan["writable"], plan["disk_mb"], plan["key"], is_owner=is_owner)
-    return Confinement(
-        directory=plan["directory"],
-        user=None if host_user is None else 1000,
-        renew=scratch.renew,
-    )
+
+    def renew() -> None:
+        scratch.renew()
+        if last_pid >= 0:  # the next process gets the same number in every execution
+            os.pwrite(last_pid, b"1", 0)
+
+    return Confinement(directory=plan["directory"], user=None if host_user is None else 1000, renew=renew)

@@ -86,6 +86,9 @@ def run(confinement: Confinement, request: dict[str, Any], files: Files, fds: li
         for number, name in enumerate(_STANDARD):
             dup2(given[name] if name in given else os.open("/dev/null", _BOTH_WAYS), number)
         confinement.confine(request["limits"])
+        if request["op"] == "execute" and "/" in (path := request["argv"][0]):
+            _make_executable(path)
+        confinement.refuse_calls()
         stage = "files"
         return _OPERATIONS[request["op"]](Order(request, files, given, report))
     except OSError as error:
@@ -110,6 +113,7 @@ def _start(report: Report, first: int = 3) -> None:
 def _python(order: Order) -> int:
     _write_files(order)
     source = order.files[-1][1] if order.files else _content(program.MAIN)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # the first process has none
     _start(order.report)
     return program.run(source, order.request["echo"])
 
@@ -124,8 +128,6 @@ def _execute(order: Order) -> int:
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
         _signal.signal(number, _signal.SIG_DFL)
     argv = order.request["argv"]
-    if "/" in argv[0]:  # the output of a linker, which may not have been allowed to change modes
-        _make_executable(argv[0])
     _start(order.report)
     try:
         os.execvpe(argv[0], argv, dict(os.environ))
@@ -135,8 +137,9 @@ def _execute(order: Order) -> int:
 
 
 def _make_executable(path: str) -> None:
+    """Make the output of a linker executable, which the filter of some levels forbids."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return  # a missing file is reported by the execution
     try:

@@ -19,17 +19,15 @@ from os import close, waitpid  # as global names of this module, they are found 
 from time import monotonic
 
 from agentloop.sandboxes.inside import channel, endings, program, steps
+from agentloop.sandboxes.inside.isolation.confinement import Confinement, limit_quotas
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-    from agentloop.sandboxes.inside.isolation.confinement import Confinement
-
 _NEVER = float("inf")
 _SETUP_SECONDS = 60.0
-_FEW = 8
 _RLIMITS = 16
 """RLIM_NLIMITS of Linux."""
 _LOOK_SECONDS = 0.02
@@ -80,6 +78,7 @@ class World:
     def serve(self) -> None:
         """Serve requests until the other side closes the socket. Raises `OSError` if the world cannot be cleaned."""
         os.chdir("/")
+        limit_quotas()
         self._renew()
         program.prepare(self._confinement.directory)
         gc.collect()
@@ -98,6 +97,11 @@ class World:
                         self._request(*self._inbox.take(self._control))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self._sweep()
+        except OSError as error:  # nothing but the code can bring this about in a world that was ready
+            channel.say(
+                self._control, b'{"broken": "%s"}' % str(error).encode(errors="backslashreplace").hex().encode()
+            )
+            raise
 
     def _patience(self) -> float | None:
         """End steps whose time is over; return the milliseconds until the next check."""
@@ -221,7 +225,6 @@ class World:
         directory = self._confinement.directory
         os.chdir("/")
         if self._confinement.renew:
-            _remove_few(directory)
             self._confinement.renew()
         try:
             os.mkdir(directory)
@@ -231,21 +234,6 @@ class World:
         if self._confinement.user is not None:
             os.chown(directory, self._confinement.user, self._confinement.user)
         os.chdir(directory)
-
-
-def _remove_few(directory: str) -> None:
-    """Remove a directory with few files, which is much cheaper than a new file system.
-
-    Nobody can change its content any more. If something remains, `renew` takes care of it.
-    """
-    try:
-        names = os.listdir(directory)
-        if len(names) <= _FEW:
-            for name in names:
-                os.unlink(f"{directory}/{name}")
-            os.rmdir(directory)
-    except OSError:
-        return
 
 
 def _settings() -> tuple[Any, ...]:

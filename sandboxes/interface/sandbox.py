@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
@@ -10,11 +11,16 @@ from typing import Literal, Protocol
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface import languages
 
+MIN_MEMORY_MB = 16
+"""Memory that the interpreter itself needs at every level."""
 MAX_FILES = 10_000
 """Maximum number of files of one execution."""
 WRITABLE = ("/tmp", "/mnt")
 """Directories that the code can write to: fresh for every execution and session, limited in size, removed after it."""
 WORKING_DIRECTORY = "/tmp/work"
+
+
+_MAX_DEPTH = 200
 
 
 class SandboxBusyError(SandboxError):
@@ -51,9 +57,10 @@ class Execution:
     def __post_init__(self) -> None:
         languages.find(self.language)
         check_limits(self, "timeout", "compile_timeout", "memory_mb", "output_bytes", "fetch_bytes")
+        check_memory(self.memory_mb)
         check_files(self.files)
         for path in self.fetch_files:
-            if not path or "\0" in path:
+            if not path or not _is_name(path):
                 raise UserError(f"fetch_files contains {path!r}, which is not a path: remove it.")
 
 
@@ -118,6 +125,7 @@ class SessionSettings:
 
     def __post_init__(self) -> None:
         check_limits(self, "memory_mb", "idle_seconds", "output_bytes", "display_bytes")
+        check_memory(self.memory_mb)
         check_files(self.files)
 
 
@@ -172,10 +180,16 @@ class Session(Protocol):
         """Interrupt the running cell, if any."""
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files (path -> content, as in `Execution.files`). Raises `UserError`, also if they do not fit."""
+        """Write files (path -> content, as in `Execution.files`). Raises `UserError`, also if they do not fit.
+
+        If the code has broken the session, this does nothing, and the next cell reports the session as ended.
+        """
 
     async def read_files(self, paths: Sequence[str], *, limit: int = 64 << 20) -> dict[str, bytes]:
-        """Return the regular files among `paths`, as long as they fit into `limit` bytes together."""
+        """Return the regular files among `paths`, as long as they fit into `limit` bytes together.
+
+        If the code has broken the session, there are none, and the next cell reports the session as ended.
+        """
         ...
 
     async def close(self) -> None:
@@ -212,7 +226,8 @@ class Sandbox(Protocol):
 
         All its processes die when it ends, when its time runs out and when the caller is cancelled.
 
-        Raises `SandboxError` if the sandbox failed, never because of the code; `SandboxBusyError` if no slot became
+        Code that breaks its own sandbox gets a result: it counts as killed (137). Raises `SandboxError` if the sandbox
+        failed, never because of the code; `SandboxBusyError` if no slot became
         free within `max_queue_seconds`; `UserError` if the compiler or runtime of the language is not installed, or
         if the files cannot be written (too large, a directory that is a file).
         """
@@ -236,6 +251,20 @@ def check_limits(settings: object, *names: str) -> None:
             raise UserError(f"{name} must be a finite number above 0, got {value!r}.")
 
 
+def check_memory(memory_mb: int) -> None:
+    """Raise `UserError` if the interpreter does not fit."""
+    if memory_mb < MIN_MEMORY_MB:
+        raise UserError(f"memory_mb must be at least {MIN_MEMORY_MB}, which Python itself needs, got {memory_mb}.")
+
+
+def _is_name(path: str) -> bool:
+    """Return whether the path stands for bytes without NUL; surrogates may stand for bytes that are not UTF-8."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
 def check_files(files: Mapping[str, bytes]) -> None:
     """Raise `UserError` if there are too many files or if one of the paths may not be written."""
     if len(files) > MAX_FILES:
@@ -245,8 +274,13 @@ def check_files(files: Mapping[str, bytes]) -> None:
         inside = not path.is_absolute() or any(
             path.is_relative_to(top) and path != PurePosixPath(top) for top in WRITABLE
         )
-        if not path.parts or ".." in path.parts or "\0" in name or not inside:
+        if not path.parts or ".." in path.parts or not inside:
             raise UserError(
-                f"files contains the path {name!r}: give one relative to the working directory, without '..', or one "
-                f"below {' or '.join(WRITABLE)}."
+                f"files contains the path {name!r:.200}: give one relative to the working directory, without '..', or "
+                f"one below {' or '.join(WRITABLE)}."
+            )
+        if not _is_name(name) or len(path.parts) > _MAX_DEPTH:
+            raise UserError(
+                f"files contains the path {name!r:.200}, which cannot be made: use at most {_MAX_DEPTH} directories, "
+                "no NUL characters and no lone surrogates."
             )

@@ -10,6 +10,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from agentloop.errors import SandboxError
@@ -47,28 +48,36 @@ class DirectorySandbox(PooledSandbox):
         return world
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
-        directory = tempfile.mkdtemp(prefix="agentloop-")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = boot.source("single", self._plan(directory), self.modules)
-        with theirs:
+        """Start the first process of a world. Raises `SandboxError`, also if there is no room for its directory."""
+        try:
+            directory = tempfile.mkdtemp(prefix="agentloop-")
             try:
-                process = subprocess.Popen(
-                    boot.command(source, theirs.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[source, theirs.fileno()],
-                    start_new_session=True,
-                    cwd=directory,
-                    env=_environment(directory),
-                )
-            except OSError as error:
-                ours.close()
+                return *self._start_in(directory), directory
+            except BaseException:
                 os.rmdir(directory)
-                raise SandboxError(f"A process could not be started: {error}.") from error
-            finally:
-                os.close(source)
-        return process, ours, directory
+                raise
+        except OSError as error:
+            raise SandboxError(f"A process could not be started in a directory of its own: {error}.") from error
+
+    def _start_in(self, directory: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        with ExitStack() as theirs_only, ExitStack() as on_failure:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            on_failure.callback(ours.close)
+            theirs_only.callback(theirs.close)
+            source = boot.source("single", self._plan(directory), self.modules)
+            theirs_only.callback(os.close, source)
+            process = subprocess.Popen(
+                boot.command(source, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[source, theirs.fileno()],
+                start_new_session=True,
+                cwd=directory,
+                env=_environment(directory),
+            )
+            on_failure.pop_all()
+            return process, ours
 
 
 class _Process(PidFd):

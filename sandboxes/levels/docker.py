@@ -114,7 +114,10 @@ class Docker(PooledSandbox):
             self._engine, self._plan = await asyncio.to_thread(_connect, self._plan)
         except (SandboxError, UserError) as error:
             raise self._unavailable(str(error)) from error
-        self._folder = await asyncio.to_thread(owned_folders.make, _FOLDER)
+        try:
+            self._folder = await asyncio.to_thread(owned_folders.make, _FOLDER)
+        except OSError as error:
+            raise self._unavailable(f"its folder cannot be made: {error}.") from error
         self._creating = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def _make(self) -> World:
@@ -134,14 +137,9 @@ class Docker(PooledSandbox):
     async def _create(self) -> World:
         """Start a container and return its world. Raises `SandboxError`."""
         assert self._engine is not None
-        folder = tempfile.mkdtemp(dir=self._folder)
-        os.chmod(folder, 0o711)  # the container runs as another user; the parent folder keeps other users out
         container = None
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(f"{folder}/{_SOCKET}")
-            os.chmod(f"{folder}/{_SOCKET}", 0o666)
-            listener.listen(1)
-            listener.setblocking(False)
+        folder, listener = self._listen()
+        with listener:
             async with self._creating:
                 try:
                     container = Container(
@@ -166,6 +164,21 @@ class Docker(PooledSandbox):
             world.gone = lambda: _release(cgroup)
         await world.ready(_SETUP_SECONDS)
         return world
+
+    def _listen(self) -> tuple[str, socket.socket]:
+        """Return a new folder with a socket for a container. Raises `SandboxError`."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            folder = tempfile.mkdtemp(dir=self._folder)
+            os.chmod(folder, 0o711)  # the container runs as another user; the parent folder keeps other users out
+            listener.bind(f"{folder}/{_SOCKET}")
+            os.chmod(f"{folder}/{_SOCKET}", 0o666)
+            listener.listen(1)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise SandboxError(f"The folder of a container cannot be made in {self._folder}: {error}.") from error
+        return folder, listener
 
     async def _connected(self, listener: socket.socket, container: Container) -> socket.socket:
         """Accept the connection of the interpreter in the container and send it its program."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.process.owned_folders import is_dead, own_label
+from agentloop.sandboxes.inside.isolation.mounts import NETWORK_SETTINGS
 from agentloop.sandboxes.interface.sandbox import WRITABLE
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 
@@ -111,6 +112,7 @@ class Engine:
             hostname="sandbox",
             runtime=plan.runtime,
             network_mode="none",
+            sysctls={} if plan.runtime == _GVISOR else NETWORK_SETTINGS,
             read_only=True,
             tmpfs=dict.fromkeys(WRITABLE, scratch),
             shm_size=f"{plan.disk_mb}m",

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 from agentloop.sandboxes.inside.isolation import landlock as rules
 from agentloop.sandboxes.levels.directories import DirectorySandbox
-from agentloop.sandboxes.levels.landlock_filter import build_landlock_filter
 from agentloop.sandboxes.levels.rootfs import RootFS
+from agentloop.sandboxes.levels.seccomp import build_filter
 from agentloop.sandboxes.worlds import boot
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -93,7 +93,7 @@ class Landlock(DirectorySandbox):
             "directory": directory,
             "user": user,
             "counts_processes": is_root,
-            "filter": build_landlock_filter(),
+            "filter": build_filter(has_namespaces=False),
             "restrict": (rules.__name__, restriction),
             "enclose": rules.__name__,
         }

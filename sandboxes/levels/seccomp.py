@@ -1,8 +1,16 @@
-"""The seccomp filter of sandboxed code: a list of refused system calls.
+"""The seccomp filter of sandboxed code: a list of the system calls that it may make.
 
-Namespaces hide the host; the filter shrinks the kernel that is left to attack. It refuses new namespaces and mounts by
-any route, access to the memory of other processes, kernel interfaces with a history of escapes, and sockets of families
-that a network namespace does not confine (AF_VSOCK reaches the hypervisor).
+Namespaces hide the host; the filter shrinks the kernel that is left to attack. `syscalls` lists the calls that are
+allowed with any arguments, this module those that depend on their arguments. Everything else is refused, so calls of
+kernels to come are, too. In particular, refused are:
+
+ - new namespaces and mounts by any route, memory of other processes, and interfaces with a history of escapes (bpf,
+   io_uring, userfaultfd, keys, perf);
+ - sockets of families that a network namespace does not confine (AF_VSOCK reaches the hypervisor);
+ - limits, priority, scheduling and affinity of other processes, such as the first one of the sandbox;
+ - quotas that all executions of a machine share: asynchronous I/O contexts, watches, System V objects, big buffers;
+ - watches and leases on files, with which neighbours could be observed;
+ - requests of `ioctl`, `fcntl` and `prctl` that ordinary programs do not make.
 """
 
 from __future__ import annotations
@@ -10,161 +18,187 @@ from __future__ import annotations
 import errno
 import platform
 import socket
-from collections.abc import Container, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from agentloop.errors import UserError
-from agentloop.sandboxes.levels import bpf
+from agentloop.sandboxes.levels import bpf, syscalls
 
-# (x86_64, aarch64) numbers, from the kernel's syscall_64.tbl and asm-generic/unistd.h; None: the call does not exist.
-_REFUSED: dict[str, tuple[int, int | None]] = {
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "delete_module": (176, 106),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioperm": (173, None),
-    "iopl": (172, None),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "lookup_dcookie": (212, 18),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "semget": (64, 190),  # these objects outlive their process
-    "shmget": (29, 194),  # and no limit counts this memory
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-    "vhangup": (153, 58),
-}
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""The AUDIT_ARCH_* values of linux/audit.h."""
+_X32 = 0x40000000
+"""Bit of the calls of the x32 ABI, which are the same with other numbers."""
+_LAST_OF_LINUX_6_0 = 450
+"""Later calls do not exist for libraries that ask: they fall back on older ones."""
 
-_UNKNOWN: dict[str, tuple[int, int]] = {
+_UNKNOWN = (
     # "Not implemented" makes libraries use the older call: a filter can read the flags of clone, but not of clone3.
-    "clone3": (435, 435),
-    "memfd_create": (319, 279),  # no limit of the sandbox counts this memory
-    "memfd_secret": (447, 447),
-}
-
-_CLONE = (56, 220)
-_SOCKET = (41, 198)
-_SOCKETPAIR = (53, 199)
+    "clone3",
+    *("memfd_create", "memfd_secret"),  # no limit of the sandbox counts this memory
+    *("seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),  # not needed inside
+    *("get_mempolicy", "set_mempolicy", "mbind"),  # libnuma then treats the machine as one node
+)
+_WITHOUT_EFFECT = ("sync", "syncfs")
+"""Calls that succeed and do nothing: they would write out the files of the host."""
 
 # CLONE_NEW{TIME,NS,CGROUP,UTS,IPC,USER,PID,NET}. The low byte of clone's flags is a signal, so NEWTIME (0x80)
 # needs clone3 or unshare.
 _NAMESPACE_FLAGS = 0x02000000 | 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+_STREAM_PAIR = (
+    bpf.Condition(0, (socket.AF_UNIX,)),
+    bpf.Condition(1, (socket.SOCK_STREAM,), 0xF),  # without SOCK_CLOEXEC and SOCK_NONBLOCK
+)
 
-_LAST_ARGUMENT = bpf.ARGUMENTS + 8 * 5
+_NOW = (bpf.Condition(1, (0,)), bpf.Condition(2, (0,)))
+"""Arguments of utimensat: no path, so an open file is meant, and no times."""
+
+_BUFFER_OPTIONS = (7, 8, 32, 33)
+"""SO_{SND,RCV}BUF{,FORCE}: hints, which are ignored. All sockets of a machine share the memory of TCP."""
+_PROGRAM_OPTIONS = (26, 50, 51, 52)
+"""SO_ATTACH_{FILTER,BPF,REUSEPORT_CBPF,REUSEPORT_EBPF}: programs for the kernel."""
+
+_SELF = (bpf.Condition(0, (0,)),)
+"""The first argument is a process; 0 is the own one."""
+_WHO = (bpf.Condition(1, (0,)),)
+_OF_ITSELF: dict[str, tuple[bpf.Condition, ...]] = {
+    "prlimit64": _SELF,
+    "sched_setaffinity": _SELF,
+    "sched_setattr": _SELF,
+    "sched_setparam": _SELF,
+    "sched_setscheduler": _SELF,
+    "setpriority": (bpf.Condition(0, (0,)), *_WHO),  # PRIO_PROCESS; a group or a user would include the first process
+    "ioprio_set": (bpf.Condition(0, (1,)), *_WHO),  # IOPRIO_WHO_PROCESS
+}
+"""Calls that other processes could be changed with, and the values that their arguments may have."""
+
+_FCNTL = (
+    *(1, 2, 3, 4, 0, 1030),  # F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD, F_DUPFD_CLOEXEC
+    *(5, 6, 7, 36, 37, 38),  # F_{GETLK,SETLK,SETLKW}, F_OFD_{GETLK,SETLK,SETLKW}
+    *(8, 9, 10, 11, 15, 16),  # F_{SET,GET}{OWN,SIG,OWN_EX}
+    *(1031, 1032, 1033, 1034),  # F_{SET,GET}PIPE_SZ, F_{ADD,GET}_SEALS
+)
+"""Commands of fcntl. F_NOTIFY and leases are not among them: they report who opens shown files; nor are write hints."""
+_IOCTL = (
+    *(0x5401, 0x5402, 0x5403, 0x5404, 0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D),  # TC{GET,SET}S, TC{GET,SET}S2
+    *(0x5413, 0x5414, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452, 0x5460),  # window size, FIONREAD, FIONBIO, FIOCLEX, ...
+    *(0x5409, 0x540A, 0x540B, 0x540E, 0x540F, 0x5410, 0x5411, 0x5422, 0x5425, 0x5429),  # terminals and their groups
+    *(0x80045430, 0x40045431, 0x5441),  # TIOCGPTN, TIOCSPTLCK, TIOCGPTPEER
+    *(0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8917, 0x8919, 0x891B, 0x8921, 0x8927, 0x8933),  # SIOCATMARK, SIOCGIF*
+)
+"""Requests of ioctl. Those that change flags or attributes of files are not among them."""
+_PRCTL = (
+    *(1, 2, 3, 4, 15, 16, 36, 37, 38, 39),  # death signal, dumpable, name, subreaper, no_new_privs
+    *(7, 8, 21, 22, 23, 24, 27, 28, 47, 52, 53),  # capabilities, seccomp, speculation
+    *(6, 13, 14, 19, 25, 29, 30, 40, 41, 42, 65, 66),  # timing, timer slack, huge pages, write xor execute
+    *(45, 46, 50, 51, 54, 55, 56, 60, 61),  # registers and pointers of aarch64
+    *(0x53564D41, 0x59616D61, 0x41555856),  # names of memory, the permitted tracer, auxiliary vector
+)
 
 
-class _Architecture(NamedTuple):
-    column: int
-    audit: int
-    """The AUDIT_ARCH_* value of linux/audit.h."""
-
-
-_ARCHITECTURES = {"x86_64": _Architecture(0, 0xC000003E), "aarch64": _Architecture(1, 0xC00000B7)}
-
-
-def _refuse_without(number: int, key: int, error: int) -> Iterator[bytes]:
-    yield bpf.instruction(bpf.JUMP_EQUAL, number, 0, 4)
-    yield bpf.instruction(bpf.LOAD, _LAST_ARGUMENT)
-    yield bpf.instruction(bpf.JUMP_EQUAL, key, 0, 1)
-    yield bpf.instruction(bpf.RETURN, bpf.ALLOW)
-    yield bpf.instruction(bpf.RETURN, bpf.ERRNO | error)
-
-
-def _clone(number: int) -> Iterator[bytes]:
-    yield bpf.instruction(bpf.JUMP_EQUAL, number, 0, 4)
-    yield bpf.instruction(bpf.LOAD, bpf.ARGUMENTS)
-    yield bpf.instruction(bpf.JUMP_ANY_BIT, _NAMESPACE_FLAGS, 0, 1)
-    yield bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.EPERM)
-    yield bpf.instruction(bpf.RETURN, bpf.ALLOW)
-
-
-def _socket(number: int) -> Iterator[bytes]:
-    yield bpf.instruction(bpf.JUMP_EQUAL, number, 0, len(_FAMILIES) + 3)
-    yield bpf.instruction(bpf.LOAD, bpf.ARGUMENTS)
-    for index, family in enumerate(_FAMILIES):
-        yield bpf.instruction(bpf.JUMP_EQUAL, family, len(_FAMILIES) - index, 0)
-    yield bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.EAFNOSUPPORT)
-    yield bpf.instruction(bpf.RETURN, bpf.ALLOW)
-
-
-def build_filter(machine: str | None = None, *, keyed: Container[str] = (), key: int = 0) -> bytes:
+def build_filter(
+    machine: str | None = None, *, has_namespaces: bool = True, keyed: Sequence[str] = (), key: int = 0
+) -> bytes:
     """Return the filter for an architecture (by default of this machine), in the format of `bwrap --seccomp`.
+
+    Without namespaces, the code lives among the files and sockets of its user. Then it may make no sockets except pairs
+    of streams: a network address would be the host's own, and Landlock stops neither a connection to a Unix socket with
+    a path (docker.sock) nor a datagram to one. Nor may it change modes, owners, times or attributes of any file:
+    Landlock leaves that to the owner, whom the kernel takes the code for, and a filter cannot tell the code's own files
+    from those that it is shown. `touch` still makes files, because setting the time to now succeeds without effect.
 
     Calls in `keyed` are allowed if their last argument, which they do not use, is `key`. So one filter can hold for a
     process that needs these calls and for the processes that it starts. Raises `UserError` for an architecture whose
     system call numbers are unknown.
     """
-    architecture, program = _start(machine or platform.machine())
-    for calls, error in ((_REFUSED, errno.EPERM), (_UNKNOWN, errno.ENOSYS)):
-        for name, numbers in calls.items():
-            if (number := numbers[architecture.column]) is not None:
-                program += _refuse_without(number, key, error) if name in keyed else bpf.refuse(number, error)
-    program += _clone(_CLONE[architecture.column])
-    program += _socket(_SOCKET[architecture.column])
-    program += _socket(_SOCKETPAIR[architecture.column])
-    program.append(bpf.instruction(bpf.RETURN, bpf.ALLOW))
+    machine = machine or platform.machine()
+    if machine not in _AUDIT:
+        raise UserError(f"The sandbox has no system call filter for {machine}, only for {', '.join(_AUDIT)}.")
+    call = syscalls.numbers(syscalls.CONDITIONAL, machine)
+    program = [*_start(machine)]
+    program += _clone(call["clone"])
+    program += bpf.only(call["fcntl"], [bpf.Condition(1, _FCNTL)], errno.EINVAL)
+    program += bpf.only(call["ioctl"], [bpf.Condition(1, _IOCTL)], errno.ENOTTY)
+    program += bpf.only(call["prctl"], [bpf.Condition(0, _PRCTL)], errno.EINVAL)
+    for name, conditions in _OF_ITSELF.items():
+        program += bpf.only(call[name], conditions, errno.EPERM)
+    program += _setsockopt(call["setsockopt"])
+    if has_namespaces:
+        for name in ("socket", "socketpair"):
+            program += bpf.only(call[name], [bpf.Condition(0, _FAMILIES)], errno.EAFNOSUPPORT)
+    else:
+        program += bpf.only(call["socketpair"], _STREAM_PAIR, errno.EPERM)
+        touch = syscalls.numbers(syscalls.METADATA, machine)["utimensat"]
+        program += bpf.only(touch, _NOW, errno.EPERM, bpf.ERRNO)
+    for name in keyed:
+        program += bpf.only(call[name], [bpf.Condition(5, (key,))], errno.EPERM)
+    for name in _UNKNOWN:
+        program += bpf.refuse(call[name], errno.ENOSYS)
+    for name in _WITHOUT_EFFECT:
+        program += bpf.refuse(call[name], 0)
+    program += _allow(machine, has_namespaces)
     return b"".join(program)
 
 
-def _start(machine: str) -> tuple[_Architecture, list[bytes]]:
+def _start(machine: str) -> list[bytes]:
     """Begin a filter: check the architecture and load the number of the system call."""
-    if machine not in _ARCHITECTURES:
-        raise UserError(f"The sandbox has no system call filter for {machine}, only for {', '.join(_ARCHITECTURES)}.")
-    architecture = _ARCHITECTURES[machine]
     program = [
         bpf.instruction(bpf.LOAD, bpf.ARCHITECTURE),
-        bpf.instruction(bpf.JUMP_EQUAL, architecture.audit, 1, 0),
+        bpf.instruction(bpf.JUMP_EQUAL, _AUDIT[machine], 1, 0),
         bpf.instruction(bpf.RETURN, bpf.KILL),
         bpf.instruction(bpf.LOAD, bpf.NUMBER),
     ]
-    if machine == "x86_64":  # the x32 ABI has the same calls with other numbers
+    if machine == "x86_64":
         program += [
-            bpf.instruction(bpf.JUMP_ABOVE, 0x40000000, 0, 1),
+            bpf.instruction(bpf.JUMP_ABOVE, _X32, 0, 1),
             bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.ENOSYS),
         ]
-    return architecture, program
+    return program
+
+
+def _clone(number: int) -> list[bytes]:
+    return [
+        bpf.instruction(bpf.JUMP_EQUAL, number, 0, 4),
+        bpf.instruction(bpf.LOAD, bpf.ARGUMENTS),
+        bpf.instruction(bpf.JUMP_ANY_BIT, _NAMESPACE_FLAGS, 0, 1),
+        bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.EPERM),
+        bpf.instruction(bpf.RETURN, bpf.ALLOW),
+    ]
+
+
+def _setsockopt(number: int) -> list[bytes]:
+    options = [*((option, errno.EPERM) for option in _PROGRAM_OPTIONS), *((option, 0) for option in _BUFFER_OPTIONS)]
+    body = [
+        bpf.instruction(bpf.LOAD, bpf.ARGUMENTS + 8),
+        bpf.instruction(bpf.JUMP_EQUAL, socket.SOL_SOCKET, 0, 1 + 2 * len(options)),
+        bpf.instruction(bpf.LOAD, bpf.ARGUMENTS + 16),
+    ]
+    for option, error in options:
+        body += bpf.refuse(option, error)
+    body.append(bpf.instruction(bpf.RETURN, bpf.ALLOW))
+    return [bpf.instruction(bpf.JUMP_EQUAL, number, 0, len(body)), *body]
+
+
+def _allow(machine: str, has_namespaces: bool) -> list[bytes]:
+    """Allow the calls of the table and refuse all others."""
+    families = [family for family in syscalls.families() if has_namespaces or family != syscalls.METADATA]
+    allowed = sorted(number for family in families for number in syscalls.numbers(family, machine).values())
+    late = [number for number in allowed if number > _LAST_OF_LINUX_6_0]
+    answers = [*(bpf.instruction(bpf.JUMP_EQUAL, number, len(late) - index) for index, number in enumerate(late))]
+    answers += [
+        bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.ENOSYS),
+        bpf.instruction(bpf.RETURN, bpf.ALLOW),
+    ]
+    jump = bpf.instruction(bpf.JUMP_ABOVE, _LAST_OF_LINUX_6_0 + 1, 0, len(answers))
+    return [jump, *answers, *bpf.allow_ranges(_ranges(allowed[: -len(late)]), errno.EPERM)]
+
+
+def _ranges(values: Iterable[int]) -> Sequence[tuple[int, int]]:
+    """Return sorted numbers as ranges of (first, last)."""
+    ranges: list[tuple[int, int]] = []
+    for value in values:
+        if ranges and ranges[-1][1] == value - 1:
+            ranges[-1] = (ranges[-1][0], value)
+        else:
+            ranges.append((value, value))
+    return ranges

@@ -46,7 +46,10 @@ class Cgroup:
 
     def ran_out_of_memory(self) -> bool:
         """Return whether the kernel has killed a process here since the last call. Works after the removal, too."""
-        kills = self._last if self._is_gone else self._count()
+        try:
+            kills = self._last if self._is_gone else self._count()
+        except OSError:  # its owner has removed it
+            return False
         before, self._kills = self._kills, kills
         return kills > before
 

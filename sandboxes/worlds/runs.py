@@ -8,20 +8,22 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from agentloop.errors import SandboxError
 from agentloop.sandboxes.interface import languages
 from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, ProcessResult
 from agentloop.sandboxes.worlds.streams import Drain, memory_file
-from agentloop.sandboxes.worlds.world import StepEnd, World
+from agentloop.sandboxes.worlds.world import BrokenWorldError, Step, StepEnd, World
 
 _FILE = re.compile(rb"(\d{1,9}) (-1|\d{1,15})")
 _OUT_OF_MEMORY = re.compile(r"^\S*MemoryError\b")
 _KILL_SECONDS = 10.0
 _FETCH_SECONDS = 60.0
 _HEADER_BYTES = 32
+_KILLED = 137
+"""Exit status of a program that SIGKILL ended."""
 _CORES = os.cpu_count() or 1
 
 
@@ -71,7 +73,8 @@ def given(*fds: int) -> Iterator[tuple[int, ...]]:
 async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: bool) -> ExecutionResult:
     """Run an execution; when cancelled, end its code.
 
-    Raises `SandboxError`, and `UserError` if the files cannot be written.
+    Raises `SandboxError`, and `UserError` if the files cannot be written. A world that breaks because of the code
+    is a result of the code: it counts as killed.
     """
     language = languages.find(execution.language)
     limit_memory(world, execution.memory_mb)
@@ -88,7 +91,10 @@ async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: b
     fetched: dict[str, bytes] = {}
     left_out = False
     if execution.fetch_files:
-        fetched, left_out = await fetch(world, bounds, execution.fetch_files, execution.fetch_bytes, last=reusable)
+        try:
+            fetched, left_out = await fetch(world, bounds, execution.fetch_files, execution.fetch_bytes, last=reusable)
+        except BrokenWorldError as error:
+            outcome = _broken(error, outcome)
     return _result(outcome, compilation, fetched, left_out)
 
 
@@ -127,24 +133,32 @@ class _Runner:
             fds = {"stdout": out.writer, "stderr": errors.writer}
             if stdin:
                 fds["stdin"] = memory_file([encode(stdin)])
-            with given(*fds.values()):
-                step = self.world.start(
-                    "execute" if argv else "python",
-                    fds,
-                    timeout=seconds,
-                    limits=self.bounds.limits(self.world, execution.memory_mb, seconds, python=not argv),
-                    files=files,
-                    last=self.last and final,
-                    argv=argv,
-                    echo=execution.echo,
-                )
             try:
-                end = await step.end()
-            except asyncio.CancelledError:
-                step.kill()
-                await asyncio.wait([step.answer], timeout=_KILL_SECONDS)
-                raise
+                with given(*fds.values()):
+                    step = self.world.start(
+                        "execute" if argv else "python",
+                        fds,
+                        timeout=seconds,
+                        limits=self.bounds.limits(self.world, execution.memory_mb, seconds, python=not argv),
+                        files=files,
+                        last=self.last and final,
+                        argv=argv,
+                        echo=execution.echo,
+                    )
+                end = await self._end(step)
+            except BrokenWorldError as error:
+                stdout, stderr = (drain.finish().decode(errors="replace") for drain in (out, errors))
+                return _broken(error, ProcessResult(stdout=stdout, stderr=stderr, return_code=None, seconds=0.0))
             return self._outcome(end, out, errors)
+
+    async def _end(self, step: Step) -> StepEnd:
+        """Wait for the end of a step; when cancelled, end it."""
+        try:
+            return await step.end()
+        except asyncio.CancelledError:
+            step.kill()
+            await asyncio.wait([step.answer], timeout=_KILL_SECONDS)
+            raise
 
     def _outcome(self, end: StepEnd, out: Drain, errors: Drain) -> ProcessResult:
         stdout, stderr = (drain.finish().decode(errors="replace") for drain in (out, errors))
@@ -159,6 +173,13 @@ class _Runner:
             oom=failed and (killed or out_of_memory(stderr)),
             output_truncated=out.truncated or errors.truncated,
         )
+
+
+def _broken(error: BrokenWorldError, outcome: ProcessResult) -> ProcessResult:
+    """Return the outcome of a program that has broken its world: it counts as killed."""
+    separator = "\n" if outcome.stderr and not outcome.stderr.endswith("\n") else ""
+    stderr = f"{outcome.stderr}{separator}{error}\n"
+    return replace(outcome, stderr=stderr, return_code=_KILLED, timed_out=False, oom=error.oom)
 
 
 def out_of_memory(stderr: str) -> bool:
@@ -189,7 +210,10 @@ def _result(
 async def fetch(
     world: World, bounds: Bounds, paths: Iterable[str], limit: int, *, alone: bool = True, last: bool = False
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the regular files among `paths`, by requested path, and whether one was left out because of `limit`."""
+    """Return the regular files among `paths`, by requested path, and whether one was left out because of `limit`.
+
+    Raises `SandboxError`, and `BrokenWorldError` if code that runs beside it has stopped or forged the answer.
+    """
     requested = list(dict.fromkeys(paths))
     drain = Drain(limit + _HEADER_BYTES * len(requested))
     try:
@@ -206,7 +230,7 @@ async def fetch(
             )
         end = await step.end()
         if end.timed_out:
-            raise SandboxError("The files could not be read in time.")
+            raise SandboxError("The files could not be read in time.") if alone else BrokenWorldError("no file is read")
         files, left_out = _parse(drain.finish())
         return {path: files[index] for index, path in enumerate(requested) if index in files}, left_out
     finally:
@@ -216,14 +240,14 @@ async def fetch(
 def _parse(data: bytes) -> tuple[dict[int, bytes], bool]:
     """Parse the output of `inside.files.read`, by index of the path. In a session the code can write there, too.
 
-    Raises `SandboxError` if it is invalid.
+    Raises `BrokenWorldError` if it is invalid.
     """
     files: dict[int, bytes] = {}
     left_out = False
     position = 0
     while (end := data.find(b"\n", position)) >= 0:
         if not (line := _FILE.fullmatch(data, position, end)):
-            raise SandboxError("The files could not be read: the code wrote into the same pipe.")
+            raise BrokenWorldError("it wrote into the pipe from which files are read")
         index, size = int(line[1]), int(line[2])
         content = data[end + 1 : end + 1 + size] if size > 0 else b""
         position = end + 1 + len(content)

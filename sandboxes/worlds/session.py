@@ -17,7 +17,7 @@ from agentloop.sandboxes.interface.sandbox import CellResult, SessionSettings, c
 from agentloop.sandboxes.worlds import cells, runs
 from agentloop.sandboxes.worlds.runs import Bounds, given, named
 from agentloop.sandboxes.worlds.streams import Drain, memory_file
-from agentloop.sandboxes.worlds.world import Step, World
+from agentloop.sandboxes.worlds.world import BrokenWorldError, Step, World
 
 _OPEN_SECONDS = 30.0
 _INTERRUPT_SECONDS = 2.0
@@ -51,6 +51,8 @@ class WorldSession:
         self._event: asyncio.Future[_Event] | None = None
         """Resolves to the event that ends the running cell."""
         self._over = ""
+        self._broken: BrokenWorldError | None = None
+        """Set if a file could not be written or read because of the code; the next cell reports it."""
         self._idle: asyncio.TimerHandle | None = None
         world.gone = self._chain(world.gone)
 
@@ -93,6 +95,8 @@ class WorldSession:
 
     async def _run(self, code: str, max_seconds: float, stop: asyncio.Future[None]) -> CellResult:
         async with self._lock:
+            if (broken := self._broken or self._world.broken) is not None:
+                return await self._report(broken)
             self._check_open()
             if stop.done():
                 raise SandboxError("The cell was cancelled.")
@@ -123,6 +127,12 @@ class WorldSession:
             else:
                 self._start_idle_timer()
             return result
+
+    async def _report(self, broken: BrokenWorldError) -> CellResult:
+        """Return the result of a cell of a session that earlier cells have broken."""
+        await self._finish("its code has broken its sandbox")
+        ended: Literal["oom", "killed"] = "oom" if broken.oom else "killed"
+        return CellResult(stdout="", stderr=f"{broken}\n", seconds=0.0, oom=broken.oom, session_ended=ended)
 
     async def _cell(
         self, code: str, max_seconds: float, stop: asyncio.Future[None], drains: Sequence[Drain]
@@ -197,26 +207,39 @@ class WorldSession:
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         check_files(files)
         async with self._lock:
+            if self._is_broken():
+                return
             self._check_open()
             self._stop_idle_timer()
-            step = self._world.start(
-                "write",
-                {},
-                timeout=_WRITE_SECONDS,
-                limits=self._bounds.limits(self._world, self._settings.memory_mb, None, python=True),
-                files=named(files),
-                alone=False,
-            )
-            await step.end()
+            try:
+                step = self._world.start(
+                    "write",
+                    {},
+                    timeout=_WRITE_SECONDS,
+                    limits=self._bounds.limits(self._world, self._settings.memory_mb, None, python=True),
+                    files=named(files),
+                    alone=False,
+                )
+                await step.end()
+            except BrokenWorldError as error:
+                self._broken = error
             self._start_idle_timer()
 
     async def read_files(self, paths: Sequence[str], *, limit: int = 64 << 20) -> dict[str, bytes]:
         async with self._lock:
+            if self._is_broken():
+                return {}
             self._check_open()
             self._stop_idle_timer()
-            files, _ = await runs.fetch(self._world, self._bounds, paths, limit, alone=False)
+            try:
+                files, _ = await runs.fetch(self._world, self._bounds, paths, limit, alone=False)
+            except BrokenWorldError as error:
+                self._broken, files = error, {}
             self._start_idle_timer()
             return files
+
+    def _is_broken(self) -> bool:
+        return self._broken is not None or self._world.broken is not None
 
     async def close(self) -> None:
         await self._finish("it was closed")

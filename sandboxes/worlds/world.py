@@ -26,6 +26,14 @@ _BYTES_PER_FILE = 16
 """Bytes of a message for each file, besides its path and content."""
 
 
+class BrokenWorldError(SandboxError):
+    """The code has broken the world it ran in. This counts against the code, not against the sandbox."""
+
+    def __init__(self, reason: str, *, oom: bool = False) -> None:
+        super().__init__(f"The code has broken its own sandbox: {reason}.")
+        self.oom = oom
+
+
 @dataclass(slots=True, frozen=True)
 class StepEnd:
     """The end of a step."""
@@ -82,7 +90,10 @@ class World:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.broken: BrokenWorldError | None = None
+        """Set if the code has ended this world."""
         self._is_clean = True
+        """Whether no code has run since the world was made or cleaned."""
         self._cleans = False
         """Whether it will clean itself after the last step."""
         self._on_clean: Callable[[], None] | None = None
@@ -119,6 +130,7 @@ class World:
         cleaned when the step has ended. Raises `SandboxError`.
         """
         number = next(self._numbers)
+        was_clean = self._is_clean
         request = {
             "op": operation,
             "id": number,
@@ -133,13 +145,13 @@ class World:
             request["fds"] = [*fds, *large]
             future = self._send(number, request, small, [*fds.values(), *large.values()])
         patience = None if timeout is None else timeout + _GRACE + _size(files) / _BYTES_PER_SECOND
-        return Step(self, number, future, patience)
+        return Step(self, number, future, patience, was_clean)
 
     def _send(
         self, number: int, request: dict[str, Any], files: Sequence[tuple[str, bytes]] = (), fds: Sequence[int] = ()
     ) -> asyncio.Future[dict[str, Any]]:
         if not self.alive:
-            raise SandboxError("The sandbox died.")
+            raise self.broken or SandboxError("The sandbox died.")
         try:
             channel.request(self._control, request, files, fds)
         except OSError as error:
@@ -196,7 +208,7 @@ class World:
         waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), self._ready]
         for future in waiting:
             if not future.done() and not self._loop.is_closed():
-                future.set_exception(SandboxError("The sandbox died."))
+                future.set_exception(self.broken or SandboxError("The sandbox died."))
                 future.exception()  # mark as retrieved: nobody may be waiting
         self._waiting.clear()
         if self.gone is not None:
@@ -211,10 +223,15 @@ class World:
         except BlockingIOError:
             return
         except (EOFError, OSError, ValueError, LookupError):
+            if self.cgroup is not None and not self._is_clean and self.cgroup.ran_out_of_memory():
+                self.broken = BrokenWorldError("it ran out of memory", oom=True)
             self.destroy()
 
     def _answer(self, message: dict[str, Any]) -> None:
-        if "clean" in message:
+        if "broken" in message:  # by the first process, in which no code runs, before it ends
+            self.broken = BrokenWorldError(bytes.fromhex(message["broken"]).decode(errors="replace"))
+            self.destroy()
+        elif "clean" in message:
             self._is_clean, self._cleans = True, False
             self._settled()
         elif "ready" in message:
@@ -228,10 +245,16 @@ class Step:
     """A running step of a world."""
 
     def __init__(
-        self, world: World, number: int, answer: asyncio.Future[dict[str, Any]], patience: float | None
+        self,
+        world: World,
+        number: int,
+        answer: asyncio.Future[dict[str, Any]],
+        patience: float | None,
+        was_clean: bool,
     ) -> None:
         self._world = world
         self._number = number
+        self._was_clean = was_clean
         self.answer = answer
         if patience is not None:
             deadline = asyncio.get_running_loop().call_later(patience, world.destroy)
@@ -244,12 +267,20 @@ class Step:
         self._world.tell("interrupt", self._number)
 
     async def end(self) -> StepEnd:
-        """Wait for its end. Raises `SandboxError`, and `UserError` if the files of the request cannot be written."""
+        """Wait for its end.
+
+        Raises `UserError` if the files of the request cannot be written. Raises `SandboxError` if the sandbox failed,
+        and `BrokenWorldError` if code that ran before in the same world is the reason.
+        """
         answer = await asyncio.shield(self.answer)
         if stage := answer.get("failed"):
             reason = bytes.fromhex(answer["reason"]).decode()
             if stage == "files":
                 raise UserError(f"The files cannot be written in the sandbox: {reason}.")
+            if not self._was_clean:
+                raise BrokenWorldError(reason)
+            if self._world.cgroup is not None and self._world.cgroup.ran_out_of_memory():
+                raise UserError("The files and the interpreter do not fit into memory_mb: raise it.")
             raise SandboxError(f"The sandbox could not be closed off: {reason}.")
         return StepEnd(answer["code"], answer["seconds"], bool(answer["timed_out"]))
 

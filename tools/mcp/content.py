@@ -9,24 +9,25 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.types.messages import Content, ImagePart, TextPart
-from agentloop.vision.decoding import load_image
+from agentloop.vision.decoding import ImageBudget
 
 
 def as_content(items: Iterable[Any]) -> Content:
     """Return a string if all items are text, else parts. Content that no model can see becomes a note."""
-    parts = [_part(item) for item in items]
+    budget = ImageBudget()
+    parts = [_part(item, budget) for item in items]
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts if part["type"] == "text")
     return parts
 
 
-def _part(item: Any) -> TextPart | ImagePart:
+def _part(item: Any, budget: ImageBudget) -> TextPart | ImagePart:
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "text":
         return {"type": "text", "text": str(item.get("text", ""))}
     if kind == "image":
         try:
-            return {"type": "image", "image": load_image(base64.b64decode(item.get("data", ""), validate=True))}
+            return {"type": "image", "image": budget.load(base64.b64decode(item.get("data", ""), validate=True))}
         except (binascii.Error, UserError) as error:
             return {"type": "text", "text": f"[an image that cannot be shown: {error}]"}
     if kind == "resource" and isinstance(resource := item.get("resource"), dict) and "text" in resource:

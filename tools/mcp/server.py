@@ -66,6 +66,14 @@ class McpServer:
             reason = str(error) or f"no answer in {self.timeout:g} s"
             raise UserError(f"The MCP server {self.name} is not usable: {reason}.") from error
         known = {str(tool.get("name")): tool for tool in listed}
+        tasks_only = [name for name, tool in known.items() if _requires_task(tool)]
+        for name in tasks_only:
+            if name in (self._include or ()):
+                raise UserError(
+                    f"The tool {name!r} of the MCP server {self.name} runs only as a task (execution.taskSupport is "
+                    "required), which agentloop does not do. Remove it from include."
+                )
+            del known[name]
         for name in self._include or ():
             if name not in known:
                 raise UserError(
@@ -172,6 +180,12 @@ class McpTool(Tool):
         except McpError as error:
             raise ToolError(f"The tool server failed: {error}.") from error
         return ToolResult(as_content(result.get("content", ())), is_error=bool(result.get("isError")))
+
+
+def _requires_task(listed: Mapping[str, Any]) -> bool:
+    """Return whether a call of the tool needs a task (specification of 2025-11-25); a plain call is refused."""
+    execution = listed.get("execution")
+    return isinstance(execution, Mapping) and execution.get("taskSupport") == "required"
 
 
 def _run(coroutine: Any) -> Any:

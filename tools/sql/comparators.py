@@ -19,6 +19,8 @@ Comparator = Callable[[QueryResult, QueryResult], bool]
 
 _DIGITS = 9
 """Significant digits of floats, because a sum depends on the order of its rows."""
+_PIECE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?(?:\*/|\Z)|[()]|[^()'\"/-]+|[/-]", re.DOTALL)
+"""A string, a comment, a parenthesis, or other text of SQL."""
 
 
 class GoldQueryError(AgentLoopError):
@@ -72,7 +74,7 @@ test_suite.__test__ = False  # type: ignore[attr-defined]  # pytest would collec
 def sorts(sql: str) -> bool:
     """Return whether a query orders its rows: it has ORDER BY outside parentheses and strings."""
     depth, outside = 0, []
-    for piece in re.findall(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|[()]|[^()'\"]", sql, re.DOTALL):
+    for piece in _PIECE.findall(sql):
         depth += {"(": 1, ")": -1}.get(piece, 0)
         if depth == 0 and piece not in ("(", ")") and piece[:1] not in "'\"":
             outside.append(" " if piece[:2] in ("--", "/*") else piece)

@@ -13,6 +13,8 @@ from agentloop.tools.sql.results import as_text
 class SqlQuery(Tool):
     """Run one SQL query on the task's database and read the rows. Nothing can be changed."""
 
+    by_name_only = True
+
     def __init__(
         self,
         database: str | None = None,
@@ -47,22 +49,21 @@ class SqlQuery(Tool):
 
     async def call(self, ctx: ToolContext, sql: Annotated[str, "One SQL statement that reads"]) -> ToolResult:
         seconds = max(min(self.seconds, ctx.seconds_left), 0.001)
-        result = await self._database_of(ctx).query(
-            sql, seconds=seconds, max_rows=self._max_rows, max_bytes=self._max_bytes
-        )
+        database = await self._database_of(ctx)
+        result = await database.query(sql, seconds=seconds, max_rows=self._max_rows, max_bytes=self._max_bytes)
         return ToolResult(
             as_text(result, max_chars=self._max_chars),
             is_error=not result.ok,
             metrics={"seconds": result.seconds, "timed_out": float(result.timed_out), "ok": float(result.ok)},
         )
 
-    def _database_of(self, ctx: ToolContext) -> Database:
+    async def _database_of(self, ctx: ToolContext) -> Database:
         if self._databases.common is not None:
             return self._databases.common
         name = ctx.task.get(self._field)
         if not isinstance(name, str):
             raise ToolError(f"This task names no database in its field {self._field!r}.")
         try:
-            return self._databases.named(name)
+            return await self._databases.named(name)
         except UserError as error:
             raise ToolError("The database of this task cannot be read.") from error

@@ -5,12 +5,12 @@ It is the tool of DeepEyes (arXiv 2505.14362) with the names, schema and texts o
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from agentloop.errors import UserError
+from agentloop.process.threads import DECODING
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.vision.boxes import Frame, Policy, resolve_box, to_seen, to_source
 from agentloop.types.messages import ImagePart, TextPart
@@ -100,7 +100,7 @@ class ImageZoomIn(Tool):
         if len(ctx.images) >= self.max_images:
             return _refused(f"Error: at most {self.max_images} images may be shown. Answer with what you have seen.")
         image = ctx.images[-1 if self.nested else 0]
-        crop = await asyncio.to_thread(self.crop, image, bbox_2d)
+        crop = await DECODING.run(self.crop, image, bbox_2d)
         if crop is None:
             return _refused(
                 f"Error: The specified bounding box {_plain(bbox_2d)} is invalid or results in a crop smaller than the "

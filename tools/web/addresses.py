@@ -19,6 +19,22 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.ip_network("2002::/16")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""The IPv6 addresses that are assigned for the public internet; everything else is special or reserved."""
+_DENIED = [
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16/32",  # Azure's metadata and DNS
+        "192.0.0.0/24",  # protocol assignments; 192.0.0.192 is Oracle's metadata
+        "192.88.99.0/24",  # relays of 6to4
+        "2001::/23",  # protocol assignments
+        "3fff::/20",  # documentation
+    )
+]
+"""Ranges that `ipaddress` calls global, in some version at least, and that no web page needs.
+
+https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry
+"""
 
 
 class AddressError(Exception):
@@ -35,7 +51,9 @@ def is_public(address: Address) -> bool:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address in _SIX_TO_FOUR:
             return is_public(ipaddress.IPv4Address((int(address) >> 80) & 0xFFFFFFFF))
-    return address.is_global and not address.is_multicast
+        if address not in _UNICAST:
+            return False
+    return address.is_global and not address.is_multicast and not any(address in network for network in _DENIED)
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -1,21 +1,31 @@
-"""`Fetcher`: fetches a page as text, with limits on size, time and redirects."""
+"""`Fetcher`: fetches a page as text, with limits on size, time and redirects, and reads it in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
+from agentloop.process.worker_pool import WorkerDiedError, Workers
 from agentloop.tools.web.addresses import AddressError, PublicOnly
-from agentloop.tools.web.page_text import page_text
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT = re.compile(r"text/|application/(json|xml|xhtml\+xml|rss\+xml|atom\+xml|javascript|.*\+(json|xml))")
 _CHUNK = 1 << 16
+_MAX_HEADER_CHARS = 256
+"""Characters of a header that are read; a browser's are shorter."""
+_MAX_URL_CHARS = 8192
+_MAX_HOST_CHARS = 253
+"""RFC 1035, section 2.3.4, without the final dot."""
+_READ_SECONDS = 5.0
+"""Seconds to extract the text of a page after it has arrived. A long article takes 0.2 s."""
+_READER = Path(__file__).with_name("page_text.py")
 
 
 class FetchError(Exception):
@@ -45,8 +55,12 @@ class Fetcher:
         max_bytes: int = 4 << 20,
         max_redirects: int = 5,
         user_agent: str = "agentloop",
+        workers: int = 4,
     ) -> None:
-        """Set the limits: `seconds` includes redirects, and `max_bytes` counts after decompression."""
+        """Set the limits: `seconds` includes redirects, and `max_bytes` counts after decompression.
+
+        `workers` is the number of pages that are read at once, each in its own process.
+        """
         self._network = network
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -56,6 +70,11 @@ class Fetcher:
             ("Accept", "text/html, text/*;q=0.9"),
             ("Accept-Encoding", "gzip"),
         ]
+        self._workers = Workers(_READER, workers, hello=_request(b"<p>", "text/html", "http://x/"))
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._workers.close()
 
     async def fetch(self, url: str) -> Page:
         """Fetch a page. Raises `FetchError`."""
@@ -66,14 +85,25 @@ class Fetcher:
                 httpcore.AsyncConnectionPool(network_backend=self._network, http2=False) as pool,
             ):
                 url, content_type, body, truncated = await self._follow(pool, url)
-            title, text = await asyncio.to_thread(page_text, body, content_type, url)
         except TimeoutError as error:
             raise FetchError(f"the page took longer than {self._seconds:g} s") from error
         except AddressError as error:
             raise FetchError(str(error)) from error
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             raise FetchError(f"the page cannot be read: {type(error).__name__} {error}".strip()) from error
+        title, text = await self._text_of(body, content_type, url)
         return Page(url, title, text, truncated)
+
+    async def _text_of(self, body: bytes, content_type: str, url: str) -> tuple[str, str]:
+        """Return title and text of a page. Raises `FetchError`."""
+        request = await asyncio.to_thread(_request, body, content_type, url)
+        try:
+            answer = await self._workers.ask(request, seconds=_READ_SECONDS)
+        except TimeoutError as error:
+            raise FetchError(f"the text of the page cannot be extracted in {_READ_SECONDS:g} s") from error
+        except WorkerDiedError as error:
+            raise FetchError("the text of the page cannot be extracted within the limits") from error
+        return answer["title"], answer["text"]
 
     async def _follow(self, pool: httpcore.AsyncConnectionPool, url: str) -> tuple[str, str, bytes, bool]:
         for _ in range(self._max_redirects + 1):
@@ -85,8 +115,8 @@ class Fetcher:
                     continue
                 if response.status != 200:
                     raise FetchError(f"the server answers with HTTP {response.status}")
-                content_type = headers.get(b"content-type", "text/html")
-                if not _TEXT.match(content_type.strip().lower()):
+                content_type = headers.get(b"content-type", "text/html")[:_MAX_HEADER_CHARS]
+                if not is_text(content_type):
                     raise FetchError(f"the page is no text but {content_type.partition(';')[0]}")
                 body, truncated = await self._read(response, headers.get(b"content-encoding", "identity"))
                 return url, content_type, body, truncated
@@ -111,8 +141,19 @@ class Fetcher:
         return bytes(body), False
 
 
+def is_text(content_type: str) -> bool:
+    """Return whether a content type is one of text."""
+    return _TEXT.match(content_type.strip().lower()) is not None
+
+
+def _request(body: bytes, content_type: str, url: str) -> dict[str, str]:
+    return {"body": base64.b64encode(body).decode(), "content_type": content_type, "url": url}
+
+
 def checked_url(url: str) -> str:
-    """Normalize an http(s) URL. Raises `FetchError` for a user name, an invalid host and other schemes."""
+    """Normalize an http(s) URL. Raises `FetchError` for a user name, an invalid host, other schemes, and long ones."""
+    if len(url) > _MAX_URL_CHARS:
+        raise FetchError(f"the URL is longer than {_MAX_URL_CHARS} characters")
     try:
         parts = urlsplit(url.strip())
         host, port = parts.hostname, parts.port
@@ -122,7 +163,8 @@ def checked_url(url: str) -> str:
         raise FetchError("only http:// and https:// pages are fetched")
     if parts.username is not None or parts.password is not None or "@" in parts.netloc or "\\" in url:
         raise FetchError("a URL may not hold a user name")
-    if not host or any(character.isspace() or ord(character) < 33 for character in parts.geturl()):
+    is_odd = any(character.isspace() or ord(character) < 33 for character in parts.geturl())
+    if not host or len(host) > _MAX_HOST_CHARS or is_odd:
         raise FetchError("this is no URL")
     try:
         ascii_host = host if ":" in host else host.encode("idna").decode()

@@ -1,16 +1,23 @@
-"""Extract title and readable text from the bytes of a page."""
+"""Extract title and readable text from the bytes of a page. As a script, it answers requests on stdin.
+
+No parser of HTML is quick for every page, and some take hours in C code, which no thread survives. So `Fetcher` runs
+this in processes that it kills.
+"""
 
 from __future__ import annotations
 
+import base64
 import codecs
-import html
+import json
 import re
+import resource
+import sys
 
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_CHARSET = re.compile(r"charset\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.IGNORECASE)
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _DECLARATION_BYTES = 2048
 """Bytes in which HTML must declare its charset: https://html.spec.whatwg.org/#determining-the-character-encoding"""
+_DATA_BYTES = 1 << 30
 
 
 def page_text(body: bytes, content_type: str, url: str) -> tuple[str, str]:
@@ -22,9 +29,7 @@ def page_text(body: bytes, content_type: str, url: str) -> tuple[str, str]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in ("text/html", "application/xhtml+xml"):
         return "", content.strip()
-    match = _TITLE.search(content)
-    title = " ".join(html.unescape(match[1]).split()) if match else ""
-    return title, _main_text(content, url)
+    return _title(content), _main_text(content, url)
 
 
 def decoded(body: bytes, content_type: str) -> str:
@@ -43,6 +48,13 @@ def decoded(body: bytes, content_type: str) -> str:
     return body.decode(codec.name, errors="replace")
 
 
+def _title(content: str) -> str:
+    import trafilatura
+
+    tree = trafilatura.load_html(content)
+    return "" if tree is None else " ".join((tree.findtext(".//title") or "").split())
+
+
 def _main_text(content: str, url: str) -> str:
     import trafilatura
 
@@ -50,3 +62,18 @@ def _main_text(content: str, url: str) -> str:
     if not text:
         text = trafilatura.html2txt(content)
     return (text or "").strip()
+
+
+def main() -> None:
+    """Answer lines {"body": base64, "content_type", "url"} with {"title", "text"} until stdin ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes only to pipes
+    resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
+    for line in sys.stdin:
+        request = json.loads(line)
+        title, text = page_text(base64.b64decode(request["body"]), request["content_type"], request["url"])
+        print(json.dumps({"title": title, "text": text}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,6 +65,8 @@ class WebSearch(Tool):
 class WebFetch(Tool):
     """Read a web page as text."""
 
+    by_name_only = True
+
     def __init__(
         self,
         *,
@@ -74,18 +76,23 @@ class WebFetch(Tool):
         max_redirects: int = 5,
         ports: Sequence[int] = (80, 443),
         allowed_networks: Sequence[str] = (),
+        workers: int = 4,
     ) -> None:
         """Set the limits. Raises `UserError` for invalid networks.
 
         `timeout` is the seconds of a page. At most `max_bytes` of it are read, and the model sees `max_chars`. The tool
-        connects to `ports` of public addresses and of `allowed_networks` (CIDR).
+        connects to `ports` of public addresses and of `allowed_networks` (CIDR). `workers` pages are read at once.
         """
+        if workers < 1:
+            raise UserError(f"workers of web_fetch must be at least 1, got {workers}.")
         try:
             network = PublicOnly(ports, allowed=allowed_networks)
         except ValueError as error:
             raise UserError(f"Invalid network in allowed_networks of web_fetch: {error}.") from error
         self.timeout = timeout + 10.0
-        self._fetcher = Fetcher(network, seconds=timeout, max_bytes=max_bytes, max_redirects=max_redirects)
+        self._fetcher = Fetcher(
+            network, seconds=timeout, max_bytes=max_bytes, max_redirects=max_redirects, workers=workers
+        )
         self._max_chars = max_chars
 
     async def start(self) -> None:
@@ -93,6 +100,9 @@ class WebFetch(Tool):
             import trafilatura  # noqa: F401
         except ImportError as error:
             raise UserError("web_fetch needs trafilatura: `pip install agentloop[web]`.") from error
+
+    async def shutdown(self) -> None:
+        await self._fetcher.close()
 
     async def call(
         self, ctx: ToolContext, url: Annotated[str, "Address of the page, http:// or https://"]

@@ -19,8 +19,12 @@ class Outcome:
     """Added to the reward of the trajectory."""
     penalties: NDArray[np.float64] | None = None
     """[num_sampled]; subtracted from the reward at each sampled token."""
+    other_penalties: float = 0.0
+    """Sum of the penalties of the episode's other streams, which are subtracted from its reward too."""
+    other_sampled: int = 0
+    """Number of sampled tokens of the episode's other streams."""
     baseline: float | None = None
-    """Reward of the greedy episode of the same task, if one was judged."""
+    """Reward of the greedy episode of the same task with shaping and penalties, if one was judged."""
 
     values: NDArray[np.float32] | None = None
     """[num_sampled]; the critic's value of the state before each sampled token."""
@@ -36,7 +40,8 @@ class Outcome:
     @property
     def reward(self) -> float:
         """The reward with shaping and penalties."""
-        return self.final_reward - (0.0 if self.penalties is None else float(self.penalties.sum()))
+        own = 0.0 if self.penalties is None else float(self.penalties.sum())
+        return self.final_reward - own - self.other_penalties
 
     @property
     def num_sampled(self) -> int:

@@ -51,7 +51,7 @@ def gpg(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[Ad
 
 @register_outcomes("opo")
 def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
-    """Return r - the mean reward weighted by sampled tokens (arXiv 2505.23585).
+    """Return r - the mean reward weighted by the sampled tokens of each episode (arXiv 2505.23585).
 
     This is close to the baseline of least variance, because a longer trajectory has a larger gradient.
     """
@@ -59,7 +59,7 @@ def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[Ad
 
 
 def _opo(group: Sequence[Outcome]) -> list[AdvantageValue]:
-    lengths = np.array([outcome.num_sampled for outcome in group], dtype=np.float64)
+    lengths = np.array([outcome.num_sampled + outcome.other_sampled for outcome in group], dtype=np.float64)
     if not lengths.any():
         return [0.0] * len(group)
     return list(relative(rewards_of(group), lambda rewards: rewards - (lengths * rewards).sum() / lengths.sum()))

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.config.algorithm import AlgorithmConfig
-from agentloop.trainer import advantages
-from agentloop.trainer.advantages import AdvantageValue, Outcome
 from agentloop.types.image import PlacedImage
 from agentloop.types.trajectory import NO_VERSION, Trajectory
 
-T = TypeVar("T", bound=np.generic)
-
-NO_REWARD = "no_reward"
 NO_SAMPLED_TOKENS = "no_sampled_tokens"
-TRUNCATED = "truncated"
-TOO_OLD = "too_old"
+"""Reason to drop a trajectory: there is nothing to train on."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -47,6 +38,8 @@ class Sample:
     reward: float = 0.0
     trajectory_id: str = ""
     group_id: str = ""
+    episode: int | None = None
+    """Number of the episode in the step, which its branches share; None: the sample is an episode of its own."""
     images: tuple[PlacedImage, ...] = ()
     """Images in the order of the tokens."""
 
@@ -101,7 +94,11 @@ class Sample:
 
     @classmethod
     def from_trajectory(
-        cls, trajectory: Trajectory, advantage: float | NDArray[np.float32] = 1.0, policy_version: int = 0
+        cls,
+        trajectory: Trajectory,
+        advantage: float | NDArray[np.float32] = 1.0,
+        policy_version: int = 0,
+        episode: int | None = None,
     ) -> Sample:
         """Return the sample of a trajectory, with copies of its arrays. Raises `ValueError` if token 0 is sampled."""
         return cls(
@@ -114,6 +111,7 @@ class Sample:
             reward=0.0 if trajectory.reward is None else trajectory.reward,
             trajectory_id=trajectory.trajectory_id,
             group_id=trajectory.group_id,
+            episode=episode,
             images=tuple(trajectory.images),
         )
 
@@ -148,157 +146,6 @@ class TrainBatch:
     def num_sampled(self) -> int:
         """Number of sampled tokens of all samples."""
         return sum(sample.num_sampled for sample in self.samples)
-
-
-ScoreFn = Callable[[Sequence[Sample]], Sequence[NDArray[np.float32]]]
-"""samples -> a model's values for the sampled tokens of each sample, [num_sampled] each."""
-
-
-@dataclass(slots=True, frozen=True)
-class TokenModels:
-    """Models that score tokens, if the algorithm needs them."""
-
-    reference: ScoreFn | None = None
-    """Log-probabilities of the reference model, for `kl_in_reward`."""
-    critic: ScoreFn | None = None
-    """Values of the critic, for an advantage with `value_targets`."""
-    process: ScoreFn | None = None
-    """Rewards of the process reward model, for an advantage with `needs_process_rewards`."""
-
-
-def make_batch(
-    groups: Sequence[Sequence[Trajectory]],
-    algorithm: AlgorithmConfig | None = None,
-    *,
-    policy_version: int = 0,
-    oldest_version: int = 0,
-    baselines: Sequence[float | None] | None = None,
-    models: TokenModels | None = None,
-) -> TrainBatch:
-    """Compute the advantages of all groups and return their trajectories as one batch, in order.
-
-    `policy_version` is that of the weights to be trained. Tokens sampled before `oldest_version` carry no loss.
-    `baselines` has the reward of each group's greedy episode. Raises `UserError` for an unknown advantage.
-
-    Branches are trained too. Each branch is judged as if it were its whole episode, so an episode counts once in the
-    statistics of its group, however many branches it has. A trajectory without a reward counts neither in the
-    statistics nor in the batch. One with a reward but no sampled token counts in the statistics only: it is an outcome
-    of the policy, but there is nothing to train on.
-    """
-    algorithm = algorithm or AlgorithmConfig()
-    advantage = advantages.get(algorithm.advantage)
-    options = advantages.parse_options(advantage, algorithm.advantage_options)
-    assert baselines is not None or not advantage.needs_greedy, "each task needs a greedy episode"
-    judged = [[trajectory for trajectory in group if _is_judged(trajectory)] for group in groups]
-    streams = [[stream for trajectory in group for stream in _streams(trajectory)] for group in judged]
-    outcomes = _outcomes(streams, algorithm, baselines or [None] * len(groups), models or TokenModels())
-    values = _advantages(lambda shown: advantage.function(shown, options), judged, outcomes)
-    samples: list[Sample] = []
-    auxiliary_samples: list[Sample] = []
-    dropped = Counter({NO_REWARD: sum(map(len, groups)) - sum(map(len, judged))})
-    num_too_old = 0
-    for outcome in (outcome for group in outcomes for outcome in group):
-        if (reason := _reason_to_drop(outcome.trajectory, algorithm)) is not None:
-            dropped[reason] += 1
-            continue
-        whole = Sample.from_trajectory(outcome.trajectory, values[id(outcome.trajectory)], policy_version)
-        sample = whole.since(oldest_version)
-        num_too_old += whole.num_sampled - sample.num_sampled
-        if not sample.num_sampled:
-            dropped[TOO_OLD] += 1
-            continue
-        samples.append(sample)
-        if advantage.value_targets:
-            targets = advantage.value_targets(outcome, options)
-            auxiliary = replace(whole, advantage=targets, old_logprobs=outcome.values)
-            auxiliary_samples.append(auxiliary.since(oldest_version))
-        elif advantage.needs_process_rewards:
-            auxiliary_samples.append(replace(sample, advantage=sample.reward))
-    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, auxiliary_samples)
-
-
-def _outcomes(
-    groups: Sequence[Sequence[Trajectory]],
-    algorithm: AlgorithmConfig,
-    baselines: Sequence[float | None],
-    models: TokenModels,
-) -> list[list[Outcome]]:
-    trajectories = [trajectory for group in groups for trajectory in group if trajectory.num_sampled > 0]
-    samples = [Sample.from_trajectory(trajectory) for trajectory in trajectories]
-    places = {id(trajectory): place for place, trajectory in enumerate(trajectories)}
-    penalties = _kl_penalties(samples, algorithm.kl_in_reward, models.reference)
-    values = models.critic(samples) if models.critic else None
-    process_rewards = models.process(samples) if models.process else None
-    overlong = algorithm.overlong
-    return [
-        [
-            Outcome(
-                trajectory,
-                shaping=overlong.reward(trajectory.num_sampled) if overlong else 0.0,
-                penalties=_at(penalties, places.get(id(trajectory))),
-                baseline=baseline,
-                values=_at(values, places.get(id(trajectory))),
-                process_rewards=_at(process_rewards, places.get(id(trajectory))),
-            )
-            for trajectory in group
-        ]
-        for group, baseline in zip(groups, baselines, strict=True)
-    ]
-
-
-def _streams(trajectory: Trajectory) -> list[Trajectory]:
-    """Return the judged token streams of an episode: the trajectory, then its branches."""
-    return [trajectory, *filter(_is_judged, trajectory.branches)]
-
-
-def _advantages(
-    function: Callable[[Sequence[Sequence[Outcome]]], list[list[AdvantageValue]]],
-    judged: Sequence[Sequence[Trajectory]],
-    outcomes: Sequence[Sequence[Outcome]],
-) -> dict[int, AdvantageValue]:
-    """Return `id()` of each stream -> its advantage.
-
-    Round 0 compares the trajectories. Round k compares branch k of each episode that has one with the trajectories of
-    the other episodes.
-    """
-    outcome_of = {id(outcome.trajectory): outcome for group in outcomes for outcome in group}
-    episodes = [[_streams(trajectory) for trajectory in group] for group in judged]
-    values: dict[int, AdvantageValue] = {}
-    for k in range(max((len(streams) for group in episodes for streams in group), default=1)):
-        shown = [[streams[k] if k < len(streams) else streams[0] for streams in group] for group in episodes]
-        judgements = function([[outcome_of[id(stream)] for stream in group] for group in shown])
-        for group, found in zip(shown, judgements, strict=True):
-            for stream, value in zip(group, found, strict=True):
-                values.setdefault(id(stream), value)
-    return values
-
-
-def _is_judged(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None and math.isfinite(trajectory.reward)
-
-
-def _reason_to_drop(trajectory: Trajectory, algorithm: AlgorithmConfig) -> str | None:
-    if trajectory.num_sampled == 0:
-        return NO_SAMPLED_TOKENS
-    reason = trajectory.stop_reason
-    return TRUNCATED if algorithm.drop_truncated and reason is not None and reason.is_truncated else None
-
-
-def _kl_penalties(
-    samples: Sequence[Sample], coef: float, reference: ScoreFn | None
-) -> list[NDArray[np.float64]] | None:
-    """Return coef * (log policy - log reference) of the sampled tokens of each sample, [num_sampled] each."""
-    if coef == 0:
-        return None
-    assert reference is not None, "kl_in_reward needs a reference model"
-    return [
-        coef * (sample.logprobs[sample.loss_mask].astype(np.float64) - logprobs)
-        for sample, logprobs in zip(samples, reference(samples), strict=True)
-    ]
-
-
-def _at(arrays: Sequence[NDArray[T]] | None, place: int | None) -> NDArray[T] | None:
-    return None if arrays is None or place is None else arrays[place]
 
 
 def supervised_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:

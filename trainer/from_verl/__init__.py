@@ -6,7 +6,7 @@ settings that no part read. The converter is written for verl 0.9.1 and also loo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl.algorithm import algorithm
 from agentloop.trainer.from_verl.asynchronous import asynchronous
-from agentloop.trainer.from_verl.config import Settings, VerlConfig
+from agentloop.trainer.from_verl.config import Settings, VerlConfig, escaped, interpolated_from, visible
 from agentloop.trainer.from_verl.data import data
 from agentloop.trainer.from_verl.environment import environment
 from agentloop.trainer.from_verl.hardware import hardware
@@ -46,23 +46,27 @@ class Converted:
     """Differences in meaning that a person should check."""
 
 
-def convert(*words: str | Path) -> Converted:
+def convert(*words: str | Path, variables: Mapping[str, str] | None = None) -> Converted:
     """Convert a config.yaml that Hydra saved, a launch script with its arguments, or the words of a command.
 
-    Raises `UserError` for anything else, and for a trainer without rewards.
+    A script sees the environment `variables`, and none of this process but HOME, USER and PWD. Raises `UserError` for
+    anything else, and for a trainer without rewards.
     """
     if not words:
         raise UserError(
             "No source given. Give a config.yaml of verl, a launch script, or -- and the overrides of a run."
         )
-    verl = read([str(word) for word in words])
-    settings: Settings = {}
-    for part in PARTS:
-        settings |= part(verl)
-    settings = {key: value for key, value in settings.items() if value is not None}
+    known = visible(variables or {})
+    with interpolated_from(known):
+        verl = read([str(word) for word in words], known)
+        settings: Settings = {}
+        for part in PARTS:
+            settings |= part(verl)
+        not_read = list(unread(verl))
+    settings = {key: escaped(value) for key, value in settings.items() if value is not None}
     if relative := [key for key in _PATHS if _is_relative(settings.get(key))]:
         verl.note(f"Relative paths start at the folder of this file: check {', '.join(relative)}.")
-    lacks = verl.lacks + [f"{key} was set, but has no counterpart here." for key in unread(verl)]
+    lacks = verl.lacks + [f"{key} was set, but has no counterpart here." for key in not_read]
     return Converted(_nested(settings), list(dict.fromkeys(lacks)), list(dict.fromkeys(verl.notes)))
 
 

@@ -1,13 +1,17 @@
-"""`VerlConfig`: one config of verl, with the findings of the conversion."""
+"""`VerlConfig`: one config of verl, with the findings of the conversion, and the variables that it may refer to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from agentloop.errors import UserError
 
@@ -89,3 +93,39 @@ class VerlConfig:
 def positive(value: Any) -> Any:
     """Return a positive number, or None for -1 and 0, which mean "no" in verl."""
     return value if value is not None and value > 0 else None
+
+
+def visible(named: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the environment that a conversion may read: the named ones, HOME, USER and PWD.
+
+    So no secret gets into a config.
+    """
+    user = {"USER": os.environ["USER"]} if "USER" in os.environ else {}
+    return {"HOME": os.path.expanduser("~"), "PWD": os.getcwd(), **user, **named}
+
+
+@contextmanager
+def interpolated_from(variables: Mapping[str, str]) -> Iterator[None]:
+    """Resolve `${oc.env:NAME}` from `variables` only."""
+
+    def environment(name: str, *default: Any) -> Any:
+        if name in variables:
+            return variables[name]
+        if default:
+            return default[0]
+        raise KeyError(f"the variable {name} is not named: add --env {name}")
+
+    OmegaConf.register_resolver("oc.env", environment, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_resolver("oc.env", oc.env, replace=True)
+
+
+def escaped(value: Any) -> Any:
+    r"""Return a setting in which `${` stands for itself (`\${`): text of a script is not resolved in a new config."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
+    if isinstance(value, dict):
+        return {key: escaped(each) for key, each in value.items()}
+    return [escaped(each) for each in value] if isinstance(value, list) else value

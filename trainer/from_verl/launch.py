@@ -1,29 +1,21 @@
 """Read the command that starts verl from a command line or a shell script.
 
-A restricted bash (`bash -r`) expands the script, so variables, arrays, conditions and arguments have the values of a
-real run. Nothing else happens: the shell cannot write files or start programs by their path, and PATH contains only
-readers such as `dirname`. Every other command is recorded and succeeds without running. The output of a program that
-does not run (`$(python -c ...)`) is empty.
+`shell` follows the script, so variables, arrays, conditions and arguments have the values of a real run. Nothing is
+started, written or read. Every program of the script counts as having succeeded, and its output (`$(nvidia-smi -L)`)
+as empty, with a note if a setting depends on it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
-import signal
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from agentloop.errors import UserError
-
-_SECONDS = 20
-"""Time limit of a script, which may wait for a server that never starts; commands up to then count."""
+from agentloop.trainer.from_verl.shell.interpreter import follow
+from agentloop.trainer.from_verl.shell.unknown import plain
 
 _SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward", "reward_model", "trainer")
 """Sections of verl's config; a command that sets a key of one of them starts verl."""
@@ -81,100 +73,50 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield {"p": "path", "n": "name"}.get(found[1], found[1]), value
 
 
-_READERS = (
-    "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "nproc", "realpath", "seq",
-    "sort", "tail", "tr", "uname", "wc", "whoami",
-)  # fmt: skip
-"""Programs that a script may run, because they only print."""
+@dataclass(slots=True, frozen=True)
+class Script:
+    """What a launch script would start."""
 
-_BEFORE = r"""
-command_not_found_handle() {
-    printf '%s\0' "$@" >&"$LAUNCH_FD"; printf '\001\0' >&"$LAUNCH_FD"
-    case "$1 ${2-}" in python*' -c'|python*' -'|curl*) return 1 ;; esac
-}
-set() { if [ "${1-}" = -- ]; then echo "from-verl: set -- is not followed" >&2; fi; }
-exec() { if [ $# -gt 0 ]; then "$@"; fi; }
-cd() {
-    local to="${!#}"
-    case "$to" in /*) PWD=$(realpath -m -- "$to") ;; *) PWD=$(realpath -m -- "$PWD/$to") ;; esac
-}
-pwd() { printf '%s\n' "$PWD"; }
-source() { :; }
-.() { :; }
-kill() { :; }
-"""
-"""Prelude of a script: it records commands, and replaces builtins.
-
-`set -e` would end the script at the first command that does not run. A restricted shell forbids `cd` but allows `kill`.
-"""
-
-_OUTPUT = re.compile(r"""(?<=\s)(?:\d|&)?>>?(?!&)\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>]+)""")
+    launches: tuple[Launch, ...]
+    complaint: str
+    """Why the script was not followed to its end; empty if it was."""
+    notes: tuple[str, ...]
+    """What a person should check: values that only a real run knows."""
 
 
-def script_commands(script: Path, arguments: Sequence[str] = ()) -> tuple[list[list[str]], str]:
-    """Return the words of every command that a shell script would start, and the last complaint of its shell.
+def read_script(script: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> Script:
+    """Follow a script with its arguments; of the environment it sees `variables` only.
 
-    The script is called with `arguments`. Raises `UserError` if it cannot be read, or if there is no bash.
+    Raises `UserError` if the file cannot be read.
     """
-    bash = shutil.which("bash")
-    if bash is None:
-        raise UserError("Reading a script needs bash, which is not installed. Give the overrides instead, after --.")
     try:
-        text = _safe(script.read_text(encoding="utf-8"))
+        text = script.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The script {script} cannot be read: {error}. Check its path.") from error
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryFile() as written,
-        tempfile.TemporaryFile() as errors,
-    ):
-        for name in _READERS:
-            if (path := shutil.which(name)) is not None:
-                Path(folder, name).symlink_to(path)
-        process = subprocess.Popen(
-            [bash, "-r", "-c", _BEFORE + text, str(script), *arguments],
-            env=_environment() | {"PATH": folder, "LAUNCH_FD": str(written.fileno())},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=[written.fileno()],
-            start_new_session=True,
-        )
-        try:
-            process.wait(_SECONDS)
-        except subprocess.TimeoutExpired:
-            errors.write(f"\nthe script still ran after {_SECONDS} s".encode())
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with its subshells
-            process.wait()
-        return _commands(_text(written)), _complaint(_text(errors))
+    record = follow(text, str(script), arguments, variables)
+    found = launches(record.commands)
+    notes = list(record.notes)
+    for launch in found[:1]:
+        for override in launch.overrides:
+            key = plain(override).partition("=")[0]
+            for description in record.unknowns.described(override):
+                notes.append(f"{key} has nothing in the place of {description}.")
+    notes += [
+        f"The script reads {name}, which your environment sets, but this command does not name. Add --env {name} if "
+        "the run has it."
+        for name in sorted((record.missed & set(os.environ)) - set(variables) - _COMMON)
+    ]
+    return Script(tuple(_without_marks(launch) for launch in found), record.complaint, tuple(notes))
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment without variables that make bash run files before it is restricted."""
-    return {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV", "SHELLOPTS")}
+_COMMON = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"}
+"""Variables that scripts extend for the programs they start."""
 
 
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
-
-
-def _complaint(errors: str) -> str:
-    """Return the last error message of the shell, without its line number."""
-    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("+")]
-    return re.sub(r"^.*?: line \d+: ", "", lines[-1]).strip() if lines else ""
-
-
-def _safe(text: str) -> str:
-    """Remove redirections, which a restricted shell refuses, and replace BASH_SOURCE."""
-    text = re.sub(r"\$\{BASH_SOURCE(\[0\])?(?::-[^}]*)?\}|\$BASH_SOURCE\b", "$0", text)
-    lines = text.split("\n")
-    # In conditions and arithmetic, > means greater.
-    return "\n".join(line if re.search(r"\[\[|\(\(", line) else _OUTPUT.sub("", line) for line in lines)
-
-
-def _commands(written: str) -> list[list[str]]:
-    commands = [part.split("\0") for part in written.split("\001\0")]
-    return [command[:-1] for command in commands[:-1]]
+def _without_marks(launch: Launch) -> Launch:
+    return Launch(
+        plain(launch.module),
+        tuple(map(plain, launch.overrides)),
+        None if launch.config_path is None else plain(launch.config_path),
+        None if launch.config_name is None else plain(launch.config_name),
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl.config import VerlConfig
-from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, script_commands
+from agentloop.trainer.from_verl.launch import Launch, launch_of, read_script
 from agentloop.trainer.from_verl.overrides import parse_override
 
 VERSION = "0.9.1"
@@ -23,13 +24,16 @@ _OWN_TRAINERS = ("sft", "generation", "main_eval", "model_merger", "main_gkd")
 """Parts of module names that do not train with rewards."""
 
 
-def read(words: Sequence[str]) -> VerlConfig:
-    """Read a YAML file with overrides, a script with arguments, or a command. Raises `UserError`."""
+def read(words: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> VerlConfig:
+    """Read a YAML file with overrides, a script with arguments, or a command. Raises `UserError`.
+
+    Of the environment, scripts and interpolations see `variables` only.
+    """
     first, *rest = words
     if first.endswith((".yaml", ".yml")):
         return _saved(Path(first), rest)
     if first.endswith((".sh", ".bash", ".slurm", ".sbatch")) or Path(first).is_file():
-        return _script(Path(first), rest)
+        return _script(Path(first), rest, variables)
     launch = launch_of(words)
     if launch is None:
         raise UserError(
@@ -53,18 +57,20 @@ def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
     return VerlConfig(values, frozenset([*set_keys, *_override(values, overrides)]))
 
 
-def _script(source: Path, arguments: Sequence[str]) -> VerlConfig:
-    commands, complaint = script_commands(source, arguments)
-    found = launches(commands)
-    if not found:
+def _script(source: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> VerlConfig:
+    script = read_script(source, arguments, variables)
+    if not script.launches:
         raise UserError(
-            f"{source} does not start verl{f' ({complaint})' if complaint else ''}. Set the variables that it needs, "
-            "as for the run itself, or give the overrides: agentloop from-verl -- data.train_files=..."
+            f"{source} does not start verl{f' ({script.complaint})' if script.complaint else ''}. Set the "
+            "variables that it needs with --env NAME=VALUE, or give the overrides: agentloop from-verl -- data.seed=..."
         )
+    first = script.launches[0]
     below = sorted(source.absolute().parent.glob("*/"))
-    verl = _launched(found[0], [Path(), *source.absolute().parents, *below])
-    if len(found) > 1:
-        verl.note(f"{source.name} starts {len(found)} runs; this is the first, {found[0].module}.")
+    verl = _launched(first, [Path(), *source.absolute().parents, *below])
+    if len(script.launches) > 1:
+        verl.note(f"{source.name} starts {len(script.launches)} runs; this is the first, {first.module}.")
+    for note in script.notes:
+        verl.note(note)
     return verl
 
 

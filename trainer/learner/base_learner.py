@@ -120,7 +120,7 @@ class BaseLearner(ABC):
             self._recorder = Recorder(self.config.recording, dist.get_rank() if dist.is_initialized() else 0)
         with self._recorder.step(self._progress.steps + 1):
             samples = self._with_logprobs(batch.samples, metrics)
-            for number, indices in enumerate(self.mini_batches(len(samples))):
+            for number, indices in enumerate(self.mini_batches(samples)):
                 self._update([samples[index] for index in indices], metrics, is_first=number == 0)
             self._progress.steps += 1
             result = metrics.result()
@@ -144,12 +144,17 @@ class BaseLearner(ABC):
             samples = [replace(sample, old_logprobs=part) for sample, part in zip(samples, found, strict=True)]
         return samples
 
-    def mini_batches(self, count: int) -> list[list[int]]:
-        """Return the indices of the samples of each update of this step; none is empty."""
-        if self.config.mini_batches == 1:
-            return [list(range(count))] if count else []
-        order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(count)
-        return [part.tolist() for part in np.array_split(order, self.config.mini_batches) if len(part)]
+    def mini_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Return the indices of the samples of each update of this step; none is empty, and episodes stay whole."""
+        episodes: dict[object, list[int]] = {}
+        for index, sample in enumerate(samples):
+            episodes.setdefault(("alone", index) if sample.episode is None else sample.episode, []).append(index)
+        streams = list(episodes.values())
+        order = np.arange(len(streams))
+        if self.config.mini_batches > 1:
+            order = np.random.default_rng((self.config.seed, self._progress.steps)).permutation(len(streams))
+        parts = np.array_split(order, self.config.mini_batches)
+        return [[index for place in part for index in streams[place]] for part in parts if len(part)]
 
     def flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
         """Return the FLOPs of forward and backward of a row."""

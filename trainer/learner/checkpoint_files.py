@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentloop.errors import UserError
@@ -70,6 +71,29 @@ def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]], larges
     if len(files) > 1:
         index = {name: file for file, inside in zip(files, names, strict=True) for name in inside}
         (folder / _INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))
+
+
+def saved_dtype(source: Path, wanted: str) -> torch.dtype:
+    """Return the type to save weights in: `wanted`, or for auto that of the model in `source`."""
+    settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    own = {**settings.get("text_config", {}), **settings}
+    name = (own.get("dtype") or own.get("torch_dtype") or "float32") if wanted == "auto" else wanted
+    dtype = getattr(torch, str(name).removeprefix("torch."))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def write_model_config(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Write the config.json of `source` with the type of the saved weights.
+
+    It is not that of the model in memory, whose settings training has changed (`use_cache`, the attention).
+    """
+    settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+        if part is settings or "dtype" in part or "torch_dtype" in part:
+            part.pop("torch_dtype", None)
+            part["dtype"] = str(dtype).removeprefix("torch.")
+    (target / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_model_extras(source: Path, target: Path) -> None:

@@ -37,6 +37,8 @@ class Loss:
     """Whether it needs `TrainedTokens.reference_logprobs`."""
     aggregation: Aggregation
     """Default aggregation: that of its paper."""
+    auxiliary_of: str | None = None
+    """The advantage whose auxiliary model it trains; a config may not name it as the loss of the policy."""
 
 
 _LOSSES: Registry[Loss] = Registry("loss", "learner.loss", own="registration")
@@ -50,13 +52,14 @@ def register(
     tokenwise: bool = True,
     needs_reference: bool = False,
     aggregation: Aggregation = Aggregation.TOKEN_MEAN,
+    auxiliary_of: str | None = None,
 ) -> Callable[[LossFn], LossFn]:
     """Register a loss under a name that is not taken yet, with the type of its options (a decorator)."""
 
     def make(function: LossFn) -> Loss:
-        return Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation)
+        return Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation, auxiliary_of)
 
-    return registering(_LOSSES, name, make)
+    return registering(_LOSSES, name, make, offered=auxiliary_of is None)
 
 
 def get(name: str) -> Loss:

@@ -30,7 +30,7 @@ class ValueOptions(Config):
     """Largest change of a value since the start of the batch that still lowers its loss; None: no bound."""
 
 
-@register("value", ValueOptions, on_policy=False)
+@register("value", ValueOptions, on_policy=False, auxiliary_of="gae")
 def value(
     values: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: ValueOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -64,6 +64,7 @@ class ImplicitRewardOptions(Config):
     tokenwise=False,
     needs_reference=True,
     aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN,
+    auxiliary_of="prime",
 )
 def implicit_reward(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: ImplicitRewardOptions

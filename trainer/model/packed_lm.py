@@ -109,16 +109,18 @@ def load_packed_lm(
     compiled: bool = False,
     sequence: SequenceGroup | None = None,
     adapt: Callable[[PackedCausalLM], None] | None = None,
+    key: str = "learner.model",
 ) -> PackedCausalLM:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 
     `kernel` is the result of `choice.choose`. The ranks of `sequence` share each row. `adapt` changes the modules
     before layers are prepared. The other options are those of `layers.prepare`. Raises `UserError` if the folder cannot
-    be loaded, if its heads cannot be divided, or if the model changes its logits in an unsupported way.
+    be loaded, if its heads cannot be divided, or if the model changes its logits in an unsupported way;
+    `key` is the setting that names the folder.
     """
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
+            f"{folder} is not a model folder: it has no config.json. Set {key} to a folder in Hugging Face "
             "format (config.json, *.safetensors, tokenizer files)."
         )
     name, tower_name = attention.register(kernel, sequence), tower_attention.register(kernel)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer import corrections, losses
+from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.objective.kl import kl_estimate
 
@@ -70,10 +71,15 @@ class Objective:
         """Whether a trajectory without advantage has no gradient, so that its pass can be skipped."""
         return self.loss.on_policy and self.config.entropy_bonus == 0 and self.config.kl_coef == 0
 
-    def weights(self, num_sampled: Sequence[int]) -> NDArray[np.float64]:
-        """Return the weight of each sampled token of trajectory i, from the whole mini-batch, [num_trajectories]."""
+    def weights(self, samples: Sequence[Sample]) -> NDArray[np.float64]:
+        """Return the weight of each sampled token of sample i of a whole mini-batch, [num_samples]."""
         config = self.config
-        return losses.token_weights(num_sampled, config.aggregation or self.loss.aggregation, config.aggregation_norm)
+        return losses.token_weights(
+            [sample.num_sampled for sample in samples],
+            config.aggregation or self.loss.aggregation,
+            config.aggregation_norm,
+            episodes=[sample.episode for sample in samples],
+        )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and the metrics of tokens from their log-probabilities and entropies, [num_trained] each.

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer import advantages
+from agentloop.trainer import advantages, losses
+from agentloop.trainer.batch.outcomes import judges_alone
 from agentloop.trainer.objective.objective import Objective
 from agentloop.trainer.sizing.batch_sizes import BatchSizes, training_ranks
 from agentloop.trainer.staleness.policy import StalenessPolicy
-
-_AUXILIARY_LOSSES = {"value": "gae", "implicit_reward": "prime"}
-"""Losses of auxiliary models, which cannot train a policy, and the advantages that use these models."""
 
 
 def check_trainable(config: RunConfig) -> None:
@@ -23,6 +21,7 @@ def check_trainable(config: RunConfig) -> None:
     StalenessPolicy.of(config.staleness, config.algorithm.groups_per_step)
     if problems := [
         *_data_problems(config),
+        *_sampling_problems(config),
         *_learner_problems(config),
         *_staleness_problems(config),
         *_sleep_problems(config),
@@ -42,10 +41,46 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             "algorithm.dynamic_sampling keeps groups whose rewards differ, but algorithm.group_size is 1. Remove "
             "dynamic_sampling, or set group_size to 2 or more."
         )
-    if config.sampling.temperature == 0:
-        yield "sampling.temperature is 0: all episodes of a task would be equal. Set it above 0; 1 is usual."
+    elif config.algorithm.dynamic_sampling is not None and not judges_alone(config.algorithm):
+        yield (
+            f"algorithm.dynamic_sampling drops groups without a gradient, but with algorithm.advantage="
+            f"{config.algorithm.advantage}{' and kl_in_reward' * (config.algorithm.kl_in_reward > 0)} the rewards of a "
+            "group do not tell which these are: groups with equal rewards may have one. Remove dynamic_sampling, or "
+            "set another advantage, such as grpo, without kl_in_reward."
+        )
+    penalised_greedy = advantages.get(config.algorithm.advantage).needs_greedy and config.algorithm.kl_in_reward > 0
+    if penalised_greedy and config.sampling.temperature != 1:
+        yield (
+            f"sampling.temperature is {config.sampling.temperature}: the greedy episodes of "
+            f"{config.algorithm.advantage} are scored at temperature 1, so their KL to the reference "
+            "(algorithm.kl_in_reward) would not compare with that of the others. Set sampling.temperature=1, or remove "
+            "kl_in_reward."
+        )
     if config.eval.every and config.data.eval is None:
         yield f"eval.every is {config.eval.every}, but there are no held-out tasks. Set data.eval, or eval.every=0."
+
+
+def _sampling_problems(config: RunConfig) -> Iterator[str]:
+    """Refuse log-probabilities of another distribution than the learner's, unless the loss does without them."""
+    sampling, learner = config.sampling, config.learner
+    if sampling.temperature == 0:
+        yield "sampling.temperature is 0: all episodes of a task would be equal. Set it above 0; 1 is usual."
+    is_cut = sampling.top_p < 1 or sampling.top_k > 0
+    corrects = bool(learner.corrections) and learner.old_logprobs == "auto" and config.engine.reports_cut
+    if is_cut and Objective(learner).loss.on_policy and learner.old_logprobs != "learner" and not corrects:
+        given = f"sampling.top_p is {sampling.top_p:g}" if sampling.top_p < 1 else f"sampling.top_k is {sampling.top_k}"
+        other = (
+            "learner.corrections=[truncate], which weights each token by its probability among all tokens over that "
+            "among the candidates"
+            if config.engine.reports_cut
+            else f"learner.old_logprobs=learner, which leaves the log-probabilities of {config.engine.name} out of the "
+            "loss"
+        )
+        yield (
+            f"{given}: tokens are sampled from some candidates, but the learner scores them among all tokens, and the "
+            "loss compares the two. Set sampling.top_p=1 and sampling.top_k=0 (evaluations have eval.top_p), or set "
+            f"{other}."
+        )
 
 
 def _learner_problems(config: RunConfig) -> Iterator[str]:
@@ -71,10 +106,10 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.backend is megatron, which has no critic, but algorithm.advantage={config.algorithm.advantage} "
             "needs one. Set learner.backend=fsdp, or another advantage."
         )
-    if learner.loss in _AUXILIARY_LOSSES:
+    if advantage := losses.get(learner.loss).auxiliary_of:
         yield (
             f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To have that model, set "
-            f"algorithm.advantage={_AUXILIARY_LOSSES[learner.loss]} and remove learner.loss."
+            f"algorithm.advantage={advantage} and remove learner.loss."
         )
     if config.algorithm.kl_in_reward and not learner.needs_reference:
         yield (

@@ -6,6 +6,7 @@ trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
 checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`
 model/                             the trained model in Hugging Face format, written when the run ends
 tensorboard/, wandb/
+run.lock                           the process that writes here
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import yaml
 
 from agentloop.errors import UserError
 from agentloop.process.atomic import atomic_file, write_text
+from agentloop.trainer.run.lock import LOCK
 from agentloop.types.trajectory_io import write_jsonl
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 _STEP = re.compile(r"(?:step|eval)_(\d{6,})")
+_TRAJECTORIES = re.compile(r"(?:\.tmp-)?(?:step|eval)_(\d{6,})\.jsonl\.gz")
+"""Names of the files that a run writes; `atomic_file` writes the hidden ones."""
 
 
 def step_name(step: int) -> str:
@@ -53,7 +57,9 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder. Raises `UserError` if it holds other files already, or cannot be written to."""
-        if self.root.is_dir() and any(self.root.iterdir()) and not self.config_file.is_file():
+        before_config = {self.trajectories.name, self.checkpoints.name, LOCK}
+        others = {path.name for path in self.root.iterdir()} - before_config if self.root.is_dir() else set()
+        if others and not self.config_file.is_file():
             raise UserError(
                 f"{self.root} is not empty and not a run folder: it has no config.yaml. Set run.folder to a new folder."
             )
@@ -97,11 +103,14 @@ class RunFolder:
             write_jsonl(temporary, trajectories)
 
     def forget_after(self, step: int) -> None:
-        """Remove the metrics and trajectories of steps after `step`, which are about to run again."""
+        """Remove the metrics and trajectories of steps after `step`, which are about to run again.
+
+        Files that a run does not write stay.
+        """
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics_file.is_file():
             write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept))
         for path in self.trajectories.iterdir():
-            number = step_of(path)
-            if number is None or number > step:
+            ours = _TRAJECTORIES.fullmatch(path.name)
+            if ours and (int(ours[1]) > step or path.name.startswith(".")):
                 path.unlink()

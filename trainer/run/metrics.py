@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from agentloop.errors import FailureKind
-from agentloop.trainer.schedule.failures import is_failed, is_uninformative
+from agentloop.rollout.overruns import OVERRUNS
+from agentloop.trainer.schedule.failures import has_equal_rewards, is_failed
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
 
@@ -23,11 +24,12 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return (
         reward_metrics(trajectories)
-        | {"reward/equal_groups": _mean(is_uninformative(group) for group in groups)}
+        | {"reward/equal_groups": _mean(has_equal_rewards(group) for group in groups)}
         | _episode_metrics(trajectories)
         | _stop_reasons(trajectories)
         | {f"failures/{kind}": float(sum(t.failures.get(kind, 0) for t in trajectories)) for kind in FailureKind}
         | {"failures/episodes": float(sum(map(is_failed, trajectories)))}
+        | _overruns(trajectories)
         | _clock_metrics(trajectories)
     )
 
@@ -79,6 +81,16 @@ def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in trajectories:
         counts[f"stop/{trajectory.stop_reason}"] += 1
     return {reason: counts[reason] / len(trajectories) for reason in sorted(counts)}
+
+
+def _overruns(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return how many calls of environments and rewards exceeded their time limit, by the stages that occurred."""
+    counts: dict[str, float] = defaultdict(float)
+    for trajectory in trajectories:
+        for name, count in trajectory.metrics.items():
+            if name.startswith(OVERRUNS):
+                counts[name] += count
+    return dict(sorted(counts.items()))
 
 
 def _clock_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

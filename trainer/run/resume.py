@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.old_keys import updated
+from agentloop.config.old_keys import updated, with_defaults
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
@@ -21,6 +21,8 @@ MAY_CHANGE = (
     "profiler",
     "eval",
     "data.eval",
+    "limits.max_env_seconds",
+    "limits.max_reward_seconds",
     "learner.device",
     "learner.ranks",
     "learner.nodes",
@@ -39,6 +41,10 @@ MAY_CHANGE = (
 
 `run.seed` is an exception: it also seeds the learner.
 """
+
+
+ADDRESSES = ("sandbox", "url", "host", "advertised", "api_key")
+"""Ends of the names of options that say where a service is; they may change at any depth."""
 
 
 def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
@@ -64,13 +70,29 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return 'key: old -> new' of each changed setting that affects what the model learns."""
-    old, new = updated(dict(flat(before))), dict(flat(after))
+    """Return 'key: old -> new' of each changed setting that affects what the model learns.
+
+    A key that is newer than the run has its default in `before`.
+    """
+    filled, stored, new = (
+        updated(dict(flat(_without_addresses(each)))) for each in (with_defaults(RunConfig, before), before, after)
+    )
+    # A value that the run set under an old name counts, not the default of the new name.
+    names = dict(flat(before))
+    old = filled | {key: value for key, value in stored.items() if key not in names}
     return [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not _may_change(key)
     ]
+
+
+def _without_addresses(value: Any) -> Any:
+    """Return plain data without the addresses of services: a daemon that moved is the same daemon."""
+    if isinstance(value, Mapping):
+        kept = {name: item for name, item in value.items() if not name.endswith(ADDRESSES)}
+        return {name: _without_addresses(item) for name, item in kept.items()}
+    return [_without_addresses(item) for item in value] if isinstance(value, list) else value
 
 
 def _may_change(key: str) -> bool:

@@ -23,7 +23,7 @@ when its weights are published. With a bound of 0 nothing overlaps: that is the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,12 @@ from pathlib import Path
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
+from agentloop.process.threads import FILES, LEARNER
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer import advantages
-from agentloop.trainer.batch.train_batch import TokenModels, TrainBatch, make_batch
+from agentloop.trainer.batch.making import make_batch
+from agentloop.trainer.batch.outcomes import TokenModels
+from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.auxiliary_model import ActorCritic, WithProcessReward
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState
@@ -51,6 +54,7 @@ from agentloop.trainer.schedule.staleness_metrics import queue_metrics, token_st
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.requests import Group
+from agentloop.types.trajectory import Trajectory
 
 
 class Run:
@@ -94,7 +98,7 @@ class Run:
     async def restore(self, learner_folder: Path, state: RunState) -> None:
         """Take over a checkpoint; groups that ran when it was written begin again."""
         self.sampler.load_state_dict(state.sampler)
-        self.learner.load(learner_folder)
+        await LEARNER.run(self.learner.load, learner_folder)
         self.version = self.timer.step = self._saved_version = state.step
         await self.learner.publish(self.workers, self.version)
         self.producer.restore(state.queue, self.version)
@@ -103,7 +107,7 @@ class Run:
     async def to_the_end(self) -> None:
         """Make all steps that are left, then write the model."""
         if self.version == 0 and self.config.eval.every:
-            self._log({"step": 0} | await self._evaluate())
+            await self._log({"step": 0} | await self._evaluate())
         while self.version < self.config.run.steps:
             started = _now()
             selection = await self._play()
@@ -112,14 +116,14 @@ class Run:
             metrics |= self._finish_step()
             if self._is_evaluated():
                 metrics |= await self._evaluate()
-            self._log(metrics, started)
+            await self._log(metrics, started)
             await self._save_if_due()
         await self._write_model()
 
     async def close(self) -> None:
         """Abort the episodes that still run, and finish the checkpoint that is being written."""
         await self.producer.close()
-        self.checkpoints.close()
+        await self.checkpoints.close()
 
     # Sample and play
 
@@ -128,9 +132,7 @@ class Run:
         try:
             return await self._play_groups()
         except UserError:
-            # The learner is as the last step left it; groups that failed are played again.
-            self._state = replace(self._state, queue=self._state.queue.without_failures())
-            await self._save()
+            await self._save()  # the learner is as the last step left it
             raise
 
     async def _play_groups(self) -> Selection:
@@ -144,7 +146,7 @@ class Run:
                 await self._write(f"step_{self.timer.step:06d}", self._finished())
                 raise
             await self._write(f"step_{self.timer.step:06d}", selection.played)
-            return replace(selection, baselines=await self._greedy_rewards(selection.trained))
+            return replace(selection, greedy=await self._greedy_episodes(selection.trained))
 
     async def _select(self) -> Selection:
         """Keep the workers busy until the policy selects the groups of the next step."""
@@ -173,8 +175,8 @@ class Run:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         check_failures(trajectories, self.config, step=self.version + 1, folder=str(self.folder.root))
 
-    async def _greedy_rewards(self, groups: Sequence[Group]) -> list[float | None] | None:
-        """Return the reward of one greedy episode of each group's task, if the advantage needs it."""
+    async def _greedy_episodes(self, groups: Sequence[Group]) -> list[Trajectory] | None:
+        """Return one greedy episode of each group's task, if the advantage needs it."""
         if not advantages.get(self.config.algorithm.advantage).needs_greedy:
             return None
         rows = [group.request.row for group in groups]
@@ -183,7 +185,7 @@ class Run:
         played = await play_all(
             self.workers, make_requests(f"{self.version + 1}-g", rows, n=1, seed=0, sampling=greedy)
         )
-        return [group.trajectories[0].reward for group in played]
+        return [group.trajectories[0] for group in played]
 
     # Train and publish
 
@@ -191,11 +193,11 @@ class Run:
         """Train on the groups of a step; return its metrics."""
         await self.gpus.to_learner()
         with self.timer.stage(Stage.TRAIN):
-            batch = await asyncio.to_thread(self._make_batch, selection)
+            batch = await LEARNER.run(self._make_batch, selection)
             staleness = token_staleness(batch, version=self.version)
             assert staleness.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
             started = _now()
-            learned = await asyncio.to_thread(self.learner.step, batch)
+            learned = await LEARNER.run(self.learner.step, batch)
             self._train_seconds = _now() - started
         self.version += 1
         metrics: dict[str, float] = {"step": self.version, "policy_version": self.version, "epoch": self.sampler.epoch}
@@ -213,7 +215,7 @@ class Run:
             self.config.algorithm,
             policy_version=self.version,
             oldest_version=self.version - self.policy.max_staleness,
-            baselines=selection.baselines,
+            greedy=selection.greedy,
             models=TokenModels(
                 reference=self.learner.reference_logprobs,
                 critic=self.learner.values if isinstance(self.learner, ActorCritic) else None,
@@ -227,9 +229,25 @@ class Run:
             return
         seconds = {"tail_seconds": self.producer.tail_seconds, "step_seconds": self._train_seconds}
         if self.policy.may_swap(self.queue.admitted, **seconds):
-            await self.gpus.to_learner()
-            with self.timer.stage(Stage.PUBLISH):
-                await self.learner.publish(self.workers, self.version)
+            await self._swap()
+
+    async def _swap(self) -> None:
+        await self.gpus.to_learner()
+        with self.timer.stage(Stage.PUBLISH):
+            await self.learner.publish(self.workers, self.version)
+
+    async def _publish_for_evaluation(self) -> None:
+        """Give the workers the learner's weights, after the episodes that began with older ones.
+
+        Groups that have ended keep their deadlines; a policy that swaps later only finds the weights there already.
+        """
+        if self.workers.policy_version == self.version:
+            return
+        with self.producer.held(), self.timer.stage(Stage.ROLLOUT):
+            await self._let_engines_play()
+            while self.queue.num_running:
+                await self.producer.changed()
+        await self._swap()
 
     def _finish_step(self) -> dict[str, float]:
         """Note the state for a checkpoint, and let the engines go on; return the metrics of queue and workers."""
@@ -248,6 +266,8 @@ class Run:
         return bool(every) and (self.version % every == 0 or self.version == self.config.run.steps)
 
     async def _evaluate(self) -> dict[str, float]:
+        """Evaluate the weights of this version: step N measures what N steps learned, in every mode."""
+        await self._publish_for_evaluation()
         await self.gpus.to_engines()
         with self.timer.stage(Stage.EVAL):
             on_trajectory = partial(self.observer.on_trajectory, self.version)
@@ -258,16 +278,19 @@ class Run:
     async def _write(self, name: str, groups: Sequence[Group]) -> None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         kept = trajectories[: self.config.run.save_trajectories]
-        await asyncio.to_thread(self.folder.write_trajectories, name, kept)
+        await FILES.run(self.folder.write_trajectories, name, kept)
 
-    def _log(self, metrics: dict[str, float], started: float | None = None) -> None:
+    async def _log(self, metrics: dict[str, float], started: float | None = None) -> None:
         metrics |= self.gpus.take_metrics() | self.timer.take_seconds()
         if started is not None:
             metrics["time/step"] = _now() - started
+        await FILES.run(self._write_metrics, metrics)
+        self.observer.on_step(self.version, metrics)
+
+    def _write_metrics(self, metrics: Mapping[str, float]) -> None:
         self.folder.append_metrics(metrics)
         for logger in self.loggers:
             logger.log(self.version, metrics)
-        self.observer.on_step(self.version, metrics)
 
     async def _save_if_due(self) -> None:
         if self.version % self.config.run.save_every == 0 or self.version == self.config.run.steps:
@@ -279,14 +302,14 @@ class Run:
             return
         await self.gpus.to_learner()
         with self.timer.stage(Stage.SAVE):
-            self.checkpoints.save(self.learner, self._state)
+            await self.checkpoints.save(self.learner, self._state)
         self._saved_version = self.version
 
     async def _write_model(self) -> None:
         await self.gpus.to_learner()
         with self.timer.stage(Stage.SAVE):
-            self.learner.save_hf(self.folder.model)
-            self.checkpoints.wait()
+            await LEARNER.run(self.learner.save_hf, self.folder.model)
+            await self.checkpoints.wait()
 
     def _state_now(self) -> RunState:
         config = self.config.model_dump(mode="json")

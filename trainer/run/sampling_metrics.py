@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentloop.trainer.schedule.failures import is_uninformative
+from agentloop.trainer.batch.outcomes import EQUAL, TRUNCATED, UNJUDGED
+from agentloop.trainer.batch.train_batch import NO_SAMPLED_TOKENS
+from agentloop.trainer.schedule.queue import LATE
 
 if TYPE_CHECKING:
     from agentloop.trainer.schedule.producer import Selection
 
 
 def sampling_metrics(selection: Selection) -> dict[str, float]:
-    """Count every played group once: trained, equal (all its rewards are), or surplus."""
-    num_played, num_trained = len(selection.played), len(selection.trained)
-    num_equal = sum(map(is_uninformative, selection.played))
-    return {
-        "sampling/rounds": float(selection.rounds),
-        "sampling/groups_played": float(num_played),
-        "sampling/groups_trained": float(num_trained),
-        "sampling/groups_equal": float(num_equal),
-        "sampling/groups_surplus": float(num_played - num_equal - num_trained),
+    """Count every played group once.
+
+    It was trained, equal (all its advantages are 0), unjudged, untrainable (truncated, or nothing was sampled), or
+    surplus.
+    """
+    fates = selection.fates
+    counts = {
+        "played": len(selection.played),
+        "trained": len(selection.trained),
+        "equal": fates[f"dropped/{EQUAL}"],
+        "unjudged": fates[f"dropped/{UNJUDGED}"],
+        "untrainable": fates[f"dropped/{TRUNCATED}"] + fates[f"dropped/{NO_SAMPLED_TOKENS}"],
+        "surplus": fates[f"dropped/{LATE}"],
+    }
+    assert 2 * counts["played"] == sum(counts.values()), "every group left in one way"
+    return {"sampling/rounds": float(selection.rounds)} | {
+        f"sampling/groups_{fate}": float(count) for fate, count in counts.items()
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from agentloop.config.resolved import Facts, resolve
+from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
+from agentloop.process.threads import FILES, LEARNER
 from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import make_learner
+from agentloop.trainer.run.lock import locked
 from agentloop.trainer.run.loggers import open_loggers
 from agentloop.trainer.run.model_folder import local_model
 from agentloop.trainer.run.resume import open_run
@@ -33,8 +36,15 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     resolved = resolve(config, facts)
     config = resolved.given
     setup = replace(setup, config=config)
+    RunFolder(folder).make()
+    with locked(folder):
+        return await _train(resolved, setup, folder, observer or Observer())
+
+
+async def _train(resolved: ResolvedConfig, setup: RolloutSetup, folder: Path, observer: Observer) -> RunFolder:
+    """Make the steps of a run whose folder is this process's."""
+    config = setup.config
     run_folder, checkpoint = open_run(config, folder)
-    observer = observer or Observer()
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
     observer.on_stage(step, Stage.LOAD)
@@ -54,4 +64,5 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
                     await run.close()
         finally:
             await workers.close()
+            await asyncio.gather(LEARNER.idle(), FILES.idle())  # if Ctrl-C came during a step
     return run_folder

@@ -55,6 +55,7 @@ def is_failed(trajectory: Trajectory) -> bool:
     return trajectory.reward is None or (trajectory.stop_reason is not None and trajectory.stop_reason.is_failure)
 
 
-def is_uninformative(group: Group) -> bool:
-    """Return whether all rewards are equal: then there are no advantages and no gradient."""
-    return len({trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}) < 2
+def has_equal_rewards(group: Group) -> bool:
+    """Return whether a group has rewards to compare, and all of them are equal."""
+    rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
+    return len(rewards) > 1 and len(set(rewards)) == 1

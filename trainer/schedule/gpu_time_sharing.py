@@ -9,9 +9,9 @@ New weights reach engines that sleep. They get memory for their caches when the 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
+from agentloop.process.threads import LEARNER
 from agentloop.trainer.schedule.observers import Stage
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class GpuTimeSharing:
             with self._timer.stage(Stage.SLEEP):
                 await self._workers.sleep()
                 self._note("asleep")
-                await asyncio.to_thread(self._learner.wake)
+                await LEARNER.run(self._learner.wake)
             self._is_learners = True
 
     async def to_engines(self) -> None:
         """Put the learner to sleep, then wake the engines. Return at once if it is the engines' turn."""
         if self.alternate and self._is_learners:
             with self._timer.stage(Stage.WAKE):
-                await asyncio.to_thread(self._learner.sleep)
+                await LEARNER.run(self._learner.sleep)
                 await self._workers.wake()
                 self._note("rollout")
             self._is_learners = False

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
+from agentloop.process.offloading import off_loop
 from agentloop.process.seeding import seed_of
-from agentloop.trainer.schedule.failures import is_uninformative
+from agentloop.trainer.batch.outcomes import reason_without_gradient
 from agentloop.trainer.schedule.group_completion import play_group
-from agentloop.trainer.schedule.queue import EQUAL, LATE, QueueState, TrajectoryQueue, finished_groups
+from agentloop.trainer.schedule.queue import LATE, QueueState, TrajectoryQueue, finished_groups
 from agentloop.trainer.schedule.staleness_metrics import LengthBias
 from agentloop.trainer.staleness.policy import QueuedGroup, StalenessPolicy
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_request
-from agentloop.types.requests import Group, RolloutRequest
+from agentloop.types.requests import Group, RolloutRequest, Sampling
 
 if TYPE_CHECKING:
     from agentloop.trainer.schedule.observers import Observer
@@ -33,8 +37,10 @@ class Selection:
     """All finished groups that left the queue since the last selection, the trained ones among them."""
     rounds: int
     """Number of rounds in which they began, if groups begin in rounds."""
-    baselines: list[float | None] | None = None
-    """Reward of the greedy episode of each trained group's task, if the advantage needs it."""
+    fates: Counter[str]
+    """Number of the played groups by how they left: `trained`, or `dropped/<reason>`."""
+    greedy: list[Trajectory] | None = None
+    """A greedy episode of each trained group's task, if the advantage needs it."""
 
 
 class Producer:
@@ -45,6 +51,7 @@ class Producer:
         self._cut = config.staleness.cut
         self._steps = config.run.steps
         self._seed = config.run.seed
+        self._sampling = Sampling(**config.sampling.model_dump(), is_trained=True)
         self._workers = workers
         self._sampler = sampler
         self._observer = observer
@@ -60,6 +67,7 @@ class Producer:
         self._tasks: dict[QueuedGroup, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
+        self._is_held = False
 
     @property
     def may_admit(self) -> bool:
@@ -83,7 +91,9 @@ class Producer:
             self._drop(late, LATE)
         self.bias.ended((t for each in selected for t in each.trajectories), is_trained=True)
         rounds, self._num_rounds = self._num_rounds, 0
-        return Selection(finished_groups(selected), finished_groups(self.queue.take_departed()), rounds)
+        departed = [each for each in self.queue.take_departed() if each.group is not None]
+        fates = Counter(each.fate for each in departed)
+        return Selection(finished_groups(selected), finished_groups(departed), rounds, fates)
 
     async def changed(self) -> None:
         """Wait until a group ends. Raises the error of a group that failed."""
@@ -91,6 +101,15 @@ class Producer:
         self._changed.clear()
         if self._error is not None:
             raise self._error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Begin no group inside the block."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def restore(self, state: QueueState, version: int) -> None:
         """Resume from a checkpoint whose weights the workers have; groups that ran then begin again."""
@@ -109,7 +128,7 @@ class Producer:
         num_admitted = len(queue.admitted)
         capacity = policy.capacity(num_admitted, learner=queue.version, engine=self._workers.policy_version)
         free = min(capacity, self._num_left())
-        if free <= 0 or self._error is not None or self._is_exhausted():
+        if free <= 0 or self._is_held or self._error is not None or self._is_exhausted():
             return 0
         if policy.admits_in_rounds:
             if queue.num_running:
@@ -143,7 +162,10 @@ class Producer:
     def _next_request(self) -> RolloutRequest:
         step = self.queue.version + 1
         (row,) = self._sampler.take(1)
-        return make_request(str(step), self.queue.num_new, row, n=self._num_episodes, seed=seed_of(self._seed, step))
+        seed = seed_of(self._seed, step)
+        return make_request(
+            str(step), self.queue.num_new, row, n=self._num_episodes, seed=seed, sampling=self._sampling
+        )
 
     @property
     def _num_episodes(self) -> int:
@@ -169,10 +191,17 @@ class Producer:
             on_trajectory=self._episode_ended,
         )
         self.tail_seconds = asyncio.get_running_loop().time() - self._last_admission
+        reason = await self._reason_to_drop(group)
         self.queue.finish(queued, group, dropped)
         self.bias.aborted(dropped.total(), self._seconds(queued))
-        if self._algorithm.dynamic_sampling is not None and is_uninformative(group):
-            self._drop(queued, EQUAL)
+        if reason is not None:
+            self._drop(queued, reason)
+
+    async def _reason_to_drop(self, group: Group) -> str | None:
+        if self._algorithm.dynamic_sampling is None:
+            return None
+        size = sum(map(len, group.trajectories))
+        return await off_loop(size, reason_without_gradient, group.trajectories, self._algorithm)
 
     def _drop(self, queued: QueuedGroup, reason: str) -> None:
         self.queue.drop(queued, reason)

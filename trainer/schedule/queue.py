@@ -21,8 +21,6 @@ from agentloop.types.requests import Group, RolloutRequest
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
-EQUAL = "equal_rewards"
-"""Reason to drop a group: all its rewards are equal, and dynamic sampling is on."""
 LATE = "late"
 """Reason to drop a group: it is older than max_staleness allows."""
 
@@ -36,14 +34,6 @@ class QueueState:
     num_new: int = 0
     """Groups admitted since the step began."""
     counts: dict[str, int] = field(default_factory=dict)
-
-    def without_failures(self) -> QueueState:
-        """Return the same state in which groups with a failed episode are still to be played."""
-        entries = tuple(
-            dataclasses.replace(entry, group=None) if any(map(is_failed, entry.trajectories)) else entry
-            for entry in self.entries
-        )
-        return dataclasses.replace(self, entries=entries)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -122,7 +112,7 @@ class TrajectoryQueue:
         """Store the group of episodes that ended; `dropped` counts episodes that are not in it, by reason."""
         assert queued.group is None
         assert len(group.trajectories) + dropped.total() == queued.request.n, "no episode is lost"
-        queued.group = group
+        queued.group, queued.dropped = group, dropped
         for reason, count in dropped.items():
             self.counts[f"dropped/{reason}"] += count
 
@@ -155,9 +145,18 @@ class TrajectoryQueue:
         return departed
 
     def state(self) -> QueueState:
-        """Return the contents for a checkpoint; groups that finish later do not change them."""
-        entries = tuple(dataclasses.replace(each) for each in self.admitted)
-        return QueueState(entries, self._next_number, self.num_new, dict(self.counts))
+        """Return the contents for a checkpoint; groups that finish later do not change them.
+
+        A failure is never saved as finished work: a group with a failed episode is saved as one to be played again.
+        """
+        counts = self.counts.copy()
+        entries = []
+        for each in self.admitted:
+            failed = any(map(is_failed, each.trajectories))
+            if failed:  # all its episodes run again, those that it left out too
+                counts.subtract({f"dropped/{reason}": count for reason, count in each.dropped.items()})
+            entries.append(dataclasses.replace(each, group=None, dropped={}) if failed else dataclasses.replace(each))
+        return QueueState(tuple(entries), self._next_number, self.num_new, dict(+counts))
 
     def load(self, state: QueueState, *, version: int) -> list[QueuedGroup]:
         """Take over a state at this version of learner and engine; return the groups that begin again."""
@@ -179,5 +178,6 @@ class TrajectoryQueue:
 
     def _remove(self, queued: QueuedGroup, fate: str) -> None:
         self.admitted.remove(queued)
+        queued.fate = fate
         self.departed.append(queued)
         self.counts[fate] += queued.num_episodes

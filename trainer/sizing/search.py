@@ -33,6 +33,17 @@ class Cluster:
         """GPUs of the learner."""
         return self.gpus - self.engine_gpus
 
+    def settings(self) -> dict[str, str | int | bool]:
+        """Return the settings of a configuration for these GPUs."""
+        nodes = -(-self.gpus // self.gpus_per_node)
+        own = {"placement.learner_gpus": self.learner_gpus} if self.engine_gpus else {}
+        return {
+            "placement.n_gpus": self.gpus,
+            **({"placement.nnodes": nodes} if nodes > 1 else {}),
+            "placement.layout": "separate" if self.engine_gpus else "colocated",
+            **own,
+        }
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class PlannedRun:
@@ -83,10 +94,12 @@ class Estimate:
     obstacle: str = ""
     """Reason why it does not fit; empty if it fits."""
 
-    def settings(self) -> dict[str, str | int | bool]:
-        """Return the settings of a configuration with this layout."""
+    def settings(self, cluster: Cluster) -> dict[str, str | int | bool]:
+        """Return the settings of a configuration with this layout on the GPUs of `cluster`."""
         learner = {f"learner.{name}": value for name, value in self.layout.settings().items()}
-        return learner | ({"placement.sleep": True} if self.sharing.sleeps else {})
+        engine = {"engine.options.tensor_parallel_size": self.engine_tensor} if self.engine_tensor > 1 else {}
+        sleep = {"placement.sleep": True} if self.sharing.sleeps else {}
+        return cluster.settings() | learner | engine | sleep
 
 
 @dataclass(slots=True, frozen=True)

@@ -23,8 +23,8 @@ The four modes are those of verl's asynchronous trainer. Each is a preset of bou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,10 @@ class QueuedGroup:
     """Time of the admission, in seconds of the event loop's clock."""
     group: Group | None = None
     """None while its episodes run."""
+    fate: str = ""
+    """How it left the queue: `trained`, or `dropped/<reason>`."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Episodes that the finished group left out, by reason."""
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,6 +16,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from agentloop.errors import UserError
 from agentloop.trainer.viewer.records import Records
 from agentloop.trainer.viewer.stream import Decode, shown
+
+T = TypeVar("T")
 
 PAGE = Path(__file__).parent / "page"
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
@@ -29,7 +32,7 @@ def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "loc
     """
     app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    decode = cache(lambda: _decoder(records))
+    decode = _once(lambda: _decoder(records))
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -68,10 +71,21 @@ def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "loc
 
     @app.get("/api/files/{name}/{index}")
     def trajectory(name: str, index: int) -> dict[str, Any]:
-        return shown(records.trajectory(name, index), decode())
+        return shown(records.trajectory(name, index), decode()) | {"file_kind": records.kind(name)}
 
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
+
+
+def _once(make: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that calls `make` at its first call only. Requests run in threads: the others wait for it."""
+    lock, made = Lock(), cache(make)
+
+    def get() -> T:
+        with lock:
+            return made()
+
+    return get
 
 
 def _decoder(records: Records) -> Decode | None:

@@ -53,6 +53,11 @@ class Records:
             found.append({"name": _ROLLOUT, "kind": "rollout", "step": None} | _size(rollout))
         return found
 
+    def kind(self, name: str) -> str:
+        """Return the kind of a trajectory file. Raises `KeyError` if there is no such file."""
+        kinds = {file["name"]: file["kind"] for file in self.files()}
+        return str(kinds[name])
+
     def summaries(self, name: str) -> list[dict[str, Any]]:
         """Return a summary of each trajectory of a file. Raises `KeyError` if there is no such file."""
         return [{"index": index} | _summary(data) for index, data in enumerate(self._read(name))]

@@ -24,6 +24,7 @@ from agentloop.engines.hf.worker import Request, Worker
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.token_listeners import Listener, listener
 from agentloop.errors import EngineError, UserError
+from agentloop.process.threads import DECODING
 from agentloop.types.image import PlacedImage
 from agentloop.vision.loading import tower_of
 from agentloop.weights.handle import WeightHandle
@@ -126,7 +127,7 @@ class HfEngine(Engine):
             raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
         if ids.min() < 0 or ids.max() >= self._vocabulary:
             raise EngineError(f"the prompt has an id outside the vocabulary of {self._vocabulary}")
-        stops = await asyncio.to_thread(self._stops.of, params.stop_strings) if params.stop_strings else None
+        stops = await DECODING.run(self._stops.of, params.stop_strings) if params.stop_strings else None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         request = Request(

@@ -31,8 +31,8 @@ def sample(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Sample from logits [rows, vocabulary]; return ids [rows] and their log-probabilities [rows].
 
-    The log-probability is that of the whole distribution at the row's temperature, before `top_p` and `top_k` cut it.
-    A row at temperature 0 takes the most likely token and its log-probability at temperature 1.
+    The log-probability is that of the distribution that the token is drawn from: at the row's temperature, cut by
+    `top_p` and `top_k`. A row at temperature 0 takes the most likely token and its log-probability at temperature 1.
     """
     device = logits.device
     logits = logits.float()
@@ -40,13 +40,14 @@ def sample(
     if not np.all(warm & (temperature == 1)):
         logits = logits / torch.from_numpy(np.where(warm, temperature, 1).astype(np.float32)).to(device)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
+    cut_logprobs = None
     if warm.any():
         u = torch.from_numpy(noise).to(device)[:, None]
         ids = _draw(logprobs.exp(), u)
         cut = np.flatnonzero(warm & ((top_p < 1) | (top_k > 0)))
         if len(cut):
             rows = torch.from_numpy(cut).to(device)
-            ids[rows] = _draw_cut(
+            ids[rows], cut_logprobs = _draw_cut(
                 logprobs[rows],
                 u[rows],
                 torch.from_numpy(top_p[cut]).to(device)[:, None],
@@ -56,6 +57,8 @@ def sample(
         best = logprobs.argmax(dim=-1)
         ids = torch.where(torch.from_numpy(warm).to(device), ids, best) if warm.any() else best
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    if cut_logprobs is not None:
+        chosen[rows] = cut_logprobs
     return ids.cpu().numpy(), chosen.cpu().numpy()
 
 
@@ -68,11 +71,18 @@ def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
-def _draw_cut(logprobs: torch.Tensor, u: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Draw among the `top_k` most likely tokens, and the fewest of these whose mass reaches `top_p`."""
+def _draw_cut(
+    logprobs: torch.Tensor, u: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among the `top_k` most likely tokens, and the fewest of these whose mass reaches `top_p`.
+
+    Returns ids and their log-probabilities among these tokens, both [rows].
+    """
     weights, order = logprobs.exp().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[1], device=weights.device)[None]
     weights = weights.masked_fill(rank >= top_k, 0.0)
     before = weights.cumsum(dim=-1) - weights
     weights = weights.masked_fill(before >= top_p * weights.sum(dim=-1, keepdim=True), 0.0)
-    return order.gather(1, _draw(weights, u)[:, None])[:, 0]
+    drawn = _draw(weights, u)[:, None]
+    kept = weights.gather(1, drawn) / weights.sum(dim=-1, keepdim=True)
+    return order.gather(1, drawn)[:, 0], kept.log()[:, 0]

@@ -49,13 +49,18 @@ class Part:
 
 
 class SglangClient:
-    """Client of one server."""
+    """Client of one server, with its key if it has one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_SECONDS)
         # No limit for a turn: its caller has a limit of its own.
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(None, connect=30), limits=limits)
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(None, connect=30),
+            limits=limits,
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
+        )
 
     async def check(self, model: str) -> int:
         """Check the server and return its context length.
@@ -75,6 +80,11 @@ class SglangClient:
             served = str((await self._get("/model_info"))["model_path"])
             (card,) = (await self._get("/v1/models"))["data"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+                raise UserError(
+                    f"The SGLang server at {self.url} refuses the key. Set an environment variable to the value of its "
+                    "--api-key, and name that variable in api_key_variable."
+                ) from error
             raise UserError(
                 f"No SGLang server answers at {self.url} ({type(error).__name__}: {error}). Start one with `python -m "
                 "sglang.launch_server --model-path ... --skip-tokenizer-init`, correct `url`, or leave `url` out to "

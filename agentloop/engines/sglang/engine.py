@@ -19,6 +19,7 @@ from agentloop.engines.sglang.weights import FileTransport, HalfLoaded, MemoryTr
 from agentloop.engines.sglang.worker import LOADER
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError, UserError
+from agentloop.process.threads import DECODING
 from agentloop.weights.files import checkpoint_shapes
 from agentloop.weights.shelf import Overwritten
 
@@ -46,8 +47,9 @@ class SglangEngine(Engine):
     (`extra_key`).
 
     A server started here maps the memory of new weights. A server at `url` reads them from a folder below
-    `weights_folder`, which both processes must see. `sleeps`: `sleep` will be called, which SGLang must know at its
-    start.
+    `weights_folder`, which both processes must see. A server started here has a random key; `api_key_variable` names
+    the environment variable with the key of a server at `url`. `sleeps`: `sleep` will be called, which SGLang must know
+    at its start.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class SglangEngine(Engine):
         model: str | Path,
         *,
         url: str | None = None,
+        api_key_variable: str | None = None,
         dtype: str = "bfloat16",
         max_model_len: int | None = None,
         gpu_memory_utilization: float = 0.85,
@@ -68,6 +71,8 @@ class SglangEngine(Engine):
         weights_folder: str | Path = "/dev/shm",
     ) -> None:
         self._model = os.fspath(model)
+        if "config" in (server_args or {}):
+            raise UserError("server_args.config is the engine's own. Put the options of that file into server_args.")
         arguments = {
             "model_path": self._model,
             "skip_tokenizer_init": True,
@@ -84,7 +89,7 @@ class SglangEngine(Engine):
             **(server_args or {}),
         }
         self._server = SglangServer(arguments, command) if url is None else None
-        self._client = SglangClient(url or "")
+        self._client = SglangClient(url or "", _key_in(api_key_variable))
         self._start_seconds = start_seconds
         self._sleeps = sleeps
         self._weights_folder = Path(weights_folder)
@@ -132,12 +137,13 @@ class SglangEngine(Engine):
     async def _launch(self, server: SglangServer) -> None:
         await server.start()
         await self._client.close()
-        self._client = SglangClient(server.url)
+        self._client = SglangClient(server.url, server.key)
         try:
             async with asyncio.timeout(self._start_seconds):
                 while not await self._client.is_up():
                     server.check()
                     await asyncio.sleep(_POLL_SECONDS)
+            server.forget_key()
         except (EngineDead, TimeoutError) as error:
             reason = str(error) or f"not ready after {self._start_seconds:g} s: {server.last_words()}"
             await self.close()
@@ -154,7 +160,7 @@ class SglangEngine(Engine):
         if not 0 < num_prompt < self.max_model_len:
             raise EngineError(f"a prompt of {num_prompt} tokens; the engine takes 1 to {self.max_model_len - 1}")
         end = min(num_prompt + params.max_tokens, self.max_model_len)
-        stops = await asyncio.to_thread(self._stops.of, params.stop_strings) if params.stop_strings else None
+        stops = await DECODING.run(self._stops.of, params.stop_strings) if params.stop_strings else None
         key = f"{self._updates}"
         logprobs, versions = array("f"), array("i")
         reason: FinishReason | None = None
@@ -329,6 +335,13 @@ class SglangEngine(Engine):
         if self._server is not None:
             await self._server.stop()
         await self._client.close()
+
+
+def _key_in(variable: str | None) -> str | None:
+    """Return the key in an environment variable. Raises `UserError` if it is not set."""
+    if variable is not None and not os.environ.get(variable):
+        raise UserError(f"The environment variable {variable!r} of api_key_variable is not set. Set it to the key.")
+    return os.environ[variable] if variable is not None else None
 
 
 def _sampling(params: SamplingParams, max_tokens: int) -> dict[str, Any]:

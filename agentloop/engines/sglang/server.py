@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -27,7 +29,10 @@ _SHOWN = 3000
 
 
 class SglangServer:
-    """An SGLang server, started by `command` or with this Python."""
+    """An SGLang server, started by `command` or with this Python, that answers only requests with its random key.
+
+    The key is in a file that only this user can read, and not in the command, which every user of the host can.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
         self._arguments = arguments
@@ -35,6 +40,8 @@ class SglangServer:
         self._process: asyncio.subprocess.Process | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
         self.url = ""
+        self.key = str(arguments.get("api_key") or secrets.token_urlsafe(32))
+        self._key_file: Path | None = None
 
     async def start(self) -> None:
         """Start the process, which answers much later. Raises `UserError` if SGLang is not installed."""
@@ -45,7 +52,8 @@ class SglangServer:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command = [*(self._command or (sys.executable, "-P", str(_ENTRY), str(os.getpid())))]
-        arguments = {**self._arguments, "host": "127.0.0.1", "port": port}
+        self._key_file = self._write_key()
+        arguments = {**self._arguments, "api_key": None, "config": self._key_file, "host": "127.0.0.1", "port": port}
         for name, value in arguments.items():
             if value is not None and value is not False:
                 command.append(f"--{name.replace('_', '-')}")
@@ -53,6 +61,18 @@ class SglangServer:
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
         )
+
+    def _write_key(self) -> Path:
+        """Write SGLang's file of options with the key."""
+        descriptor, name = tempfile.mkstemp(prefix="agentloop-sglang-", suffix=".yaml")  # readable by this user only
+        with open(descriptor, "w") as file:
+            json.dump({"api-key": self.key}, file)
+        return Path(name)
+
+    def forget_key(self) -> None:
+        """Remove the file with the key, which SGLang reads at its start."""
+        if self._key_file is not None:
+            self._key_file.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise `EngineDead` with the end of its log if it has ended."""
@@ -74,4 +94,5 @@ class SglangServer:
                     os.killpg(process.pid, number)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _CLOSING_SECONDS)
+        self.forget_key()
         self._log.close()

@@ -6,18 +6,22 @@ SGLang calls `load` as one of its custom weight loaders (`--custom-weight-loader
 from __future__ import annotations
 
 import json
+import logging
 import pickle
-from base64 import b64decode, b64encode
+import re
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten, SharedWeights
+from agentloop.weights.wire import from_json, to_json
 
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 LOADER = f"{__name__}.load"
 
 
@@ -37,8 +41,8 @@ def order(shared: SharedWeights, answers: Path) -> str:
     """
     import torch
 
-    text = b64encode(pickle.dumps((shared, str(answers)))).decode()
-    # SGLang unpickles tensors and little else, but a tensor's name may have any length.
+    text = json.dumps({"weights": to_json(shared), "answers": str(answers)})
+    # SGLang's route takes pickled tensors with names, and a name may have any length.
     return b64encode(pickle.dumps([(text, torch.empty(0))])).decode()
 
 
@@ -48,15 +52,30 @@ def answers_in(text: str) -> list[Answer]:
 
 
 def load(model: torch.nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Load weights in a scheduler; `named_tensors` come from `order`."""
-    ((text, _),) = named_tensors
-    shared, path = pickle.loads(b64decode(text))
+    """Load weights in a scheduler; `named_tensors` come from `order`, and anything else is refused and logged."""
+    try:
+        ((text, _),) = named_tensors
+        shared, path = _ordered(text)
+    except ValueError as error:
+        _log.error("New weights are refused: %s.", error)
+        return
     try:
         answer = _loader.load(model, shared)
     except Exception as error:  # the boundary to SGLang, whose scheduler an exception would end
         answer = Answer("failed", f"{type(error).__name__}: {error}")
     with open(path, "a") as file:
         file.write(json.dumps(answer) + "\n")
+
+
+def _ordered(text: str) -> tuple[SharedWeights, str]:
+    """Read an order, which is JSON. Raises `ValueError`."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or not isinstance(data.get("weights"), str):
+        raise ValueError("this is not an order of the sglang engine")
+    path = str(data.get("answers"))
+    if re.fullmatch(r"/proc/\d+/fd/\d+", path) is None:
+        raise ValueError(f"{path[:60]!r} is not a file for answers")
+    return from_json(data["weights"]), path
 
 
 class _Loader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from agentloop.engines.vllm.launch import VllmLauncher
 from agentloop.engines.vllm.requests import generation_of, up_to_stop, versions_of, vllm_params
 from agentloop.engines.vllm.sleep import SleepMode
 from agentloop.errors import EngineError, UserError
+from agentloop.process.threads import DECODING
 from agentloop.weights.files import check_names
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
+from agentloop.weights.wire import to_json
 
 if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
@@ -50,8 +51,7 @@ class VllmEngine(Engine):
     `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
-    the truncated, renormalised distribution; the hf engine gives those of the whole distribution. At temperature 0 they
-    are those at temperature 1.
+    the truncated, renormalised distribution, as in the hf engine. At temperature 0 they are those at temperature 1.
 
     After `update_weights`, running turns keep their keys and values. Turns that start later never use the prefix cache
     of older weights: its salt is the number of updates, and old blocks leave it as they age. vLLM cannot reset the
@@ -163,7 +163,7 @@ class VllmEngine(Engine):
         """Give vLLM, which was started without a tokenizer, one to end turns with stop strings early."""
         if not params.stop_strings:
             return None
-        stops = await asyncio.to_thread(self._stops.of, params.stop_strings)
+        stops = await DECODING.run(self._stops.of, params.stop_strings)
         llm.output_processor.tokenizer = self._stops.tokenizer
         return stops
 
@@ -320,7 +320,7 @@ class VllmEngine(Engine):
     async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
         """Return why the workers cannot map the weights, or ''."""
         try:
-            asked = llm.collective_rpc("agentloop_open", args=(pickle.dumps(shared),))
+            asked = llm.collective_rpc("agentloop_open", args=(to_json(shared),))
             problems: list[str] = await unless_dead(llm, asked)
         except EngineDead:
             raise

@@ -5,11 +5,11 @@ vLLM's own processor is never used: it would scale images and expand image token
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentloop.errors import EngineError
+from agentloop.process.threads import DECODING
 from agentloop.types.image import PlacedImage, SeenImage
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ImageSender:
         seen = {image.digest: image for image, _ in images}
         self._check(list(seen.values()))
         needed = [image for digest, image in seen.items() if not self._has(_name(digest, salt))]
-        return await asyncio.to_thread(lambda: {image.digest: _item(image, self._dtype) for image in needed})
+        return await DECODING.run(lambda: {image.digest: _item(image, self._dtype) for image in needed})
 
     def input(self, ids: list[int], images: Sequence[PlacedImage], items: dict[str, Any], salt: str) -> Any | None:
         """Return the input for vLLM, which must get it at once; None if `items` lack an image that the cache lost.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
 import threading
@@ -12,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.weights.copies import copies_of, is_as_loaded
-from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten, SharedWeights
+from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
+from agentloop.weights.wire import from_json
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +28,9 @@ class WeightReceiver:
     _agentloop_mapped: MappedWeights | None
     _agentloop_copies: Callable[[], None] | None
 
-    def agentloop_open(self, pickled: bytes) -> str:
-        """Map `SharedWeights` for the next `agentloop_load`. Return why that is impossible, or ''."""
-        shared: SharedWeights = pickle.loads(pickled)
+    def agentloop_open(self, described: str) -> str:
+        """Map weights described by `to_json` for the next `agentloop_load`. Return why that is impossible, or ''."""
+        shared = from_json(described)
         mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
         if mapped is not None and mapped.again(shared):
             return ""

@@ -12,6 +12,7 @@ from agentloop.rendering.formats.kimi import KIMI
 from agentloop.rendering.formats.llama import LLAMA3
 from agentloop.rendering.formats.mistral import MISTRAL
 from agentloop.rendering.formats.pythonic import LFM2
+from agentloop.rendering.formats.raw_pythonic import LFM2_5
 from agentloop.rendering.formats.tagged import DEEPSEEK_V3_2, GLM, MINIMAX, QWEN3_CODER, SEED
 
 _ALL = (
@@ -24,6 +25,7 @@ _ALL = (
     GLM,
     MINIMAX,
     SEED,
+    LFM2_5,
     LFM2,
     MISTRAL,
     NEMOTRON,

@@ -16,6 +16,10 @@ their tools once.
 """
 
 
+MOST_CALLS = 128
+"""Calls that are read in one turn. Each malformed one may cost a search through the whole turn."""
+
+
 @dataclass(slots=True)
 class CallReader:
     """The state of reading one turn: its text, the tools, and the calls found so far."""
@@ -68,6 +72,11 @@ class CallFormat:
 
 PLAIN = CallFormat("plain", ())
 """Format of a model whose way to write calls is unknown."""
+
+
+def call_in_thinking(closing: str) -> str:
+    """Return the error of a call in thinking that is never closed."""
+    return f"This tool call is not run, because it is inside thinking. Close the thinking with {closing} before a call."
 
 
 def end_of_bad(text: str, position: int, opening: str, closing: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,9 +10,9 @@ from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.formats.json_calls import DEEPEST, Malformed, near
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}]+)\s*(?=\{)")
+_NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}<]{1,256}+)\s*(?=\{)")
 _KEY = re.compile(
-    r"(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]*(?:[^\S\n]+[^\s:,{}\[\]<]+)*))\s*:\s*", re.DOTALL
+    r"(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]*+(?:[^\S\n]++[^\s:,{}\[\]<]++)*+))\s*:\s*", re.DOTALL
 )
 """Bare keys may contain spaces or be empty, because templates write the keys of any object like this."""
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?(?=[,}\]\s])")
@@ -56,6 +57,8 @@ def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
         if len(number[0]) > _LONGEST_NUMBER:
             raise Malformed("a number has too many digits")
         is_float = number["fraction"] or number["exponent"]
+        if is_float and not math.isfinite(float(number[0])):
+            raise Malformed(f"the number {number[0][:40]} is too large")
         return (float(number[0]) if is_float else int(number[0])), number.end()
     word = _WORD.match(text, position)
     if word is None or word[0] not in _WORDS:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from agentloop.rendering.formats.base import CallFormat, CallReader
+from agentloop.rendering.formats.base import CallFormat, CallReader, call_in_thinking
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_of
 from agentloop.types.messages import ParsedTurn
 
@@ -19,6 +19,10 @@ _MESSAGE = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\
 _HEADER = re.compile(r"<\|(?:start|channel)\|>|\A\s*to=")
 """Beginning of the header of a message; a header without a message is dropped."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_UNFINISHED = re.compile(
+    r"\s*(?:<\|start\|>assistant)?\s*<\|channel\|>\s*final(?:\s*<\|constrain\|>\s*\w+)?(?P<text>.*)", re.DOTALL
+)
+"""An answer without <|message|>."""
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|\Z)")
 _HOW = (
     "Write a call as <|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{...}<|call|>, with one JSON "
@@ -35,14 +39,19 @@ def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
         position = match.end()
         channel = _CHANNEL.search(match["header"])
         recipient = _RECIPIENT.search(match["header"])
-        if recipient and recipient[1] != "user":
+        is_thought = channel is not None and channel[1] == "analysis"
+        if recipient and recipient[1] not in ("user", "assistant"):
             if complete:
                 _call(reader, recipient[1].removeprefix("functions."), match["body"])
             else:
                 said.append(match[0])
         else:
-            (thought if channel and channel[1] == "analysis" else said).append(match["body"].strip())
-    said.append(_HEADER.split(text[position:], maxsplit=1)[0].strip())
+            (thought if is_thought else said).append(match["body"].strip())
+            if is_thought and complete and match[0].endswith("<|call|>"):
+                reader.refuse(call_in_thinking("<|end|>"), match["body"])
+    rest = text[position:]
+    answer = _UNFINISHED.match(rest)
+    said.append(answer["text"].strip() if answer else _HEADER.split(rest, maxsplit=1)[0].strip())
     return ParsedTurn("\n".join(filter(None, said)), "\n".join(thought) if thought else None, tuple(reader.calls))
 
 
@@ -59,7 +68,7 @@ HARMONY = CallFormat(
     "harmony",
     ("<|channel|>", "<|message|>", "<|call|>"),
     read_turn=_read_turn,
-    undecided=r"\s*[^<\s](?!.*<\|message\|>)",
+    undecided=r"(?s)\s*(?:[^<\s]|<\|channel\|>\s*final)(?!.*<\|message\|>)",
     thinking=("<|channel|>analysis<|message|>", "<|end|>"),
     past_end="<|end|>",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +15,35 @@ from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 DEEPEST = 64
 """Most levels of nested values, because copying, pickling and saving arguments recurse once per level."""
 _SPACE = re.compile(r"\s*")
-_decode = json.JSONDecoder().raw_decode
 
 
 class Malformed(Exception):
     """A call cannot be read; the message explains why to the model."""
+
+
+def _refuse_constant(word: str) -> Any:
+    raise Malformed(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise Malformed(f"the number {digits[:40]} is too large")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise Malformed(f"{next(key for key in found if keys.count(key) > 1)[:40]!r} is given twice")
+    return found
+
+
+_decode = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_duplicates
+).raw_decode
+"""Decodes JSON as the standard defines it: Python alone takes NaN and Infinity, and the last of equal keys."""
 
 
 def between(opening: str, closing: str) -> Callable[[CallReader, int], int]:

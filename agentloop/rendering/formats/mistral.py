@@ -13,7 +13,9 @@ from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, named_call, near, skip_space
 
 _OPEN = "[TOOL_CALLS]"
-_HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?(?:\[ARGS\])?\s*(?=\{)")
+_HEADER = re.compile(
+    r"\s*(?P<name>[^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[^\s\[\]{}]*+))?\s*+(?:\[ARGS\])?\s*+(?=\{)"
+)
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _HOW = f'Write calls as {_OPEN}[{{"name": "TOOL", "arguments": {{...}}}}], or as {_OPEN}TOOL[ARGS]{{...}}.'
 

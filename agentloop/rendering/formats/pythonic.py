@@ -10,18 +10,20 @@ from typing import Any
 from agentloop.rendering.formats.base import CallFormat, CallReader
 from agentloop.rendering.formats.json_calls import Malformed, json_of
 
-_OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
-_HOW = f'Write calls as {_OPEN}[TOOL(key="value")]{_CLOSE}, with literals as values.'
-_TOKENS = re.compile(rf"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|{re.escape(_CLOSE)}", re.DOTALL)
-"""Python strings, and the closing tag outside them."""
+OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+_HOW = f'Write calls as {OPEN}[TOOL(key="value")]{CLOSE}, with literals as values.'
+STRING = r"'(?:\\.|[^'\\])*+(?:'|\Z)|\"(?:\\.|[^\"\\])*+(?:\"|\Z)"
+"""Pattern of a Python string, closed or not."""
+_TOKENS = re.compile(f"{STRING}|{re.escape(CLOSE)}", re.DOTALL)
+"""Python strings, closed or not, and the closing tag outside them."""
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def _read(reader: CallReader, start: int) -> int:
-    text, begin = reader.text, start + len(_OPEN)
-    close = text.find(_CLOSE, begin)
+    text, begin = reader.text, start + len(OPEN)
+    close = text.find(CLOSE, begin)
     first = close if close >= 0 else len(text)
-    unquoted = next((token.start() for token in _TOKENS.finditer(text, begin) if token[0] == _CLOSE), first)
+    unquoted = next((token.start() for token in _TOKENS.finditer(text, begin) if token[0] == CLOSE), first)
     refused: Malformed | None = None
     for close in dict.fromkeys((first, unquoted)):
         try:
@@ -31,8 +33,8 @@ def _read(reader: CallReader, start: int) -> int:
             continue
         for name, arguments in calls:
             reader.add(name, arguments)
-        return min(close + len(_CLOSE), len(text))
-    end = min(first + len(_CLOSE), len(text))
+        return min(close + len(CLOSE), len(text))
+    end = min(first + len(CLOSE), len(text))
     reader.refuse(f"This tool call cannot be read: {refused}. {_HOW}", text[start:end])
     return end
 
@@ -55,16 +57,22 @@ def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     for keyword in node.keywords:
         if keyword.arg in arguments:
             raise Malformed(f"argument {keyword.arg!r} is given twice")
-        arguments[str(keyword.arg)] = _value(keyword.value)
+        arguments[str(keyword.arg)] = value_of(keyword.value)
     return _source(node.func), arguments
 
 
-def _value(node: ast.expr) -> Any:
+def value_of(node: ast.expr) -> Any:
     """Return the JSON value of a Python literal; JSON words are allowed, because templates write objects as JSON."""
 
     class Words(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.AST:
             return ast.Constant(_JSON_WORDS[name.id]) if name.id in _JSON_WORDS else name
+
+        def visit_Dict(self, node: ast.Dict) -> ast.AST:
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            if len(set(keys)) < len(keys):
+                raise Malformed("a key of an object is given twice")
+            return self.generic_visit(node)
 
     try:
         return json_of(json.dumps(ast.literal_eval(Words().visit(node))))
@@ -83,4 +91,4 @@ def _source(node: ast.expr) -> str:
         raise Malformed("it is nested too deep") from None
 
 
-LFM2 = CallFormat("lfm2", (_OPEN,), re.escape(_OPEN), _read)
+LFM2 = CallFormat("lfm2", (OPEN,), re.escape(OPEN), _read)

@@ -17,14 +17,26 @@ _MISSING = object()
 
 def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
     """Return the value of `text` for a parameter of a tool; text if the tool or the parameter is unknown."""
-    parameters: Mapping[str, Any] = next(
-        (tool["function"].get("parameters", {}) for tool in tools if tool["function"]["name"] == function), {}
-    )
-    schema = parameters.get("properties", {}).get(parameter)
+    parameters = _parameters(function, tools)
+    schema = parameter_schema(function, parameter, tools)
     if schema is None:
         return text
     value = _convert(text, schema, parameters, depth=0)
     return text if value is _MISSING else value
+
+
+def parameter_schema(function: str, parameter: str, tools: ToolSchemas) -> Any:
+    """Return the schema of a parameter; None if the tool or the parameter is unknown."""
+    return _parameters(function, tools).get("properties", {}).get(parameter)
+
+
+def parameter_names(function: str, tools: ToolSchemas) -> list[str]:
+    """Return the names of a tool's parameters; none if it is unknown."""
+    return list(_parameters(function, tools).get("properties", {}))
+
+
+def _parameters(function: str, tools: ToolSchemas) -> Mapping[str, Any]:
+    return next((tool["function"].get("parameters", {}) for tool in tools if tool["function"]["name"] == function), {})
 
 
 def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any:

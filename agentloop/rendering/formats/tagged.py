@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentloop.rendering.formats.base import CallFormat, CallReader, ToolSchemas, end_of_bad
-from agentloop.rendering.formats.schema_values import typed_value
+from agentloop.rendering.formats.json_calls import Malformed, json_of
+from agentloop.rendering.formats.schema_values import parameter_schema, typed_value
 
 
 class _Malformed(Exception):
@@ -35,7 +36,8 @@ class _Tags:
     function_end: str
     """Empty if a wrapper contains one function without its own tag."""
     parameter: str
-    """If it has a group `text`, "true" there means that the value is text for any schema."""
+    """If it has a group `text`, "true" there means that the value is text for any schema, and "false" that it is JSON
+    if the schema does not name the parameter."""
     parameter_end: str
     example: str
     """Example of a well-formed call with one parameter for the model."""
@@ -57,7 +59,7 @@ class _Tags:
             "function_re": rf"\s*{self.function}\s*",
             "parameter_re": self.parameter,
             "parameter_end_re": _unnamed(
-                rf"{parameter_end}\s*(?={self.parameter}|{function_end}\s*(?:{wrapper_end}|{more}{wrapper}|\Z))"
+                rf"{parameter_end}\s*+(?={self.parameter}|{function_end}\s*+(?:{wrapper_end}|{more}{wrapper}|\Z))"
             ),
             "function_end_re": rf"\s*{function_end}\s*",
         }
@@ -68,6 +70,8 @@ class _Tags:
         """Read all functions of one wrapper (`CallFormat.read`)."""
         text = reader.text
         wrapped = text.startswith(self.wrapper, start)
+        if not wrapped and not self.takes_bare:
+            return self._refuse_bare(reader, start)
         position = start + len(self.wrapper) if wrapped else start
         found: list[tuple[str, dict[str, Any]]] = []
         try:
@@ -92,6 +96,21 @@ class _Tags:
             reader.add(name, arguments)
         return position
 
+    def _refuse_bare(self, reader: CallReader, start: int) -> int:
+        """Refuse a function outside of the wrapper, and return the index after it."""
+        text = reader.text
+        named = self.function_re.match(text, start)
+        assert named is not None
+        close = text.find(self.function_end, start)
+        end = close + len(self.function_end) if close >= 0 else len(text)
+        reader.refuse(
+            f"This tool call is not run, because it is not between {self.wrapper} and {self.wrapper_end}. "
+            f"Write each call as {self.example}.",
+            text[start:end],
+            named["name"].strip(),
+        )
+        return end
+
     def _function(
         self, text: str, position: int, name: str, tools: ToolSchemas, found: list[tuple[str, dict[str, Any]]]
     ) -> int:
@@ -108,14 +127,31 @@ class _Tags:
             value = text[match.end() : end.start()]
             if self.padded:
                 value = value.removeprefix("\n").removesuffix("\n")
-            is_text = match.groupdict().get("text") == "true"
-            arguments[key] = value if is_text else typed_value(value, name, key, tools)
+            self._check_swallowed(value, name, key, tools)
+            arguments[key] = self._value(value, name, key, match.groupdict().get("text"), tools)
             position = end.end()
         close = self.function_end_re.match(text, position)
         if close is None:
             raise _Malformed(f"function {name!r} is not closed by {self.function_end}: {text[position:][:40]!r}")
         found.append((name, arguments))
         return close.end()
+
+    def _check_swallowed(self, value: str, function: str, key: str, tools: ToolSchemas) -> None:
+        """Refuse a value that contains another parameter of the tool, because its own closing tag is missing."""
+        for match in self.parameter_re.finditer(value):
+            other = match["key"].strip()
+            if other != key and parameter_schema(function, other, tools) is not None:
+                raise _Malformed(f"parameter {key!r} is not closed by {self.parameter_end} before parameter {other!r}")
+
+    def _value(self, value: str, function: str, key: str, is_text: str | None, tools: ToolSchemas) -> Any:
+        if is_text == "true":
+            return value
+        if is_text == "false" and parameter_schema(function, key, tools) is None:
+            try:
+                return json_of(value)
+            except Malformed as error:
+                raise _Malformed(f'parameter {key!r} has string="false", but is not JSON: {error}') from None
+        return typed_value(value, function, key, tools)
 
 
 def _unnamed(pattern: str) -> str:
@@ -124,11 +160,11 @@ def _unnamed(pattern: str) -> str:
 
 
 def _format(name: str, signs: tuple[str, ...], tags: _Tags, *, thinking: str = "think") -> CallFormat:
-    opening = re.escape(tags.wrapper) + (f"|{_unnamed(tags.function)}" if tags.takes_bare else "")
+    opening = re.escape(tags.wrapper) + (f"|{_unnamed(tags.function)}" if tags.function_end else "")
     return CallFormat(name, signs, opening, tags.read, thinking=(f"<{thinking}>", f"</{thinking}>"))
 
 
-_NAME = r"[^<>\n]+"
+_NAME = r"[^<>\n]{1,256}"
 _QWEN3_CODER = _Tags(
     wrapper="<tool_call>",
     wrapper_end="</tool_call>",
@@ -147,7 +183,7 @@ GLM = _format(
     _Tags(
         wrapper="<tool_call>",
         wrapper_end="</tool_call>",
-        function=rf"(?P<name>{_NAME})",
+        function=r"(?P<name>[^\s<>]{1,256})",
         function_end="",
         parameter=rf"<arg_key>(?P<key>{_NAME})</arg_key>\s*<arg_value>",
         parameter_end="</arg_value>",

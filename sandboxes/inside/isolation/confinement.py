@@ -25,6 +25,25 @@ _LIMITS = {
     "cpu_seconds": resource.RLIMIT_CPU,
     "open_files": resource.RLIMIT_NOFILE,
 }
+_QUOTAS = {
+    resource.RLIMIT_SIGPENDING: 256,
+    resource.RLIMIT_MEMLOCK: 64 << 10,
+    resource.RLIMIT_MSGQUEUE: 0,
+    resource.RLIMIT_NICE: 0,
+    resource.RLIMIT_RTPRIO: 0,
+}
+"""Limits that are the same for all executions, of what the kernel counts for each user of the machine."""
+
+
+def limit_quotas() -> None:
+    """Set the limits that do not depend on the execution, for this process and those that it starts."""
+    for limit, most in _QUOTAS.items():
+        hard = resource.getrlimit(limit)[1]
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        try:
+            setrlimit(limit, (value, value))
+        except PermissionError:  # gVisor, whose quotas are not those of the machine
+            continue
 
 
 def nothing() -> None:
@@ -61,7 +80,7 @@ class Confinement:
         self.counts_processes = counts_processes
 
     def confine(self, limits: Mapping[str, int]) -> None:
-        """Drop the rights of this process, which will run the code. Raises `OSError`.
+        """Drop the rights of this process, which will run the code, except for system calls. Raises `OSError`.
 
         In a slot this makes no call through ctypes: the first such call of a fork costs as much as everything else.
         """
@@ -81,6 +100,9 @@ class Confinement:
             _first_to_die()
         umask(0o022)
         self.restrict()
+
+    def refuse_calls(self) -> None:
+        """Install the filter of system calls, if the world has none. Raises `OSError`."""
         if self.filter:
             libc.no_new_privileges()
             libc.install_filter(self.filter)

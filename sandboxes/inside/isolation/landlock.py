@@ -1,7 +1,7 @@
 """Landlock: a process gives up files, TCP and signals for good, without any privilege.
 
 Paths not named in `restrict` cannot be opened, created, removed or executed. It remains possible to look up metadata
-(`stat`) and, as far as the user may, to change it: `landlock_filter` refuses the system calls that do.
+(`stat`) and, as far as the user may, to change it: `levels.seccomp` refuses the system calls that do.
 https://docs.kernel.org/userspace-api/landlock.html
 """
 

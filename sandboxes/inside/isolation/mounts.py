@@ -17,6 +17,19 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr"))
 _KERNEL_SETTINGS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _KERNEL_SECRETS = ("cmdline", "keys", "kcore", "kallsyms", "timer_list", "config.gz")
+_WITHOUT_COUNTERS = ("arp", "if_inet6", "route", "tcp", "tcp6", "udp", "udp6", "unix")
+"""Files of /proc/net that show present sockets and addresses only."""
+
+NETWORK_SETTINGS = {
+    "net.ipv4.tcp_max_tw_buckets": "0",  # the next execution can use an address of this one at once
+    # All sockets of the machine share the memory of TCP.
+    "net.ipv4.tcp_rmem": "4096 16384 65536",
+    "net.ipv4.tcp_wmem": "4096 16384 65536",
+    # Nothing is remembered of a connection.
+    "net.ipv4.tcp_no_metrics_save": "1",
+    "net.ipv4.tcp_fastopen": "0",
+}
+"""Settings of the network namespace of a sandbox."""
 
 
 def build_root(plan: dict[str, Any], writable: Sequence[str]) -> None:
@@ -61,13 +74,20 @@ def _show(handle: int, target: str, *, device: bool) -> None:
         libc.read_only(target)
 
 
-def mount_proc() -> None:
-    """Mount the procfs of the pid namespace, without processes of other users and information about the host."""
+def mount_proc() -> int:
+    """Mount the procfs of the pid namespace, without processes of other users and information about the host.
+
+    Return a descriptor of the file that sets the number of the next process; -1 if this kernel has none.
+    """
     flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
     libc.mount("proc", "/proc", "proc", flags, "hidepid=2")
-    # No TIME_WAIT: the next execution can use an address of this one at once.
-    with open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w") as file:
-        file.write("0")
+    for name, value in NETWORK_SETTINGS.items():
+        with open(f"/proc/sys/{name.replace('.', '/')}", "w") as file:
+            file.write(value)
+    try:
+        last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        last_pid = -1
     for name in _KERNEL_SETTINGS:
         if os.path.exists(path := f"/proc/{name}"):
             libc.mount(path, path, flags=libc.MS_BIND | libc.MS_REC)
@@ -75,6 +95,14 @@ def mount_proc() -> None:
     for name in _KERNEL_SECRETS:
         if os.path.exists(path := f"/proc/{name}"):
             libc.mount("/dev/null", path, flags=libc.MS_BIND)
+    return last_pid
+
+
+def hide_counters() -> None:
+    """Keep files of /proc/net from other users: its counters live as long as the slot. Raises `OSError`."""
+    for name in os.listdir("/proc/net"):
+        if name not in _WITHOUT_COUNTERS:
+            os.chmod(f"/proc/net/{name}", 0o400)
 
 
 class Scratch:
@@ -88,21 +116,19 @@ class Scratch:
         self._directories = directories
         self._options = f"mode=1777,size={megabytes}m,nr_inodes=65536"
         self._is_owner = is_owner
-        self._empty: dict[str, tuple[int, int]] = {}
-        """Result of `_size` for each empty directory."""
+        self._is_mounted = False
 
     def renew(self) -> None:
-        """Replace used directories by empty ones. Raises `OSError` if an old one is still in use."""
+        """Replace used directories by empty ones. Raises `OSError` if an old one is still in use.
+
+        An unused one has the time of change that was set here, which only its owner can set. Even an empty one that was
+        used is replaced: the numbers of its next files would tell how many there were.
+        """
         for path in self._directories:
-            if path in self._empty:
-                if self._is_owner and _size(path) == self._empty[path]:
+            if self._is_mounted:
+                if self._is_owner and os.stat(path).st_mtime_ns == 0:
                     continue
                 libc.umount(path, key=self._key)
             libc.mount("tmpfs", path, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, self._options, key=self._key)
-            self._empty[path] = _size(path)
-
-
-def _size(path: str) -> tuple[int, int]:
-    """Return the size of a directory, which in a tmpfs grows with every name, and its number of subdirectories."""
-    status = os.stat(path)
-    return status.st_size, status.st_nlink
+            os.utime(path, (0, 0))
+        self._is_mounted = True

@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_plan_shows_the_recipes_layout_the_best_ones_and_why_others_do_not_fit(c
     assert "Best (fsdp DP4)" in shown
     assert "learner.backend=fsdp" in shown
     assert "does not divide" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--gpus", 4], ["--gpus", 16, "--engine-gpus", 8], ["--gpus", 1]])
+def test_the_printed_command_trains_with_the_best_layout(capsys, arguments):
+    assert _plan(_TINY, *arguments, "learner.token_budget=384", "--backend", "fsdp") == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  agentloop train")]
+    _, command, *words = shlex.split(line)
+    assert f"placement.n_gpus={arguments[1]}" in words
+    with pytest.raises(SystemExit) as ended:
+        main([command, *words, "--dry-run", "placement.gpu=H200"])
+    shown = capsys.readouterr()
+    assert ended.value.code == 0, shown.err
+    assert f"{arguments[1]} GPUs" in " ".join(shown.out.split()), shown.out[-1500:]
 
 
 def test_plan_as_json_has_every_layout_with_its_settings(capsys):

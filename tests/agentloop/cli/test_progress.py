@@ -32,6 +32,17 @@ def test_without_a_terminal_each_step_is_one_line():
     ]
 
 
+def test_a_run_that_ends_early_shows_the_last_step_and_the_command_that_continues_it():
+    out = StringIO()
+    command = ["agentloop", "train", "x.yaml", "run.folder=runs/a b"]
+    progress = RunProgress(Console(file=out), command=command)
+    progress.on_start(CONFIG, Path("runs/a b"), 3)
+    progress.on_step(4, METRICS)
+    progress.__exit__(KeyboardInterrupt, None, None)
+    last = "stopped after step 4; continue with: agentloop train x.yaml 'run.folder=runs/a b'"
+    assert out.getvalue().splitlines()[-1] == last
+
+
 def test_hints_are_printed_once():
     failed = Trajectory(task={"id": "16"}, error="the reward raised KeyError: 'anwser'")
     wrong = {

@@ -44,7 +44,7 @@ def test_a_folder_with_another_rollout_is_refused(sums, capsys):
 
 def test_failing_rewards_are_reported_and_do_not_count_as_zero(sums, capsys):
     reward = f"env.reward={sums}/sums.py:broken_reward"
-    assert agentloop("rollout", sums, reward, "--output", sums / "out") == 0
+    assert agentloop("rollout", sums, reward, "--output", sums / "out") == 1
     figures = json.loads((sums / "out" / "summary.json").read_text())
     assert "mean reward" not in figures
     assert "3 times: the reward raised ZeroDivisionError: division by zero" in capsys.readouterr().out

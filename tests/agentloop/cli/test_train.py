@@ -1,4 +1,9 @@
 import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -49,7 +54,47 @@ def test_resume_needs_a_checkpoint(sums, capsys):
     assert agentloop("train", sums, "--resume", f"run.folder={sums}/run") == 2
     assert "has no checkpoint to resume from" in capsys.readouterr().err
     assert agentloop("train", sums, "--resume") == 2
-    assert "Add run.folder=" in capsys.readouterr().err
+    assert "with this config has a checkpoint below" in capsys.readouterr().err
+
+
+def test_resume_without_a_folder_takes_the_newest_run_of_the_config(sums, monkeypatch, capsys):
+    monkeypatch.chdir(sums)
+    usual = ("run.loggers=[]", "eval.every=0", "run.steps=1", "learner.lr_schedule=linear", "learner.warmup_updates=0")
+    for number, lr in enumerate(["0.001", "0.001", "0.5"]):
+        folder = f"runs/sums-20260101-00000{number}"
+        assert agentloop("train", sums, f"learner.lr={lr}", f"run.folder={folder}", *usual) == 0
+    (sums / "runs/sums-20260101-000009/checkpoints").mkdir(parents=True)  # it ended before its first checkpoint
+    capsys.readouterr()
+    assert agentloop("train", sums, "--resume", "learner.lr=0.001", *usual) == 0
+    assert "run folder runs/sums-20260101-000001, resuming after step 1" in capsys.readouterr().out
+    assert agentloop("train", sums, "--resume", "learner.lr=0.25", *usual) == 2
+
+
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_prints_the_command_that_continues_it(sums, end, code):
+    arguments = ["train", str(sums), "run.steps=100000", "run.save_every=1", "run.loggers=[]", "eval.every=0"]
+    program = "from agentloop.cli import main; main()"
+    command = [sys.executable, "-u", "-c", program, *arguments, f"run.folder={sums}/a run"]
+    process = subprocess.Popen(command, cwd=sums, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        shown = ""
+        while "step 2: " not in shown:
+            line = process.stdout.readline()
+            assert line, shown
+            shown += line
+        process.send_signal(end)
+        rest, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    *_, last = rest.splitlines()
+    assert process.returncode == code, rest
+    found = re.fullmatch(r"stopped after step (\d+); continue with: agentloop (.*)", last)
+    assert int(found[1]) >= 2
+    assert shlex.split(found[2]) == [*arguments, f"run.folder={sums}/a run"]
+    assert "Traceback" not in rest
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(found[2]), f"run.steps={found[1]}"])
+    assert ended.value.code == 0
 
 
 def test_errors_for_unknown_recipes_and_commands_suggest_the_nearest(capsys):
@@ -60,9 +105,6 @@ def test_errors_for_unknown_recipes_and_commands_suggest_the_nearest(capsys):
 
 
 def test_help_imports_no_command(capsys):
-    import subprocess
-    import sys
-
     code = (
         "import sys\nfrom agentloop.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'transformers', 'omegaconf', 'agentloop.cli.train'} & set(sys.modules)"

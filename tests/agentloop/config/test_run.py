@@ -1,11 +1,17 @@
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.config.staleness import Mode
+from agentloop.engines import ENGINES
 from agentloop.errors import UserError
+from agentloop.trainer import advantages, losses
+from agentloop.trainer.batch.outcomes import judges_alone
 from agentloop.trainer.run.checks import check_trainable
 
 MINIMAL = "model: org/model\ndata: {train: train.jsonl}\nenv: {reward: exact}\n"
@@ -127,6 +133,64 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
         check_trainable(config)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_every_loss_that_an_error_offers_is_accepted(tmp_path):
+    with pytest.raises(UserError) as caught:
+        check_trainable(load(tmp_path, "learner.loss=no_such_loss"))
+    offered = re.findall(r"\w+", str(caught.value).partition("Set learner.loss to one of: ")[2].partition(", or")[0])
+    assert set(offered) == {name for name in losses.names() if losses.get(name).auxiliary_of is None}
+    for name in offered:
+        check_trainable(load(tmp_path, f"learner.loss={name}"))
+    for name in set(losses.names()) - set(offered):
+        with pytest.raises(UserError, match=f"learner.loss is {name}, which trains an auxiliary model"):
+            check_trainable(load(tmp_path, f"learner.loss={name}"))
+
+
+@pytest.mark.parametrize("name", advantages.names())
+def test_dynamic_sampling_needs_an_advantage_that_the_rewards_of_a_group_tell(tmp_path, name):
+    config = load(tmp_path, f"algorithm.advantage={name}", "algorithm.dynamic_sampling={}")
+    if judges_alone(config.algorithm):
+        check_trainable(config)
+    else:
+        with pytest.raises(UserError, match=f"algorithm.dynamic_sampling drops groups .*algorithm.advantage={name}"):
+            check_trainable(config)
+    penalised = load(tmp_path, f"algorithm={{advantage: {name}, dynamic_sampling: {{}}, kl_in_reward: 0.1}}")
+    with pytest.raises(UserError, match="and kl_in_reward the rewards of a group do not tell"):
+        check_trainable(penalised)
+
+
+_CUT = ["sampling.top_p=0.7", "sampling.top_k=20", "sampling={top_p: 0.9, top_k: 40}"]
+_COMPARES = [name for name in losses.names() if losses.get(name).on_policy]
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("loss", _COMPARES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_cut_distribution_is_not_trained_on_in_silence(tmp_path, mode, loss, engine):
+    """Every loss that compares with the sampling policy, in every mode; and both ways out work."""
+    usual = [f"staleness={{mode: {mode}, allow_uncorrected: true}}", f"learner.loss={loss}", f"engine.name={engine}"]
+    cut = _CUT[len(mode + loss) % len(_CUT)]
+    other = "learner.corrections=[truncate]" if engine != "sglang" else "learner.old_logprobs=learner"
+    config = load(tmp_path, *usual, cut)
+    with pytest.raises(UserError, match=r"sampling.top_[pk] is .*sampling.top_p=1 and sampling.top_k=0") as caught:
+        check_trainable(config)
+    assert other in str(caught.value)
+    check_trainable(load(tmp_path, *usual, cut, other))
+    check_trainable(load(tmp_path, *usual, "eval.top_p=0.7"))
+
+
+def test_a_cut_distribution_needs_a_correction_by_the_whole_one(tmp_path):
+    with pytest.raises(UserError, match=r"learner.corrections=\[truncate\]"):
+        check_trainable(load(tmp_path, _CUT[0], "learner.corrections=[truncate]", "learner.old_logprobs=interpolated"))
+    check_trainable(load(tmp_path, _CUT[0], "learner.loss=sft"))
+
+
+def test_greedy_baselines_and_a_penalty_for_the_kl_need_temperature_1(tmp_path):
+    settings = ["algorithm={advantage: remax, kl_in_reward: 0.1}", "learner.reference=m", "sampling.temperature=0.7"]
+    with pytest.raises(UserError, match=r"sampling.temperature is 0.7: the greedy episodes of remax"):
+        check_trainable(load(tmp_path, *settings))
+    check_trainable(load(tmp_path, *settings, "sampling.temperature=1"))
 
 
 def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path):

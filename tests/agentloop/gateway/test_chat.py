@@ -14,6 +14,7 @@ from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
 from agentloop.gateway.application import application
 from agentloop.gateway.requests import ChatRequest
+from agentloop.tools.serving.http.protocol import BoundedProtocol
 from agentloop.types.trajectory import SegmentKind
 
 pytestmark = pytest.mark.slow
@@ -298,6 +299,20 @@ async def test_sampling_is_the_runs_unless_the_client_may_choose(recorder, servi
     assert client_second == run_second  # the second call of the same conversation, in both
 
 
+@pytest.mark.parametrize("asked", [{"temperature": 0.2}, {"top_p": 0.5}, {"extra_body": {"top_k": 4}}])
+async def test_a_client_may_not_change_the_distribution_of_trained_turns(recorder, serving, ask, asked):
+    engine = recorder("x" + END)
+    sampling = Sampling(temperature=0.9, is_trained=True)
+    async with serving(engine, sampling=sampling, chosen_by="client") as (client, session):
+        with pytest.raises(openai.BadRequestError, match="this episode is trained"):
+            await ask(client, "?", **asked)
+        await ask(client, "?", temperature=0.9, top_p=1.0, seed=3, extra_body={"top_k": -1})
+    assert [(params.temperature, params.top_p, params.top_k) for params in engine.params] == [(0.9, 1.0, 0)]
+    assert len(session.trajectories()) == 1
+    async with serving(recorder("x" + END), sampling=sampling, chosen_by="run") as (client, _):
+        await ask(client, "?", **asked)
+
+
 async def test_seeds_follow_from_the_episode_and_the_conversation_alone(recorder, serving, ask):
     found = []
     for seed, order in ((5, "ab"), (5, "ba"), (6, "ab")):
@@ -477,3 +492,13 @@ async def test_an_engine_that_is_closed_aborts_the_episode(renderer, serving, as
         with pytest.raises(openai.APIStatusError):
             await ask(client, "?")
     assert session.refused is StopReason.ABORTED
+
+
+async def test_headers_that_never_end_time_out(serving, recorder, monkeypatch):
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.3)
+    async with serving(recorder("hello")) as (client, _):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx: ")
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()

@@ -18,23 +18,34 @@ from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import EngineError, UserError
 from agentloop.rollout.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest
+from tests.support.programs_on_ray import HELLO, ROW, programs_on_ray
 
 pytestmark = pytest.mark.slow
-
-ROW = {"messages": [{"role": "user", "content": "2 + 3?"}], "answer": "5"}
-HELLO = "hello<|im_end|>"
 
 
 @pytest.fixture
 def play(renderer, ids_of):
-    """Run an episode of an agent; the model always says hello."""
+    """Run an episode of an agent in this process; the model always says hello."""
 
     def run(agent=None, engine=None, limits=None, **options):
         loop = AgentLoop(engine or ScriptedEngine([ids_of(HELLO)]), renderer, limits=Limits(**(limits or {})))
         env = AgentProgram(ROW, agent=agent, **options)
-        return asyncio.run(loop.run(env, trajectory_id="t", group_id="g", seed=3))
+        return asyncio.run(loop.run(env, trajectory_id="g-0", group_id="g", seed=3))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def ray_play(tmp_path_factory):
+    """`play` on Ray workers; episodes travel to them in a file."""
+    with programs_on_ray(tmp_path_factory.mktemp("episodes")) as on_ray:
+        yield on_ray
+
+
+@pytest.fixture(params=["local", "ray"])
+def play_anywhere(request, play):
+    """`play`, in this process and on Ray workers."""
+    return play if request.param == "local" else request.getfixturevalue("ray_play")
 
 
 async def say(model, text="2 + 3?", **options):
@@ -45,17 +56,17 @@ async def say(model, text="2 + 3?", **options):
         return answer.choices[0].message.content
 
 
-def test_the_answer_is_judged_and_every_stream_has_the_reward(play):
+def test_the_answer_is_judged_and_every_stream_has_the_reward(play_anywhere):
     async def agent(task, model):
         assert task["answer"] == "5"
         assert await asyncio.gather(say(model, "a"), say(model, "b"), say(model, "c")) == ["hello"] * 3
         return "5"
 
-    trajectory = play(agent, reward=load_reward("exact"))
-    assert (trajectory.trajectory_id, trajectory.group_id, trajectory.reward) == ("t", "g", 1.0)
+    trajectory = play_anywhere(agent, reward=load_reward("exact"))
+    assert (trajectory.trajectory_id, trajectory.group_id, trajectory.reward) == ("g-0", "g", 1.0)
     assert trajectory.stop_reason is StopReason.COMPLETED
     assert trajectory.final_text == "5"
-    assert [branch.trajectory_id for branch in trajectory.branches] == ["t.1", "t.2"]
+    assert [branch.trajectory_id for branch in trajectory.branches] == ["g-0.1", "g-0.2"]
     for branch in trajectory.branches:
         assert (branch.reward, branch.group_id, branch.task["answer"]) == (1.0, "g", "5")
         assert branch.stop_reason is StopReason.COMPLETED
@@ -65,15 +76,15 @@ def test_the_answer_is_judged_and_every_stream_has_the_reward(play):
 
 
 @pytest.mark.parametrize(("found", "reward"), [(0.25, 0.25), (AgentResult("x", 2), 2.0), (True, 1.0)])
-def test_an_agent_may_score_itself(play, found, reward):
+def test_an_agent_may_score_itself(play_anywhere, found, reward):
     async def agent(task, model):
         await say(model)
         return found
 
-    assert play(agent).reward == reward
+    assert play_anywhere(agent).reward == reward
 
 
-def test_a_reward_function_may_give_branches_their_own(play):
+def test_a_reward_function_may_give_branches_their_own(play_anywhere):
     def reward(trajectory, task):
         for number, branch in enumerate(trajectory.branches):
             branch.reward = 0.5 * number
@@ -85,19 +96,19 @@ def test_a_reward_function_may_give_branches_their_own(play):
         for text in "abc":
             await say(model, text)
 
-    trajectory = play(agent, reward=RewardFunction(reward, name="mine"))
+    trajectory = play_anywhere(agent, reward=RewardFunction(reward, name="mine"))
     assert trajectory.final_text == "hello"
     assert [trajectory.reward, *(branch.reward for branch in trajectory.branches)] == [1.0, 0.0, 0.5]
 
 
-def test_a_plain_function_runs_in_a_thread(play):
+def test_a_plain_function_runs_in_a_thread(play_anywhere):
     def agent(task, model):
         assert threading.current_thread() is not threading.main_thread()
         client = openai.OpenAI(base_url=model.base_url, api_key=model.api_key)
         answer = client.chat.completions.create(model="m", messages=task["messages"])
         return float(answer.choices[0].message.content == "hello")
 
-    assert play(agent).reward == 1.0
+    assert play_anywhere(agent).reward == 1.0
 
 
 COMMAND = """
@@ -112,15 +123,15 @@ if len(sys.argv) > 1:
 """
 
 
-def test_a_command_gets_its_task_and_answers_on_stdout(play):
-    trajectory = play(command=[sys.executable, "-c", COMMAND], reward=load_reward("exact"))
+def test_a_command_gets_its_task_and_answers_on_stdout(play_anywhere):
+    trajectory = play_anywhere(command=[sys.executable, "-c", COMMAND], reward=load_reward("exact"))
     assert trajectory.error is None
     assert (trajectory.final_text, trajectory.num_turns) == ("hello 5", 1)
     assert trajectory.reward == 0.0
 
 
-def test_a_command_may_write_its_result(play):
-    trajectory = play(command=[sys.executable, "-c", COMMAND, '{"reward": 0.5, "answer": "six"}'])
+def test_a_command_may_write_its_result(play_anywhere):
+    trajectory = play_anywhere(command=[sys.executable, "-c", COMMAND, '{"reward": 0.5, "answer": "six"}'])
     assert (trajectory.reward, trajectory.final_text) == (0.5, "six")
 
 
@@ -131,10 +142,10 @@ def test_a_command_may_write_its_result(play):
         ("import os; open(os.environ['AGENTLOOP_RESULT'], 'w').write('5')", "no JSON object"),
     ],
 )
-def test_a_command_that_fails_ends_its_episode(play, code, says):
+def test_a_command_that_fails_ends_its_episode(play_anywhere, code, says):
     import re
 
-    trajectory = play(command=[sys.executable, "-c", code])
+    trajectory = play_anywhere(command=[sys.executable, "-c", code])
     assert trajectory.stop_reason is StopReason.ENV_ERROR
     assert re.search(says, trajectory.error)
     assert (trajectory.failures, trajectory.reward) == ({"env": 1}, None)
@@ -163,38 +174,48 @@ def _runs(pid):
         return False
 
 
-def test_a_command_that_does_not_exist_stops_the_run(play):
+def test_a_command_that_does_not_exist_stops_the_run(play_anywhere):
     with pytest.raises(UserError, match="'/no/such/agent x', cannot be started: No such file"):
-        play(command=["/no/such/agent", "x"])
+        play_anywhere(command=["/no/such/agent", "x"])
 
 
-def test_an_agent_that_raises_is_a_failure_of_the_environment(play):
+def test_an_agent_that_raises_is_a_failure_of_the_environment(play_anywhere):
     async def agent(task, model):
         await say(model)
         raise ZeroDivisionError("oops")
 
-    trajectory = play(agent, reward=load_reward("exact"))
+    trajectory = play_anywhere(agent, reward=load_reward("exact"))
     assert trajectory.stop_reason is StopReason.ENV_ERROR
     assert re.fullmatch(r"the agent raised ZeroDivisionError: oops \(test_program.py, line \d+\)", trajectory.error)
     assert (trajectory.failures, trajectory.reward, trajectory.num_turns) == ({"env": 1}, None, 1)
 
 
-@pytest.mark.parametrize(("limits", "reason"), [
-    ({"max_turns": 2}, StopReason.MAX_TURNS),
-    ({"max_tokens": 20}, StopReason.PROMPT_TOO_LONG),
+@pytest.mark.parametrize(("limits", "reason", "reward", "failures"), [
+    ({"max_turns": 2}, StopReason.MAX_TURNS, 0.0, {}),
+    ({"max_tokens": 20}, StopReason.PROMPT_TOO_LONG, None, {"env": 1}),
 ])  # fmt: skip
-def test_an_agent_that_ends_at_a_limit_does_not_fail(play, limits, reason):
+def test_an_agent_that_ends_at_a_limit_fails_only_without_a_sampled_token(
+    play_anywhere, limits, reason, reward, failures
+):
     async def agent(task, model):
         while True:
             await say(model, "2 + 3 " * 3)
 
-    trajectory = play(agent, limits=limits, reward=load_reward("exact"))
-    assert trajectory.stop_reason is reason
-    assert trajectory.reward == 0.0
-    assert trajectory.failures == {}
+    trajectory = play_anywhere(agent, limits=limits, reward=load_reward("exact"))
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.failures) == (reason, reward, failures)
 
 
-def test_an_agent_that_handles_its_limit_completes(play):
+def test_an_agent_that_never_calls_the_model_is_not_judged(play_anywhere):
+    async def agent(task, model):
+        return AgentResult("5", 1.0)
+
+    trajectory = play_anywhere(agent, reward=load_reward("exact"))
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.COMPLETED, None)
+    assert trajectory.failures == {"env": 1}
+    assert "before a token was sampled" in trajectory.error
+
+
+def test_an_agent_that_handles_its_limit_completes(play_anywhere):
     async def agent(task, model):
         try:
             while True:
@@ -202,7 +223,7 @@ def test_an_agent_that_handles_its_limit_completes(play):
         except openai.BadRequestError as error:
             return AgentResult(error.code, 0.5)
 
-    trajectory = play(agent, limits={"max_turns": 2})
+    trajectory = play_anywhere(agent, limits={"max_turns": 2})
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.COMPLETED, "max_turns")
     assert trajectory.reward == 0.5
 
@@ -211,6 +232,7 @@ def test_time_ends_an_agent(play):
     ended = []
 
     async def agent(task, model):
+        await say(model)
         try:
             await asyncio.Event().wait()
         finally:
@@ -221,11 +243,11 @@ def test_time_ends_an_agent(play):
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_SECONDS, 0.0)
 
 
-def test_a_timeout_of_the_agents_own_is_its_own(play):
+def test_a_timeout_of_the_agents_own_is_its_own(play_anywhere):
     async def agent(task, model):
         raise TimeoutError("the shop is closed")
 
-    trajectory = play(agent)
+    trajectory = play_anywhere(agent)
     assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {"env": 1})
 
 
@@ -244,22 +266,23 @@ def test_a_failed_engine_ends_the_episode_even_if_the_agent_answers(play):
     assert (trajectory.failures, trajectory.error, trajectory.reward) == ({"engine": 1}, "out of memory", None)
 
 
-def test_without_any_reward_there_is_none(play):
+def test_without_any_reward_there_is_none(play_anywhere):
     async def agent(task, model):
+        await say(model)
         return "5"
 
-    trajectory = play(agent)
+    trajectory = play_anywhere(agent)
     assert (trajectory.reward, trajectory.failures) == (None, {"judge": 1})
 
 
 @pytest.mark.parametrize(
     ("returned", "says"), [([1], "the agent returned list"), (float("nan"), "not finite"), ({}, "returned dict")]
 )
-def test_invalid_results_are_errors(play, returned, says):
+def test_invalid_results_are_errors(play_anywhere, returned, says):
     async def agent(task, model):
         return returned
 
-    assert says in play(agent).error
+    assert says in play_anywhere(agent).error
 
 
 def test_the_engine_forgets_all_streams(renderer, ids_of):

@@ -31,8 +31,8 @@ def test_rendered_text_encodes_like_the_tokenizer(encoder_of, kind, text):
 @settings(max_examples=60, deadline=None)
 def test_escaped_text_has_no_added_tokens_and_round_trips(encoder_of, kind, text):
     encoder, _ = encoder_of(kind)
-    escaped = encoder.escape(text)
-    assert encoder.unescape(escaped) == text
+    escaped = encoder.escaping.hide(text)
+    assert encoder.escaping.show(escaped) == text
     added = set(encoder.added.values())
     assert added.isdisjoint(encoder.encode_rendered(escaped))
     assert encoder.encode_rendered(escaped) == encoder.encode_plain(text)

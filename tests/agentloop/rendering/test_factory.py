@@ -1,5 +1,6 @@
 """Loading a renderer from a folder, and the errors if that fails."""
 
+import json
 import subprocess
 import sys
 
@@ -46,3 +47,23 @@ def test_package_import_loads_no_heavy_modules():
     code = f"import agentloop.rendering, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("listed", "more"), [([5, 6], (5, 6)), (7, (7,)), (None, ())])
+def test_all_end_tokens_of_a_model_end_a_turn(make_tokenizer, tmp_path, listed, more):
+    """Base models end a text with <|endoftext|>, whatever their template writes."""
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    renderer = renderer_for(tmp_path)
+    end, eos = renderer.encoder.added["<|im_end|>"], renderer.encoder.added["<|endoftext|>"]
+    assert renderer.stop_token_ids == (end, eos, *more)
+    assert renderer.parse([*renderer.encode("done"), eos]).content == "done"
+
+
+def test_turn_that_ended_with_the_end_of_text_is_closed_as_the_template_does(make_tokenizer):
+    renderer = renderer_for(make_tokenizer("chatml"))
+    end, eos = renderer.stop_token_ids
+    question = [{"role": "user", "content": "more"}]
+    line_break = renderer.encode("\n")
+    assert renderer.render_continuation([end], question).closing == line_break
+    assert renderer.render_continuation([eos], question).closing == [end, *line_break]

@@ -26,7 +26,7 @@ def result(text, **fields):
 
 def test_token_ids_of_a_small_episode(make_renderer):
     renderer = make_renderer("chatml", "bytes")
-    assert renderer.stop_token_ids == (END,)
+    assert renderer.stop_token_ids == (END, 256)  # the end of text, too
     # <|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n
     # fmt: off
     system = [START, 82, 88, 82, 83, 68, 76, NEWLINE, 33, 68, 220, 71, 68, 75, 79, 69, 84, 75, 13, END, NEWLINE]
@@ -50,10 +50,10 @@ def test_truncated_turn_is_closed_first(make_renderer):
 def test_template_without_newline_after_the_turn(make_renderer):
     renderer = make_renderer("bracket", "bytes")
     message = result("42", tool_call_id="c1")
-    following = renderer.render_continuation(list(renderer.stop_token_ids), message)
+    following = renderer.render_continuation([renderer.stop_token_ids[0]], message)
     assert following.closing == []
     assert renderer.decode(following.observation) == "[RESULT]c1: 42[/RESULT]"
-    assert renderer.render_continuation([64], message).closing == list(renderer.stop_token_ids)
+    assert renderer.render_continuation([64], message).closing == [renderer.stop_token_ids[0]]
 
 
 def test_results_share_a_user_turn_if_the_template_groups_them(make_renderer):

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, Tool, ToolResult, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
+from agentloop.process.threads import threaded
 from agentloop.tools.toolset import Toolset
 from agentloop.types.trajectory import SegmentKind
 from agentloop.weights.tensors import TensorWeights
@@ -214,6 +216,9 @@ def test_a_prompt_without_room(play):
     trajectory = play(["5" + END], max_tokens=10)
     assert trajectory.stop_reason is StopReason.PROMPT_TOO_LONG
     assert trajectory.num_sampled == 0
+    assert trajectory.reward is None
+    assert trajectory.failures == {FailureKind.ENV: 1}
+    assert "limits.max_tokens" in str(trajectory.error)
 
 
 def test_an_environment_that_talks_back(play):
@@ -274,6 +279,46 @@ def test_a_step_that_is_none_is_a_failure_of_the_environment(play, step):
 
     trajectory = play(["5" + END], Wrong())
     assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {FailureKind.ENV: 1})
+
+
+_NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize("reward", _NOT_FINITE)
+def test_rewards_that_are_not_finite_are_failures_of_whoever_gave_them(play, reward):
+    class Env(Talk):
+        async def step(self, message):
+            return Observation(), reward, True, False
+
+    judged = play(["5" + END], Talk(score=reward))
+    assert (judged.reward, judged.failures, judged.stop_reason) == (None, {"judge": 1}, StopReason.COMPLETED)
+    stepped = play(["5" + END], Env())
+    assert (stepped.reward, stepped.failures, stepped.stop_reason) == (None, {"env": 1}, StopReason.ENV_ERROR)
+
+    @tool
+    async def bonus() -> ToolResult:
+        """Give a reward."""
+        return ToolResult("done", reward=reward)
+
+    @tool
+    async def measure() -> ToolResult:
+        """Give a metric."""
+        return ToolResult("done", metrics={"size": reward})
+
+    called = play([call("bonus") + call("measure") + END, "5" + END], Talk([bonus, measure]))
+    assert (called.reward, called.failures) == (1.0, {"tool": 2})
+    assert all("must be a finite number" in text for text in tool_texts(called))
+    for trajectory in (judged, stepped):
+        assert "must be a finite number" in trajectory.error
+
+
+def test_rewards_that_add_up_to_infinity_are_a_failure_of_the_judge(play):
+    class Env(Talk):
+        async def step(self, message):
+            return Observation(), 1e308, True, False
+
+    trajectory = play(["5" + END], Env(score=1e308))
+    assert (trajectory.reward, trajectory.failures) == (None, {"judge": 1})
 
 
 def test_a_reward_that_raises_leaves_no_reward(play):
@@ -369,3 +414,29 @@ def test_a_tool_that_is_a_move_says_why_the_episode_ended(play):
     assert (failed.stop_reason, failed.reward) == (StopReason.ENV_ERROR, None)
     assert failed.error == "2 + 3? over"
     assert failed.failures["env"] == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "failures"), [("reset", {"env": 1}), ("step", {"env": 1}), ("score", {"judge": 1}), ("close", {"env": 1})]
+)
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "in a thread"])
+def test_a_call_that_takes_too_long_is_a_failure_that_is_counted(play, stage, failures, is_async):
+    may_end = threading.Event()
+
+    class Slow(Talk):
+        pass
+
+    def wait(self, *_):
+        may_end.wait(60)
+
+    async def wait_async(self, *_):
+        await asyncio.Event().wait()
+
+    setattr(Slow, stage, wait_async if is_async else threaded(wait))
+    limit = "max_reward_seconds" if stage == "score" else "max_env_seconds"
+    trajectory = play(["5<|im_end|>"], Slow(tools=()), **{limit: 0.05})
+    may_end.set()
+    assert trajectory.failures == failures
+    assert trajectory.metrics[f"overruns/{stage}"] == 1
+    assert f"TimeoutError: it took longer than limits.{limit}=0.05" in trajectory.error
+    assert trajectory.reward == (1.0 if stage == "close" else None)

@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
-from agentloop.vision.decoding import load_image
+from agentloop.gateway.chat_messages import read_messages
+from agentloop.gateway.errors import ApiError
+from agentloop.tools.mcp.content import as_content
+from agentloop.vision.decoding import ImageBudget, load_image
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:
@@ -32,6 +35,27 @@ def bomb(side: int) -> bytes:
 
 
 red = Image.new("RGB", (40, 30), "red")
+
+
+def test_images_of_a_request_share_a_number_of_pixels():
+    images = ImageBudget()
+    for _ in range(2):
+        assert images.load(bomb(6_000)).size == (6_000, 6_000)
+    with pytest.raises(UserError, match="28,000,000 are left for all images"):
+        images.load(bomb(6_000))
+    assert images.load(red).size == (40, 30)
+
+
+def test_images_of_one_conversation_share_a_number_of_pixels():
+    url = "data:image/png;base64," + base64.b64encode(bomb(6_000)).decode()
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    with pytest.raises(ApiError, match="left for all images together"):
+        read_messages([message] * 6)
+
+
+def test_images_of_one_tool_result_share_a_number_of_pixels():
+    image = {"type": "image", "data": base64.b64encode(bomb(6_000)).decode()}
+    assert [part["type"] for part in as_content([image] * 4)] == ["image", "image", "text", "text"]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -115,3 +139,16 @@ def test_truncated_files_are_rejected(kind):
     content = encoded(noise, kind)
     with pytest.raises(UserError):
         load_image(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("kind", [b"IHDR", b"IDAT", b"IEND"])
+def test_png_with_a_broken_checksum_is_called_that(kind):
+    written = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(written, "PNG")
+    damaged = bytearray(written.getvalue())
+    start = damaged.index(kind)
+    length = int.from_bytes(damaged[start - 4 : start], "big")
+    damaged[start + 4 + length] ^= 1
+    with pytest.raises(UserError, match=f"a PNG with a broken checksum: its chunk {kind.decode()} is damaged"):
+        load_image(bytes(damaged))
+    assert load_image(written.getvalue()).size == (8, 8)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agentloop.envs.gymnasium.spaces import ActionArguments
+from agentloop.envs.gymnasium.text_actions import action_in
 from agentloop.errors import UserError
 from agentloop.tools.schema import ArgumentError
 
@@ -119,3 +120,23 @@ def test_invalid_dict_keys_are_named():
 def test_space_without_json_form_raises():
     with pytest.raises(UserError, match="ActionWrapper"):
         ActionArguments(spaces.Sequence(spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1, 2] and then [3, 4", [1, 2]),
+        ("so [[1, 2], [3, 4], [5", [3, 4]),
+        ('{"a": [1, 2], "b": ["[9]", x', [1, 2]),
+        ("I see [a wall], so [1, [2]] it is", [1, [2]]),
+        ("{'x': [1]}", [1]),
+    ],
+)
+def test_last_complete_json_value_is_the_action(text, expected):
+    assert action_in(text, spaces.Box(0, 9, (2,)), (), None) == expected
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "{" * 50_000, "[" + "1" * 5000 + "]", '["' * 20_000])
+def test_hostile_json_is_no_action(text):
+    with pytest.raises(ArgumentError):
+        action_in(text, spaces.Box(0, 9, (2,)), (), None)

@@ -122,11 +122,11 @@ async def test_sync_methods_of_a_class_run_in_threads():
             self.started_in = threading.current_thread().name
 
         def __call__(self, trajectory, task):
-            return {"reward": 1.0, "in_thread": threading.current_thread().name.startswith("agentloop-tool")}
+            return {"reward": 1.0, "in_thread": threading.current_thread().name.startswith("agentloop-reward")}
 
     reward = RewardFunction(blocking := Blocking(), name="blocking")
     await reward.start()
-    assert blocking.started_in.startswith("agentloop-tool")
+    assert blocking.started_in.startswith("agentloop-reward")
     assert (await reward.judge(Trajectory(), {})).metrics == {"in_thread": 1.0}
 
 

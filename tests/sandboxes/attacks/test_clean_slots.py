@@ -73,12 +73,16 @@ def load(path: Path) -> ModuleType:
 
 
 def cases() -> Iterator[Case]:
-    """Every attack with each of its parameters, as pytest would call it."""
-    for path in sorted(set(ATTACKS.glob("test_*.py")) - {Path(__file__)}):
+    """Every attack that slots claim to hold with each of its parameters, as pytest would call it."""
+    not_claimed = load(ATTACKS / "conftest.py").NOT_CLAIMED["slots"]
+    for path in sorted(set(ATTACKS.glob("test_*.py")) - {Path(__file__), ATTACKS / "test_not_promised.py"}):
         for name, function in vars(load(path)).items():
             if not name.startswith("test_") or not inspect.iscoroutinefunction(function):
                 continue
-            marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
+            own_marks = getattr(function, "pytestmark", [])
+            if any(mark.name == "claim" and mark.args[0] in not_claimed for mark in own_marks):
+                continue
+            marks = [mark for mark in own_marks if mark.name == "parametrize"]
             for values in itertools.product(*(mark.args[1] for mark in marks)):
                 arguments: dict[str, Any] = {}
                 for mark, value in zip(marks, values, strict=True):

@@ -106,10 +106,7 @@ threading.Thread(target=interfere, daemon=True).start()
 """
     assert (await session.run(code)).error is None
     for _ in range(10):
-        try:
-            files = await session.read_files(["d/f", "missing"])
-        except SandboxError:
-            break
+        files = await session.read_files(["d/f", "missing"])
         assert files.keys() <= {"d/f", "/etc/shadow"}
         assert files.get("d/f", b"own") in (b"own", b"hello")
 

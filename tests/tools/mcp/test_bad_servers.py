@@ -90,3 +90,21 @@ def test_servers_with_the_same_tool_name_need_a_prefix():
 def test_last_output_of_a_crashed_server_is_reported():
     with pytest.raises(UserError, match=r"exited: .*can't open file .*nothing.py"):
         McpServer([sys.executable, "nothing.py"], timeout=10).tools()
+
+
+TASKS = """
+        schema = {"type": "object", "properties": {}}
+        support = {"plain": None, "maybe": "optional", "never": "forbidden", "always": "required"}
+        tools = [{"name": name, "inputSchema": schema} for name in support]
+        for each in tools:
+            if support[each["name"]]:
+                each["execution"] = {"taskSupport": support[each["name"]]}
+        answer(result={"tools": tools})
+"""
+
+
+def test_tools_that_require_tasks_are_not_offered():
+    """Plain calls of them are an error: https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks"""
+    assert [tool.name for tool in tools_of(TASKS)] == ["plain", "maybe", "never"]
+    with pytest.raises(UserError, match=r"(?s)'always' .* runs only as a task"):
+        tools_of(TASKS, include=["plain", "always"])

@@ -41,7 +41,7 @@ class Served(httpx.AsyncClient):
     async def send_only(self, method: str, path: str, body: dict) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a request and return its connection."""
         content = json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
         return await self.raw(head.encode() + content)
 
 

@@ -155,8 +155,39 @@ async def test_hundred_requests_on_four_slots_all_get_their_full_time(daemon):
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_hundred_timeouts_on_four_slots_are_all_answered_before_the_client_gives_up(daemon):
+    """Client tests of verl 0.9.1 (tests/workers/reward_manager) do this: verl retries 504, but not a read timeout."""
+    run_timeout, compile_timeout = 4.0, 1.0
+    client_waits = run_timeout + compile_timeout + 10.0
+
+    async def post(client: httpx.AsyncClient) -> tuple[int, str, float]:
+        body = {"code": "while True: pass", "run_timeout": run_timeout, "compile_timeout": compile_timeout}
+        started = time.monotonic()
+        answer = await client.post("/run_code", json=body)
+        status = answer.json()["run_result"]["status"] if answer.status_code == 200 else ""
+        return answer.status_code, status, time.monotonic() - started
+
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.port}", timeout=60.0, limits=limits) as client:
+        answers = await asyncio.gather(*(post(client) for _ in range(100)))
+        health = (await client.get("/v1/health")).json()
+    assert {answer[:2] for answer in answers} == {(200, "TimeLimitExceeded"), (504, "")}
+    assert max(seconds for *_, seconds in answers) < client_waits + 1  # on a busy machine
+    assert sum(status == "TimeLimitExceeded" for _, status, _ in answers) >= 8
+    assert health["waiting"] == 0
+    async with asyncio.timeout(10):
+        while (await daemon_load(daemon))["busy"]:  # noqa: ASYNC110 - slots of the last ones are made clean
+            await asyncio.sleep(0.05)
+
+
+async def daemon_load(daemon: Daemon) -> dict:
+    async with daemon.client() as client:
+        return (await client.get("/v1/health")).json()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_slow_clients_occupy_no_slot(daemon):
-    head = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+    head = b"POST /run_code HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
     slow = [daemon.connect() for _ in range(40)]
     for index, connection in enumerate(slow):
         connection.sendall((head[: 10 + index], head + b"\r\n", head + b'\r\n{"code": "print(')[index % 3])
@@ -179,7 +210,9 @@ async def test_slow_clients_occupy_no_slot(daemon):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_client_that_never_reads_does_no_harm(daemon):
     body = b'{"code": "print(\'x\' * 1000000)"}'
-    message = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+    message = (
+        b"POST /run_code HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+    )
     deaf = [daemon.connect() for _ in range(20)]
     for connection in deaf:
         for _ in range(5):
@@ -225,7 +258,7 @@ def ask_all(connections: list[socket.socket]) -> None:
     """A request on each at once; each gets its own answer."""
     for number, connection in enumerate(connections):
         body = b'{"code": "print(%d)", "run_timeout": 10}' % number
-        head = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = b"POST /run_code HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
         connection.sendall(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     for number, connection in enumerate(connections):
         with connection, connection.makefile("rb") as file:

@@ -94,7 +94,9 @@ def slow_request(process: Process, code: str) -> socket.socket:
     host, port = process.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     body = f'{{"code": "{code}", "run_timeout": 60}}'
-    connection.sendall(f"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    connection.sendall(
+        f"POST /run_code HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+    )
     wait_for(lambda: httpx.get(f"{process.url}/v1/health", trust_env=False).json()["busy"] == 1)
     return connection
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.tools.sql.postgres import REVOKE
+
 ROWS = [(1, "ada", 36.5, None), (2, "bob", 40.0, b"\x00\xff"), (3, "cleo", None, b"")]
 SCHEMA = "CREATE TABLE people (id INTEGER, name TEXT, score REAL, photo BLOB)"
 
@@ -78,6 +80,9 @@ def postgres() -> Iterator[str]:
             connection.execute("CREATE ROLE writer LOGIN")
             connection.execute("GRANT SELECT ON people TO reader, writer")
             connection.execute("GRANT INSERT ON people TO writer")
+            connection.execute("CREATE ROLE judge LOGIN")
+            connection.execute("GRANT SELECT ON people TO judge")
+            connection.execute(REVOKE)
         yield f"127.0.0.1:{port}"
     finally:
         run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "stop")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.envs.rewards.sql_execution import SqlExecution
 from agentloop.errors import UserError
-from agentloop.tools.sql.databases import FileDatabase, PostgresDatabase
+from agentloop.tools.sql.databases import FileDatabase
+from agentloop.tools.sql.postgres import PostgresDatabase
 from agentloop.tools.sql.results import QueryResult
 from agentloop.tools.sql.workers import WorkerPool
 
@@ -238,6 +240,12 @@ async def test_duckdb_rejects_dangerous_statements(sql, duckdb_file, tmp_path, m
         "SET ROLE owner",
         "DO $$ BEGIN PERFORM 1; END $$; SELECT 1",
         "SELECT set_config('transaction_read_only', 'off', false); DELETE FROM people",
+        "SELECT set_config('search_path', 'x', false)",
+        "SELECT pg_advisory_lock(1)",
+        "SELECT pg_terminate_backend(1)",
+        "SELECT pg_notify('a', 'b')",
+        "SELECT lo_creat(-1)",
+        "SELECT query FROM pg_stat_activity",
     ],
 )
 async def test_postgres_rejects_dangerous_statements(sql, postgres):
@@ -247,6 +255,25 @@ async def test_postgres_rejects_dangerous_statements(sql, postgres):
     assert not result.rows
     assert (await ask(database, "SELECT current_user, count(*) FROM people")).rows == [("reader", 3)]
     await database.close()
+
+
+@pytest.mark.parametrize(
+    ("leave", "look"),
+    [
+        ("PREPARE left_behind AS SELECT 7", "SELECT count(*)::int FROM pg_prepared_statements"),
+        ("LISTEN left_behind", "SELECT count(*)::int FROM pg_listening_channels()"),
+    ],
+)
+async def test_postgres_query_leaves_nothing_in_its_session(leave, look, postgres):
+    database = PostgresDatabase(f"postgresql://reader@{postgres}/postgres", connections=1)
+    await ask(database, leave)
+    assert (await ask(database, look)).rows == [(0,)]
+    await database.close()
+
+
+async def test_role_that_reaches_other_sessions_is_rejected_at_start(postgres):
+    with pytest.raises(UserError, match=r"may call .* as a superuser: DO"):
+        await PostgresDatabase(f"postgresql://reader@{postgres}/template1").start()
 
 
 async def test_writable_role_is_rejected_at_start(postgres):
@@ -311,3 +338,15 @@ async def test_invalid_bytes_in_text_are_replaced(tmp_path):
     pool = WorkerPool(1)
     assert (await ask(FileDatabase(path, pool), "SELECT x FROM t")).rows == [("a\ufffdb",)]
     await pool.close()
+
+
+async def test_gold_queries_need_a_role_of_their_own(postgres):
+    reader, judge = [f"postgresql://{role}@{postgres}/postgres" for role in ("reader", "judge")]
+    with pytest.raises(UserError, match="needs gold_database"):
+        SqlExecution(reader)
+    shared, own = SqlExecution(reader, gold_database=reader), SqlExecution(reader, gold_database=judge)
+    with pytest.raises(UserError, match="has the role 'reader' of database"):
+        await shared.start()
+    await own.start()
+    for reward in (shared, own):
+        await reward.shutdown()

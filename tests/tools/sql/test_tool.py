@@ -1,5 +1,6 @@
 import asyncio
 import math
+import os
 import sqlite3
 
 import pytest
@@ -52,6 +53,31 @@ def test_one_database_can_serve_all_tasks(folder):
     assert result.is_error
     assert result.failure is None
     assert result.content == "Error: no such table: nowhere"
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.sqlite", "{outside}", "link.sqlite", "b/../../outside.sqlite", "pipe", ".", "loop", "a\0b"]
+)
+def test_task_reaches_only_regular_files_below_the_folder(name, folder):
+    inside = folder / "inside"
+    inside.mkdir()
+    outside = (folder / "a.sqlite").rename(folder / "outside.sqlite")
+    (inside / "link.sqlite").symlink_to(outside)
+    (inside / "loop").symlink_to(inside / "loop")
+    os.mkfifo(inside / "pipe")
+    tool = SqlQuery(folder=str(inside))
+    (result,) = ask(tool, ({"database": name.format(outside=outside)}, "SELECT x FROM t"))
+    assert result.failure is FailureKind.TOOL
+    assert "row of" not in result.content
+
+
+def test_task_may_name_a_link_that_stays_below_the_folder(folder):
+    (folder / "link.sqlite").symlink_to("a.sqlite")
+    absolute = {"database": str(folder / "b.sqlite")}
+    results = ask(
+        SqlQuery(folder=str(folder)), ({"database": "link.sqlite"}, "SELECT x FROM t"), (absolute, "SELECT 1")
+    )
+    assert [result.is_error for result in results] == [False, False]
 
 
 @pytest.mark.parametrize("task", [{}, {"database": 7}, {"database": "missing.sqlite"}])

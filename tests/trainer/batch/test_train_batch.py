@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from agentloop.config.algorithm import AlgorithmConfig, OverlongConfig
-from agentloop.trainer.batch.train_batch import Sample, TokenModels, make_batch, supervised_batch
+from agentloop.trainer.batch.making import make_batch
+from agentloop.trainer.batch.outcomes import TokenModels
+from agentloop.trainer.batch.train_batch import Sample, supervised_batch
 from agentloop.types.limits import StopReason
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
@@ -134,7 +136,8 @@ def test_kl_in_the_reward():
 
 
 def test_the_greedy_reward_of_each_task_is_its_baseline():
-    groups = [[_trajectory(1.0, [5])], [_trajectory(1.0, [5])], [_trajectory(1.0, [5])]]
-    batch = make_batch(groups, AlgorithmConfig(advantage="remax"), baselines=[0.25, 2.0, None], policy_version=4)
-    assert [sample.advantage for sample in batch.samples] == [0.75, -1.0, 0.0]
+    groups = [[_trajectory(1.0, [5])] for _ in range(4)]
+    greedy = [_trajectory(reward, [5]) for reward in (0.25, 2.0, None, float("nan"))]
+    batch = make_batch(groups, AlgorithmConfig(advantage="remax"), greedy=greedy, policy_version=4)
+    assert [sample.advantage for sample in batch.samples] == [0.75, -1.0, 0.0, 0.0]
     assert {sample.policy_version for sample in batch.samples} == {4}

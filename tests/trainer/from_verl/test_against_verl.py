@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.trainer import advantages
+from agentloop.trainer import advantages, losses
 from agentloop.trainer.advantages import Outcome
 from agentloop.trainer.from_verl import convert
 from agentloop.trainer.from_verl.sources import read
@@ -213,7 +213,9 @@ def _objective(short: str) -> Objective:
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_and_their_gradients_equal_those_of_verl(theirs: dict[str, Any], name: str):
     objective, case = _objective(LOSSES[name]), _tokens()
-    weights = np.repeat(objective.weights(COUNTS), COUNTS).tolist()
+    config = objective.config
+    how = config.aggregation or objective.loss.aggregation
+    weights = np.repeat(losses.token_weights(COUNTS, how, config.aggregation_norm), COUNTS).tolist()
     given = {key: case[key] for key in ("rollout", "advantages", "old", "reference")}
     new = torch.tensor(case["new"], dtype=torch.float64, requires_grad=True)
     entropy = torch.tensor(case["entropy"], dtype=torch.float64)

@@ -1,4 +1,3 @@
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,9 +6,8 @@ import yaml
 from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl import convert
-from agentloop.trainer.from_verl.launch import Launch, launch_of, launches, script_commands
-
-pytestmark = pytest.mark.slow
+from agentloop.trainer.from_verl.config import visible
+from agentloop.trainer.from_verl.launch import Launch, Script, launch_of, read_script
 
 SCRIPT = r"""
 #!/usr/bin/env bash
@@ -46,14 +44,16 @@ def _script(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_script_is_expanded_without_any_effect(tmp_path: Path, monkeypatch):
-    monkeypatch.delenv("MODEL", raising=False)
+def _read(script: Path, *arguments: str, **variables: str) -> Script:
+    return read_script(script, arguments, visible(variables))
+
+
+def test_a_script_is_followed_without_any_effect(tmp_path: Path):
     script = _script(tmp_path, SCRIPT)
     kept = tmp_path / "examples" / "logs" / "old.log"
     kept.parent.mkdir()
     kept.write_text("kept")
-    commands, _ = script_commands(script, ["trainer.nnodes=2"])
-    (launch,) = launches(commands)
+    (launch,) = _read(script, "trainer.nnodes=2").launches
     folder = tmp_path / "examples"
     assert launch == Launch(
         "verl.trainer.main_ppo",
@@ -72,16 +72,16 @@ def test_a_script_is_expanded_without_any_effect(tmp_path: Path, monkeypatch):
     assert kept.read_text() == "kept"
 
 
-def test_environment_variables_count_as_in_a_run(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("MODEL", "./mine")
-    converted = convert(_script(tmp_path, SCRIPT), "trainer.total_training_steps=9")
+def test_named_variables_count_as_in_a_run(tmp_path: Path):
+    variables = {"MODEL": "./mine"}
+    converted = convert(_script(tmp_path, SCRIPT), "trainer.total_training_steps=9", variables=variables)
     assert (converted.config["model"], converted.config["run"]["steps"]) == ("./mine", 9)
     assert len(converted.config["data"]["train"]) == 2
 
 
 def test_a_missing_variable_of_a_script_is_reported(tmp_path: Path):
     script = _script(tmp_path, "M=${MODEL_DIR:?set it to a folder}\npython -m verl.trainer.main_ppo trainer.nnodes=1\n")
-    with pytest.raises(UserError, match=r"run\.sh does not start verl.*MODEL_DIR: set it to a folder"):
+    with pytest.raises(UserError, match=r"does not start verl \(line 1: MODEL_DIR: set it to a folder\).*--env NAME"):
         convert(script)
     with pytest.raises(UserError, match="cannot be read"):
         convert(tmp_path / "nothing.sh")
@@ -93,23 +93,6 @@ def test_a_number_from_a_program_that_does_not_run_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"n_gpus_per_node is '', which is not a number.*add trainer\.n_gpus_per_node="):
         convert(script)
     assert convert(script, "trainer.n_gpus_per_node='4'").config["placement"]["n_gpus"] == 4
-
-
-def test_programs_named_by_a_path_are_not_started(tmp_path: Path, monkeypatch):
-    script = _script(tmp_path, f"/bin/touch {tmp_path}/made\necho x > {tmp_path}/written\n\\cd /; >|{tmp_path}/empty\n")
-    before = tmp_path / "examples" / "before.sh"
-    before.write_text(f"echo x > {tmp_path}/before\n")
-    monkeypatch.setenv("BASH_ENV", str(before))
-    script_commands(script)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["examples"]
-
-
-def test_a_script_cannot_kill_a_process(tmp_path: Path):
-    with subprocess.Popen(["sleep", "600"]) as server:
-        (tmp_path / "server.pid").write_text(str(server.pid))
-        script_commands(_script(tmp_path, f"kill -9 $(cat {tmp_path}/server.pid)\npkill sleep\n"))
-        assert server.poll() is None
-        server.kill()
 
 
 @pytest.mark.parametrize(
@@ -175,11 +158,10 @@ def test_other_trainers_than_that_of_verl():
         convert("nothing")
 
 
-def test_the_command_from_verl(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setenv("MODEL", "m")
+def test_the_command_from_verl(tmp_path: Path, capsys):
     script = _script(tmp_path, SCRIPT)
     for words in (
-        [str(script), "-o", str(tmp_path / "run.yaml"), "trainer.nnodes=2"],
+        [str(script), "-o", str(tmp_path / "run.yaml"), "--env", "MODEL=m", "trainer.nnodes=2"],
         ["--", "data.seed=3", "+data.x=1"],
     ):
         with pytest.raises(SystemExit) as ended:

@@ -64,14 +64,14 @@ def _agentloop(*words: str) -> None:
     assert not ended.value.code
 
 
-def test_a_launch_script_trains_a_model(tmp_path: Path, monkeypatch, capsys):
+def test_a_launch_script_trains_a_model(tmp_path: Path, capsys):
     _dataset(tmp_path / "a.parquet", "1 + 2 = ?", "2 + 1 = ?" * 99)
     _dataset(tmp_path / "b.parquet", "0 + 3 = ?")
     (tmp_path / "run.sh").write_text(SCRIPT)
     (tmp_path / "reward.py").write_text(REWARD)
-    monkeypatch.setenv("MODEL", str(CHECKPOINT))
     run, config = tmp_path / "run", tmp_path / "run.yaml"
-    _agentloop("from-verl", str(tmp_path / "run.sh"), "trainer.total_epochs=1", "-o", str(config))
+    model = f"MODEL={CHECKPOINT}"
+    _agentloop("from-verl", "--env", model, str(tmp_path / "run.sh"), "trainer.total_epochs=1", "-o", str(config))
     assert "0 settings that were not converted" in capsys.readouterr().out
     _agentloop("train", str(config), "--dry-run", "placement.gpu=H100")
     printed = capsys.readouterr().out

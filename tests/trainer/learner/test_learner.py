@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.trainer.batch.train_batch import Sample, TrainBatch, make_batch
+from agentloop.trainer.batch.making import make_batch
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.losses import Aggregation
@@ -144,9 +145,13 @@ def test_mini_batches_train_every_sample_once(model_folder: Path):
     metrics = learner.step(batch)
     assert metrics["updates"] == 2
     assert metrics["computed_tokens"] == metrics["num_tokens"] == batch.num_tokens
-    parts = learner.mini_batches(5)
+    parts = learner.mini_batches(batch.samples[:5])
     assert sorted(index for part in parts for index in part) == [0, 1, 2, 3, 4]
-    assert len(learner.mini_batches(1)) == 1
+    assert len(learner.mini_batches(batch.samples[:1])) == 1
+    streams = [replace(sample, episode=number) for sample, number in zip(batch.samples, (0, 1, 1, 1, 2), strict=False)]
+    parts = learner.mini_batches(streams)
+    assert sorted(map(len, parts)) in ([1, 4], [2, 3]), "the streams of an episode are in one update"
+    assert [part for part in parts if {1, 2, 3} <= set(part)]
 
 
 def _with_logprobs(learner: FsdpLearner, batch: TrainBatch, shift: float) -> TrainBatch:

@@ -52,6 +52,25 @@ def test_decoupled_ppo_by_hand():
     assert (loss, by_logprob.item()) == (pytest.approx(-1.2 * math.e), 0.0)
 
 
+_COMPARES = [name for name in losses.names() if losses.get(name).on_policy]
+
+
+@pytest.mark.parametrize("loss", _COMPARES)
+def test_tokens_sampled_from_a_cut_distribution_keep_their_gradient_with_a_correction(loss):
+    """With top_p 0.7 the engine reports logprobs above the learner's by -log 0.7: a weight of 0.7, and no clipping."""
+    policy = [-1.0, -0.5, -2.0]
+    cut = [value - math.log(0.7) for value in policy]
+    uncut = tokens([2, 1], advantages=[1.0, 1.0, -1.0], rollout=policy)
+    known = tokens([2, 1], advantages=[1.0, 1.0, -1.0], rollout=cut)
+    _, expected, _, _ = _gradient(_objective(loss=loss), policy, [0.0] * 3, uncut)
+    _, found, _, _ = _gradient(_objective(loss=loss, corrections=["truncate"]), policy, [0.0] * 3, known)
+    assert expected.all()
+    np.testing.assert_allclose(found, 0.7 * expected, rtol=1e-6)
+    if loss == "ppo":
+        _, clipped, _, _ = _gradient(_objective(loss=loss), policy, [0.0] * 3, known)
+        assert clipped[2] == 0, "the negative token is lost without a correction"
+
+
 def test_interpolated_old_logprobs_need_no_pass():
     known = tokens([1], advantages=[1.0], rollout=[-2.0], ages=[1])
     objective = _objective(mini_batches=2, old_logprobs="interpolated", corrections=["truncate"])
@@ -84,7 +103,7 @@ def test_loss_and_gradient_do_not_depend_on_packing_and_order(settings):
     samples = [_sample(rng, count) for count in (5, 1, 9, 3, 7)]
     logprobs = [sample.logprobs[sample.loss_mask] + rng.normal(0, 0.1, sample.num_sampled) for sample in samples]
     objective = _objective(**settings)
-    weights = objective.weights([sample.num_sampled for sample in samples])
+    weights = objective.weights(samples)
 
     def evaluate(plan):
         total, found = 0.0, {}
@@ -170,6 +189,7 @@ def test_contradictory_settings_are_refused():
 
 
 def test_the_default_aggregation_is_that_of_the_paper():
-    assert _objective().weights([1, 3]).tolist() == [0.25, 0.25]
-    assert _objective(loss="gspo").weights([1, 3]).tolist() == pytest.approx([1 / 2, 1 / 6])
-    assert _objective(loss="gspo", aggregation="token_mean").weights([1, 3]).tolist() == [0.25, 0.25]
+    samples = [_sample(np.random.default_rng(0), count) for count in (1, 3)]
+    assert _objective().weights(samples).tolist() == [0.25, 0.25]
+    assert _objective(loss="gspo").weights(samples).tolist() == pytest.approx([1 / 2, 1 / 6])
+    assert _objective(loss="gspo", aggregation="token_mean").weights(samples).tolist() == [0.25, 0.25]

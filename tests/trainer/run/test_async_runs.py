@@ -2,11 +2,13 @@
 
 import json
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.config.staleness import Mode
 from agentloop.envs.sampler import TaskSampler
 from agentloop.errors import UserError
 from agentloop.trainer.run.train import train
@@ -54,6 +56,16 @@ async def test_every_mode_trains_every_task_once_and_within_the_bound(sums, mode
     assert last["bias/tokens"] == pytest.approx(1.0)
     for version, step in enumerate(trained(folder)):
         assert all(version - bound <= min(t.versions[t.loss_mask]) <= version for t in step)
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+async def test_an_evaluation_measures_the_weights_of_its_step(sums, mode):
+    settings = [f"staleness.mode={mode}", "eval.every=1", "run.steps=4"]
+    folder = await run(sums, *settings)
+    evaluated = [list(read_jsonl(folder.trajectories / f"eval_{step:06d}.jsonl.gz")) for step in range(5)]
+    assert [{int(v) for t in step for v in t.versions[t.loss_mask]} for step in evaluated] == [{0}, {1}, {2}, {3}, {4}]
+    last = folder.read_metrics()[-1]
+    assert last.get("queue/admitted", 48) == last.get("queue/trained", 48) == 4 * GROUPS * SIZE
 
 
 async def test_a_real_model_is_trained_while_it_plays(sums):
@@ -122,3 +134,33 @@ async def test_old_weights_need_a_correction(sums, mode):
 async def test_a_group_that_is_never_complete_is_refused(sums):
     with pytest.raises(UserError, match=r"staleness\.cut\.min_episodes is 5"):
         await run(sums, "staleness={cut: {deadline: 1, min_episodes: 5}}")
+
+
+async def test_after_an_outage_in_the_step_of_a_checkpoint_a_restart_plays_the_failed_groups_again(sums):
+    reward = sums / "reward.py"
+    reward.write_text(
+        "num = 0\n"
+        "def reward(trajectory, task):\n"
+        "    global num\n"
+        "    num += 1\n"
+        "    return 1 / (num <= GROUPS * SIZE + 5 or not OUT.exists()) * (num % 2)\n"
+    )
+    outage = sums / "outage"
+    outage.touch()
+    head = f"from pathlib import Path\nGROUPS, SIZE, OUT = {GROUPS}, {SIZE}, Path({str(outage)!r})\n"
+    reward.write_text(head + reward.read_text())
+    overrides = [
+        f"env.reward={reward}:reward",
+        "staleness={mode: stale}",
+        "run.save_every=1",
+        "engine.max_concurrency=12",
+        "run.max_failure_fraction=0.3",
+    ]
+    with pytest.raises(UserError, match=r"Step 2 stopped: \d+ of \d+ episodes failed \(judge"):
+        await run(sums, *overrides)
+    outage.unlink()
+    folder = await run(sums, *overrides)
+    lines = folder.read_metrics()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["failures/episodes"] for line in lines] == [0] * STEPS
+    assert_every_task_was_trained_once(folder)

@@ -11,11 +11,18 @@ from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.schedule.producer import Producer
 from agentloop.types.requests import Group
-from agentloop.types.trajectory import Trajectory
+from agentloop.types.trajectory import SegmentKind, Trajectory
 
 pytestmark = pytest.mark.slow
 
 _UNEQUAL, _EQUAL = (1.0, 0.0), (1.0, 1.0)
+
+
+def _trajectory(reward):
+    trajectory = Trajectory(reward=reward)
+    trajectory.append(SegmentKind.PROMPT, [1])
+    trajectory.append(SegmentKind.SAMPLED, [2], logprobs=[0.0], versions=[0])
+    return trajectory
 
 
 class _Workers:
@@ -27,7 +34,7 @@ class _Workers:
         self._rewards = iter(rewards)
 
     async def play(self, request, on_trajectory):
-        return Group(request, [Trajectory(reward=reward) for reward in next(self._rewards)])
+        return Group(request, [_trajectory(reward) for reward in next(self._rewards)])
 
     def room(self):
         return 1000
@@ -70,8 +77,16 @@ async def test_every_group_is_counted_once(sums):
         "sampling/groups_played": 5,
         "sampling/groups_trained": 3,
         "sampling/groups_equal": 1,
+        "sampling/groups_unjudged": 0,
+        "sampling/groups_untrainable": 0,
         "sampling/groups_surplus": 1,
     }
+
+
+async def test_a_group_without_rewards_is_not_called_equal(sums):
+    _, metrics = await _play(sums, "{}", (None, 1.0), (None, None), _EQUAL, *[_UNEQUAL] * 6)
+    assert metrics["sampling/groups_unjudged"] == 2
+    assert metrics["sampling/groups_equal"] == 1
 
 
 async def test_the_rounds_are_bounded(sums):

@@ -33,7 +33,7 @@ def test_files_of_later_steps_are_removed(folder):
     with folder.metrics_file.open("a") as file:
         file.write('{"ste')
     (folder.trajectories / "eval_000003.jsonl.gz").touch()
-    (folder.trajectories / ".step_000002.jsonl.gz").touch()  # half written
+    (folder.trajectories / ".tmp-step_000000.jsonl.gz").touch()  # half written
     folder.forget_after(1)
     assert [json.loads(line)["step"] for line in folder.metrics_file.read_text().splitlines()] == [0, 1]
     assert sorted(path.name for path in folder.trajectories.iterdir()) == [
@@ -53,3 +53,16 @@ def test_file_at_the_path_of_the_folder_is_a_user_error(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match=r"cannot be made.*run\.folder"):
         RunFolder(tmp_path / "run").make()
+
+
+def test_files_of_others_stay(folder):
+    names = ["notes.md", "step_000003.jsonl.gz.bak", "best_step_000003.jsonl.gz", "step_000003.json"]
+    for name in names:
+        (folder.trajectories / name).touch()
+    folder.forget_after(1)
+    assert sorted(path.name for path in folder.trajectories.iterdir()) == sorted(names)
+
+
+def test_a_start_that_ended_before_it_wrote_its_config_can_be_repeated(folder):
+    (folder.root / "run.lock").touch()
+    folder.make()

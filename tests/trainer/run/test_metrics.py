@@ -92,3 +92,12 @@ def test_learner_metrics_keep_seconds_and_rates_apart():
 )
 def test_failed_episode_has_no_reward_or_ended_by_a_failure(reward, stop_reason, failed):
     assert is_failed(episode(reward, stop_reason=stop_reason)) is failed
+
+
+def test_overruns_are_counted_by_stage():
+    episodes = [episode(1.0, **{"overruns/close": 1.0}), episode(None, **{"overruns/score": 1.0}), episode(0.0)]
+    metrics = rollout_metrics([_group("a", [*episodes, episode(None, **{"overruns/score": 1.0})])])
+    assert {name: value for name, value in metrics.items() if "overruns" in name} == {
+        "overruns/close": 1.0,
+        "overruns/score": 2.0,
+    }

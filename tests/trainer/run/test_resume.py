@@ -25,11 +25,52 @@ def changes(**sections):
         {"learner": {"device": "cpu", "token_budget": 99999}},
         {"learner": {"ranks": 4, "nodes": 2, "shard": "node"}},
         {"workers": {"kind": "ray", "count": 3, "max_restarts": 9}, "placement": {"sleep": True}},
+        {"env": {"reward": "exact", "reward_options": {"sandbox": "http://b:8080"}}},
         {"profiler": {"timeline": True, "steps": [3]}},
     ],
 )
 def test_settings_that_do_not_affect_learning_may_change(sections):
     assert changes(**sections) == []
+
+
+def test_a_sandbox_daemon_may_move():
+    def of(url, timeout=5):
+        tool = {"name": "code_interpreter", "options": {"sandbox": url, "timeout": timeout}}
+        return config(env={"reward": "exact", "tools": [tool]}).model_dump(mode="json")
+
+    assert changed_keys(of("http://a:8080"), of("http://b:8080")) == []
+    assert len(changed_keys(of("http://a:8080"), of("http://a:8080", timeout=6))) == 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["limits", "limits.max_answered_calls", "algorithm.group_size", "rendering", "learner.skip_checks",
+     "sampling.top_p", "algorithm.overlong.penalty", "algorithm.overlong", "learner.corrections.0.options"],
+)  # fmt: skip
+def test_a_key_that_is_newer_than_a_run_had_its_default(key):
+    settings = {
+        "algorithm": {"overlong": {"max_sampled_tokens": 100, "buffer": 20}} if key.count(".") == 2 else {},
+        "learner": {"corrections": ["truncate"]},
+    }
+    before, after = (config(**settings).model_dump(mode="json") for _ in range(2))
+    *sections, name = key.split(".")
+    place = before
+    for section in sections:
+        place = place[int(section) if section.isdigit() else section]
+    del place[name]
+    assert changed_keys(before, after) == []
+
+
+def test_a_newer_key_with_another_value_is_a_change():
+    before = config().model_dump(mode="json")
+    del before["limits"]["max_answered_calls"]
+    after = config(limits={"max_answered_calls": 3}).model_dump(mode="json")
+    assert changed_keys(before, after) == ["limits.max_answered_calls: 16 -> 3"]
+
+
+def test_a_buffer_above_the_limit_is_refused():
+    with pytest.raises(UserError, match=r"overlong\.buffer is 200 but max_sampled_tokens is 100"):
+        config(algorithm={"overlong": {"max_sampled_tokens": 100, "buffer": 200}})
 
 
 @pytest.mark.parametrize(

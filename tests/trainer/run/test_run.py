@@ -1,5 +1,7 @@
+import asyncio
 import gzip
 import json
+import os
 
 import pytest
 
@@ -155,3 +157,18 @@ async def test_a_model_that_is_too_short_is_refused_before_it_loads(sums):
     with pytest.raises(UserError, match=r"limits\.max_tokens is 9999.*1024"):
         await run(sums, "limits.max_tokens=9999", "learner.token_budget=10000")
     assert not (sums / "run").exists()
+
+
+async def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(sums):
+    class Second(Log):
+        def on_step(self, step, metrics):
+            super().on_step(step, metrics)
+            self.tried = self.tried or asyncio.create_task(run(sums, "eval.every=0"))
+
+        tried = None
+
+    log = Second()
+    folder = await run(sums, "eval.every=0", "run.save_every=1", observer=log)
+    with pytest.raises(UserError, match=rf"Another run uses the folder {sums}/run \(process {os.getpid()} on"):
+        await log.tried
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2, 3, 4, 5, 6]

@@ -38,6 +38,15 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path):
         RolloutSetup.load(_config(tmp_path, "data.max_prompt_tokens=1"), CHECKPOINT)
 
 
+def test_a_dataset_of_which_no_prompt_fits_stops_the_start(tmp_path: Path):
+    config = _config(tmp_path, "limits.max_tokens=4")
+    with pytest.raises(UserError, match=r"limits\.max_tokens is 4, but each of the 5 prompts of data\.train"):
+        RolloutSetup.load(config, CHECKPOINT)
+    setup = RolloutSetup.load(_config(tmp_path), CHECKPOINT)
+    shortest = len(setup.renderer.render_prompt(setup.train[0]["messages"]))
+    assert RolloutSetup.load(_config(tmp_path, f"limits.max_tokens={shortest + 1}"), CHECKPOINT).train
+
+
 def test_pictures_count_with_all_their_tokens():
     folder = RECIPES / "deepeyes" / "checkpoint"
     recipe, overrides = str(RECIPES / "deepeyes" / "tiny.yaml"), ["data.train_limit=1", "data.eval_limit=1"]

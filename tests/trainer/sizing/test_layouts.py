@@ -123,7 +123,7 @@ def test_engines_sleep_if_memory_is_short_or_a_larger_cache_pays_off():
     assert "beside the learner has no room" in awake.obstacle
     assert not asleep.obstacle
     assert on("auto", 24000) == asleep
-    assert asleep.settings()["placement.sleep"] is True
+    assert asleep.settings(Cluster(gpu=find("H200"), gpus=8))["placement.sleep"] is True
     # Weights and moments go to the host and back, and new weights pass through it.
     moved = (12 + 12) * SHAPE.parameters / 8 + 4 * SHAPE.parameters
     assert asleep.step_seconds == pytest.approx(asleep.training_seconds + asleep.rollout_seconds + moved / 25e9)

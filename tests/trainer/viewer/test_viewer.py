@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,23 @@ def test_a_trajectory_comes_in_pieces_with_logprobs_and_versions(client, rendere
     assert len(shown["images"]) == 1
 
 
+def test_first_requests_at_once_load_the_model_once(folder, renderer, monkeypatch):
+    """Imports and loading of transformers fail in two threads at once."""
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        time.sleep(0.3)
+        return renderer
+
+    monkeypatch.setattr("agentloop.rendering.renderer_for", load)
+    client = TestClient(application(Records(folder.root)), base_url="http://localhost")
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(client.get, ["/api/files/step_000001.jsonl.gz/0"] * 4))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(loaded) == 1
+
+
 def test_characters_of_several_tokens_are_one_piece():
     table = {1: b"a", 2: b"\xe6", 3: b"\xbc", 4: b"\xa2", 5: b"\xff"}
 
@@ -116,6 +134,18 @@ def test_without_the_tokenizer_the_ids_are_shown(folder):
     assert shown["segments"][1]["pieces"] == [f"‹{token}›" for token in shown["segments"][1]["ids"][0]] + [
         f"‹{ids[0]}›" for ids in shown["segments"][1]["ids"][1:]
     ]
+
+
+def test_a_trajectory_says_whether_it_was_trained_on(client, folder, renderer):
+    write_jsonl(folder.root / "trajectories.jsonl", [trajectory_of(renderer, "yes")], append=True)
+    kinds = {
+        each["name"]: client.get(f"/api/files/{each['name']}/0").json()["file_kind"]
+        for each in client.get("/api/files").json()
+    }
+    assert kinds == {"eval_000000.jsonl.gz": "eval", "step_000001.jsonl.gz": "train", "trajectories.jsonl": "rollout"}
+    script = (PAGE / "view.js").read_text()
+    [line] = [line for line in script.splitlines() if line.startswith("const LEARNED = ")]
+    assert all(f"{kind}: " in line for kind in kinds.values())  # the page has a label for each kind
 
 
 @pytest.mark.parametrize(

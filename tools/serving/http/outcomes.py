@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 
 from agentloop.sandboxes.interface.sandbox import CellResult, ExecutionResult
 
@@ -21,6 +21,12 @@ def request_id(request: Request) -> str:
     """Return the id of a request."""
     identifier: str = request.scope["state"]["request_id"]
     return identifier
+
+
+def overdue(request: Request) -> HTTPException:
+    """Return the answer to a client that would soon stop waiting: it retries 504, but not its own timeout."""
+    note(request, "overdue")
+    return HTTPException(504, "The work took longer than the client waits, and was stopped: try again later.")
 
 
 def of_execution(result: ExecutionResult) -> str:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn with limits on slow clients."""
+"""HTTP/1.1 of uvicorn with limits on slow, greedy and many clients. They hold before any token is checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _HEAD_BYTES = 64 << 10
+"""Bytes of the headers of a request, and of any part of it that the parser must collect before it can use it."""
+_HEADER_COST = 32
+"""Bytes that each header counts besides its text, so that there are at most about 2,000."""
+_SPARE_CONNECTIONS = 64
+"""Connections above the limit that are told so; further ones are closed at once."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -21,10 +26,22 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _collected_bytes = 0
+    _progressed = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect_head()
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + _SPARE_CONNECTIONS:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._progressed = False
+        super().data_received(data)
+        # The parser joins the pieces of a header until it ends, each time by copying all of them.
+        self._collected_bytes = 0 if self._progressed else self._collected_bytes + len(data)
+        if self._collected_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
@@ -42,12 +59,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._progressed = True
+        self._count(len(name) + len(value) + _HEADER_COST)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._progressed = True
         self._head_is_there()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._progressed = True
+        super().on_body(body)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -73,9 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _count(self, size: int) -> None:
+        """Count a part of a head. Raises `ValueError`, which ends the parsing and gives 400."""
         self._head_bytes += size
-        if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
-            self.transport.abort()
+        if self._head_bytes > _HEAD_BYTES:
+            raise ValueError(f"the headers have more than {_HEAD_BYTES} bytes")
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self.head_seconds, self._give_up)

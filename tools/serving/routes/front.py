@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentloop.tools.serving.routes.health import PING
 from agentloop.tools.serving.state.daemon import Daemon
+from agentloop.tools.serving.state.settings import is_loopback
 
 access_log = logging.getLogger("agentloop.tools.serving.access")
 """One JSON line per request: its route and outcome, but never code, input, files or the token."""
@@ -40,7 +41,7 @@ class Front:
         given = headers.get(b"x-request-id", b"")
         identifier = given.decode() if _IDENTIFIER.fullmatch(given) else secrets.token_hex(8)
         state: dict[str, Any] = scope.setdefault("state", {})
-        state.update(request_id=identifier, outcome="")
+        state.update(request_id=identifier, outcome="", arrived=asyncio.get_running_loop().time())
         status = 0
 
         async def answer(message: Message) -> None:
@@ -73,6 +74,8 @@ class Front:
             if hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
                 return None
             return 401, "The token is missing or wrong: send it as `Authorization: Bearer TOKEN`."
+        if b"host" in headers and not is_loopback(_host_of(headers[b"host"])):  # a name that was bound again
+            return 403, "Without a token the daemon serves only this machine: use http://localhost or http://127.0.0.1."
         if b"origin" in headers:  # pages in a browser can reach loopback addresses, too
             return 403, "Browsers may use this daemon only with a token: start it with one."
         return None
@@ -92,6 +95,12 @@ class Front:
                 "outcome": state["outcome"],
             }
             access_log.info(json.dumps(line))
+
+
+def _host_of(header: bytes) -> str:
+    """Return the host of a Host header, without the port."""
+    text = header.decode("latin-1").lower()
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
 
 
 async def _refuse(send: Send, status: int, detail: str) -> None:

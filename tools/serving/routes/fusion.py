@@ -1,7 +1,9 @@
 """POST /run_code: the protocol of SandboxFusion, with further fields.
 
-Clients of SandboxFusion retry only after 504. So requests queue here, and get 504 if the queue takes longer than they
-wait. An execution that the sandbox cannot do is a status of the answer, with HTTP 200.
+Clients of SandboxFusion retry only after 504, and not after a timeout of their own. So requests queue here, and get 504
+before their client stops to wait: when the queue leaves too little time for the limits of compiler and code, or when
+anything else takes too long. The work is then killed. An execution that the sandbox cannot do is a status of the
+answer, with HTTP 200.
 https://github.com/bytedance/SandboxFusion
 """
 
@@ -33,6 +35,7 @@ from agentloop.tools.serving.http.bodies import (
     Seconds,
     documented,
 )
+from agentloop.tools.serving.http.deadlines import OverdueError, seconds_since, within
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.daemon import Daemon
 
@@ -40,6 +43,8 @@ _PATIENCE_SECONDS = 10.0
 """Seconds that clients of SandboxFusion wait beyond the time limits of compiler and code."""
 _HEAD_START = 0.5
 """Seconds by which the daemon's 504 precedes the client's timeout."""
+_OVERHEAD = 1.5
+"""Seconds besides its limits that an execution may take: to write its files, end it, and answer."""
 _POD = os.environ.get("MY_POD_NAME")
 
 router = APIRouter(tags=["SandboxFusion"])
@@ -85,10 +90,21 @@ class RunCode(Body):
         )
 
     @property
+    def seconds(self) -> float:
+        """Return the time for the answer. A client that limits the queue itself adds that limit to its patience."""
+        return self._patience if self.max_queue_seconds is None else self._patience + self.queue_seconds
+
+    @property
     def queue_seconds(self) -> float:
-        """Return how long the execution may wait for a slot."""
-        patience = self.compile_timeout + self.run_timeout + _PATIENCE_SECONDS - _HEAD_START
-        return patience if self.max_queue_seconds is None else min(patience, self.max_queue_seconds)
+        """Return how long the execution may wait for a slot, so that the rest of `seconds` is enough for it."""
+        if self.max_queue_seconds is not None:
+            return min(self._patience, self.max_queue_seconds)
+        compiles = bool(languages.find(self.language).compile)
+        return self._patience - self.run_timeout - compiles * self.compile_timeout - _OVERHEAD
+
+    @property
+    def _patience(self) -> float:
+        return self.compile_timeout + self.run_timeout + _PATIENCE_SECONDS - _HEAD_START
 
 
 @router.post("/run_code", response_model=RunBody, openapi_extra=documented(RunCode))
@@ -103,8 +119,12 @@ async def run_code(request: Request) -> Response:
     body = await daemon.reader.parse(request, RunCode)
     try:
         execution = body.execution(daemon.settings.memory_mb)
-        work = daemon.sandbox.run(execution, max_queue_seconds=body.queue_seconds)
-        result = await unless_gone(request, work)
+        gone_by = seconds_since(request)
+        work = daemon.sandbox.run(execution, max_queue_seconds=max(body.queue_seconds - gone_by, 0.0))
+        result = await unless_gone(request, within(body.seconds - gone_by, work))
+    except OverdueError as error:
+        daemon.metrics.count_execution("overdue")
+        raise outcomes.overdue(request) from error
     except SandboxBusyError as error:
         _note(daemon, request, "no_slot")
         raise HTTPException(504, str(error)) from error

@@ -18,12 +18,15 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import CellResult, SandboxBusyError, Session, SessionSettings
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Body, Files, MemoryOrDefault, Paths, Seconds, documented
+from agentloop.tools.serving.http.deadlines import OverdueError, seconds_since, within
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.routes import fusion
 from agentloop.tools.serving.state.daemon import Daemon
 
 _PATIENCE_SECONDS = 9.5
 """Seconds that clients of SandboxFusion wait beyond the time limit, minus half a second for the daemon's 504."""
+_OVERHEAD = 3.0
+"""Seconds besides its limit that a notebook may take: to start its session, interrupt its last cell, and answer."""
 _GRACE_SECONDS = 60.0
 
 router = APIRouter(tags=["SandboxFusion"])
@@ -60,7 +63,10 @@ async def run_jupyter(request: Request) -> Response:
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, RunJupyter)
     try:
-        notebook = await unless_gone(request, _queued(daemon, body))
+        left = body.total_timeout + _PATIENCE_SECONDS - seconds_since(request)
+        notebook = await unless_gone(request, within(left, _queued(daemon, body, left)))
+    except OverdueError as error:
+        raise outcomes.overdue(request) from error
     except SandboxBusyError as error:
         outcomes.note(request, "no_slot")
         raise HTTPException(504, str(error)) from error
@@ -72,8 +78,9 @@ async def run_jupyter(request: Request) -> Response:
     return outcomes.answer(_body(request, notebook))
 
 
-async def _queued(daemon: Daemon, body: RunJupyter) -> _Notebook:
-    patience = body.total_timeout + _PATIENCE_SECONDS
+async def _queued(daemon: Daemon, body: RunJupyter, seconds: float) -> _Notebook:
+    """Run the notebook if it gets a place early enough to end within `seconds`."""
+    patience = max(seconds - body.total_timeout - _OVERHEAD, 0.0)
     try:
         # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the place.
         async with asyncio.timeout(patience):

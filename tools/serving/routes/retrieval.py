@@ -12,6 +12,7 @@ from agentloop.errors import ToolError
 from agentloop.tools.search.passages import Passage
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Body, documented, refuse
+from agentloop.tools.serving.http.deadlines import OverdueError, within
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.daemon import Daemon
 
@@ -23,6 +24,9 @@ router = APIRouter(tags=["search"])
 @runtime_checkable
 class Retriever(Protocol):
     """A tool that finds passages, like `search`."""
+
+    timeout: float
+    """Maximum seconds of one call."""
 
     async def retrieve(self, queries: list[str], topk: int) -> list[list[Passage]]:
         """Return for each query at most `topk` passages, the best first. Raises `ToolError` if that fails."""
@@ -53,7 +57,10 @@ async def retrieve(request: Request) -> Response:
     if queries is None:
         refuse("queries", "is missing")
     try:
-        found = await unless_gone(request, retriever.retrieve(queries, body.topk or _DEFAULT_TOPK))
+        work = retriever.retrieve(queries, body.topk or _DEFAULT_TOPK)
+        found = await unless_gone(request, within(retriever.timeout, work))
+    except OverdueError as error:
+        raise outcomes.overdue(request) from error
     except ToolError as error:
         raise HTTPException(502, str(error)) from error
     return outcomes.answer({"result": [[_hit(passage, body.return_scores) for passage in hits] for hits in found]})

@@ -21,7 +21,7 @@ from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.daemon import Daemon
 from agentloop.tools.sessions import ToolSessions
 from agentloop.types.messages import Content, ToolCall
-from agentloop.vision.decoding import load_image
+from agentloop.vision.decoding import ImageBudget
 
 router = APIRouter(prefix="/v1/tools", tags=["tools"])
 
@@ -57,7 +57,10 @@ async def open_tool_session(request: Request) -> Response:
     """Open all tools for one trajectory and answer the id of this tool session."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, OpenToolSession)
-    images = await asyncio.to_thread(lambda: [_read_image(index, text) for index, text in enumerate(body.images)])
+    budget = ImageBudget()
+    images = await asyncio.to_thread(
+        lambda: [_read_image(index, text, budget) for index, text in enumerate(body.images)]
+    )
 
     async def make() -> ToolSessions:
         return daemon.toolbox.toolset.sessions(secrets.token_hex(8), body.task, body.seed, images)
@@ -121,9 +124,9 @@ def _image_part(image: Any) -> dict[str, Any]:
     return {"type": "image", "data": outcomes.to_base64(buffer.getvalue()), "mimeType": "image/png"}
 
 
-def _read_image(index: int, text: str) -> Any:
+def _read_image(index: int, text: str, budget: ImageBudget) -> Any:
     """Decode an image. Raises `HTTPException` 422."""
     try:
-        return load_image(decode_base64(text, "the image"))
+        return budget.load(decode_base64(text, "the image"))
     except ValueError as error:  # a UserError is one
         refuse(f"images.{index}", str(error))

@@ -43,7 +43,9 @@ class Settings:
     drain_seconds: float = 30.0
     """Seconds that running requests get when the daemon is stopped."""
     tools: tuple[str, ...] = ()
-    """Tools to offer besides the registered ones that need no options: a registered name, `package.module:name` or
+    """Tools to offer besides the registered ones that need no options and reach nothing of this host.
+
+    Each is a registered name, `package.module:name` or
     `path/to/file.py:name`, each optionally followed by options as JSON: `search={"source": "index"}`."""
     log_level: str = "info"
 

@@ -26,7 +26,9 @@ _WITH_OPTIONS = re.compile(r"(?P<name>[^={]+)=(?P<options>\{.*\})", re.DOTALL)
 
 
 class Toolbox:
-    """The tools of `specs` and the registered tools that need no options. Code interpreters use `sandbox`.
+    """The tools of `specs`, and the registered tools that need no options and reach nothing of this host.
+
+    Code interpreters use `sandbox`.
 
     Raises `UserError` if one of `specs` cannot be loaded.
     """
@@ -81,7 +83,7 @@ def _named(spec: str) -> list[Tool]:
 
 
 def _registered(taken: Collection[str]) -> list[Tool]:
-    """Return the registered tools that need no options, have a schema, and have a free name."""
+    """Return the registered tools that need no options, reach nothing of this host, and have a schema and free name."""
     tools: dict[str, Tool] = {}
     for name in registry.TOOLS:
         try:
@@ -89,5 +91,6 @@ def _registered(taken: Collection[str]) -> list[Tool]:
         except UserError as error:
             _logger.info("Not offered: %s With options: --tool '%s={...}'.", error, name)
         else:
-            tools |= {each: tool for each, tool in loaded.items() if each not in taken and each not in tools}
+            free = {each: tool for each, tool in loaded.items() if each not in taken and each not in tools}
+            tools |= {each: tool for each, tool in free.items() if not tool.by_name_only}
     return list(tools.values())

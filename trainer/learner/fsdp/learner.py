@@ -112,7 +112,7 @@ class FsdpLearner(BaseLearner):
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         self._clear_gradients()  # an update that failed, for want of memory perhaps, may have left some
-        weights = self._objective.weights([sample.num_sampled for sample in samples])
+        weights = self._objective.weights(samples)
         watch, losses = Stopwatch(self._device), []
         with metrics.phase("forward_backward"):
             rows = self._rows(samples, self._with_gradient(samples), metrics)
@@ -269,9 +269,13 @@ class FsdpLearner(BaseLearner):
     def load(self, folder: Path) -> None:
         self._progress = fsdp_state.load(folder, self.policy, self.optimizer)
 
+    def load_weights(self, folder: Path) -> None:
+        """Restore the weights of a saved state, without optimizer and progress. Raises `UserError` as `load` does."""
+        fsdp_state.load_weights(folder, self.policy)
+
     def save_hf(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder; weights are in `param_dtype`."""
-        fsdp_state.save_hf(folder, self.policy, Path(self.config.model).expanduser(), self.config.lora)
+        """Write the model as a Hugging Face folder; weights are in `save_dtype`."""
+        fsdp_state.save_hf(folder, self.policy, Path(self.config.model).expanduser(), self.config)
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:

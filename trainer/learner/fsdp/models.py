@@ -74,7 +74,8 @@ class Models:
         """Return the frozen reference model on the device, but not yet placed. It is loaded after the policy."""
         config = self._config
         folder = Path(config.reference or config.model).expanduser()
-        reference = load_packed_lm(folder, self.compute_dtype, kernel=self._kernel, sequence=self.sequence)
+        key = "learner.reference" if config.reference else "learner.model"
+        reference = load_packed_lm(folder, self.compute_dtype, kernel=self._kernel, sequence=self.sequence, key=key)
         reference = reference.requires_grad_(False).to(self._device)
         if folder != Path(config.model).expanduser():
             self._check(reference)

@@ -11,14 +11,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
 
-from agentloop.config.learner import LoraConfig
+from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
-from agentloop.trainer.learner.checkpoint_files import copy_model_extras
+from agentloop.trainer.learner.checkpoint_files import copy_model_extras, saved_dtype, write_model_config
+from agentloop.trainer.learner.fsdp.restricted_reading import RestrictedPlanner, RestrictedReader
 from agentloop.trainer.learner.progress import (
     Progress,
     Together,
@@ -64,13 +71,7 @@ def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer)
     _initialize_state(optimizer)
     model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    try:
-        load_checkpoint(state, checkpoint_id=folder)
-    except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
-        raise UserError(
-            f"The state in {folder} does not fit the model: {str(error).strip()} "
-            "Resume with the learner.model that the run was started with."
-        ) from error
+    _read(state, folder)
     set_state_dict(
         policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
     )
@@ -107,20 +108,43 @@ def _initialize_state(optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = gradient
 
 
-def save_hf(folder: Path, policy: PackedCausalLM, source: Path, adapters: LoraConfig | None) -> None:
-    """Write weights, config, and copies of the tokenizer and chat templates of `source`.
+def load_weights(folder: Path, policy: PackedCausalLM) -> None:
+    """Restore the weights of a saved state alone, of any number of ranks. Raises `UserError` as `load` does."""
+    Progress.read(folder)
+    state: dict[str, Any] = {"model": get_model_state_dict(policy, options=_TRAINED)}
+    _read(state, folder)
+    set_model_state_dict(policy, state["model"], options=_TRAINED)
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    try:
+        load_checkpoint(state, storage_reader=RestrictedReader(folder), planner=RestrictedPlanner())
+    except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
+        for failure, _ in error.failures.values() if isinstance(error, CheckpointException) else ():
+            if isinstance(failure, UserError):
+                raise failure from error
+        raise UserError(
+            f"The state in {folder} does not fit the model: {str(error).strip()} "
+            "Resume with the learner.model that the run was started with."
+        ) from error
+
+
+def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerConfig) -> None:
+    """Write weights in `save_dtype`, config, and copies of the tokenizer and chat templates of `source`.
 
     Adapters are merged into the weights, and written by themselves to a folder `adapter`.
     """
     state = policy.model.state_dict()
-    full = _gathered(lora.merged(policy.model, state.items()))
+    dtype = saved_dtype(source, config.save_dtype)
+    full = _gathered((name, value.to(dtype)) for name, value in lora.merged(policy.model, state.items()))
     trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
     with Together(folder) as (target, is_first):
         if is_first:
             policy.model.save_pretrained(target, state_dict=full)  # type: ignore[operator]
+            write_model_config(source, target, dtype)
             copy_model_extras(source, target)
-            if adapters is not None:
-                lora.save_adapters(target / "adapter", trained, adapters, source)
+            if config.lora is not None:
+                lora.save_adapters(target / "adapter", trained, config.lora, source)
 
 
 def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

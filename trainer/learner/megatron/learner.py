@@ -76,7 +76,8 @@ class MegatronLearner(BaseLearner):
             self._reference: Stage | None = None
             if config.needs_reference:
                 folder = Path(config.reference or config.model).expanduser()
-                self._reference, _ = self._load(_hf_config(folder), layout, folder)
+                key = "learner.reference" if config.reference else "learner.model"
+                self._reference, _ = self._load(_hf_config(folder, key), layout, folder)
                 self._reference.requires_grad_(False)
         self._shelf = ShardedShelf()
         self._cost = CostModel.from_config(hf_config)
@@ -89,7 +90,7 @@ class MegatronLearner(BaseLearner):
         return model, self._weights.load(folder, model)
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
-        weights = self._objective.weights([sample.num_sampled for sample in samples])
+        weights = self._objective.weights(samples)
         losses: list[Tensor] = []
         with on_device(self._device), metrics.phase("forward_backward"):
             rows = self._rows(samples, self._with_gradient(samples), metrics)
@@ -232,14 +233,14 @@ class MegatronLearner(BaseLearner):
         self._progress = state.load(folder, self.model, self._training, self._ranks)
 
     def save_hf(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder; weights are in `compute_dtype`."""
-        state.save_hf(folder, self.weights(), Path(self.config.model).expanduser())
+        """Write the model as a Hugging Face folder; weights are in `save_dtype`."""
+        state.save_hf(folder, self.weights(), Path(self.config.model).expanduser(), self.config.save_dtype)
 
 
-def _hf_config(folder: Path) -> Any:
+def _hf_config(folder: Path, key: str = "learner.model") -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{folder} is not a model folder: it has no config.json. Set learner.model to a folder in Hugging Face "
+            f"{folder} is not a model folder: it has no config.json. Set {key} to a folder in Hugging Face "
             "format (config.json, *.safetensors, tokenizer files)."
         )
     return copy(AutoConfig.from_pretrained(folder))

@@ -14,7 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentloop.errors import UserError
-from agentloop.trainer.learner.checkpoint_files import copy_model_extras, write_checkpoint
+from agentloop.trainer.learner.checkpoint_files import (
+    copy_model_extras,
+    saved_dtype,
+    write_checkpoint,
+    write_model_config,
+)
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.progress import (
@@ -69,11 +74,13 @@ def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Pr
     return progress
 
 
-def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
+def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path, wanted_dtype: str) -> None:
     """Write weights, config, and copies of the tokenizer and chat templates of `source`."""
     with Together(folder) as (target, is_first):
         if is_first:
-            write_checkpoint(target, weights)
+            dtype = saved_dtype(source, wanted_dtype)
+            write_checkpoint(target, ((name, weight.to(dtype)) for name, weight in weights))
+            write_model_config(source, target, dtype)
             copy_model_extras(source, target)
         else:
             deque(weights, maxlen=0)  # every rank takes part in gathering

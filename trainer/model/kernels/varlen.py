@@ -121,6 +121,7 @@ def _fa4_backward(
 
 def _math_forward(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     out, lse = torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+    query, key, value = map(_at_least_float32, (query, key, value))
     for queries, keys in _pairs(segments):
         scores = _scores(query[queries], key[keys], segments)
         lse[:, queries] = torch.logsumexp(scores, -1).float()
@@ -133,6 +134,7 @@ def _math_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, segments: Segments
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    grad, query, key, value, out = map(_at_least_float32, (grad, query, key, value, out))
     for queries, keys in _pairs(segments):
         p = (_scores(query[queries], key[keys], segments) - lse[:, queries, None]).exp()
         of_p = torch.einsum("qhd,khd->hqk", grad[queries], _repeat(value[keys], query))
@@ -143,6 +145,10 @@ def _math_backward(
             heads = torch.einsum("hqk,qhd->khd", *part)
             total[keys] += heads.unflatten(1, (key.shape[1], -1)).sum(2).to(total.dtype)
     return dq, dk, dv
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _pairs(segments: Segments) -> list[tuple[slice, slice]]:

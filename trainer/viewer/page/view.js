@@ -113,6 +113,9 @@ function stream(data, hot) {
   return el("div", { class: `stream${hot ? " heat" : ""}` }, ...parts);
 }
 
+// What the learner did with the sampled tokens of a file.
+const LEARNED = { train: "trained on", eval: "evaluation, not trained on", rollout: "not trained on" };
+
 async function trajectory(name, index) {
   const data = await get(`/api/files/${encodeURIComponent(name)}/${index}`), at = Number(index);
   const facts = { reward: short(data.reward), "ended by": data.stop_reason, "turn rewards": (data.turn_rewards ?? []).map(short).join(" "), seconds: short(data.metrics.seconds), generating: short(data.metrics.seconds_generating), "in tools": short(data.metrics.seconds_in_tools) };
@@ -125,7 +128,7 @@ async function trajectory(name, index) {
     el("h2", {}, el("a", { href: `#/files/${name}` }, name), ` / ${data.trajectory_id}  `, at > 0 ? el("a", { href: `#/files/${name}/${at - 1}` }, "‹ previous ") : null, el("a", { href: `#/files/${name}/${at + 1}` }, " next ›")),
     el("div", { class: "facts" }, ...Object.entries(facts).filter(([, value]) => value && value !== "–").map(([key, value]) => el("span", {}, el("span", { class: "dim" }, `${key} `), value))),
     data.error ? el("p", { class: "bad" }, data.error) : null,
-    el("div", { class: "legend" }, el("b", { class: "sampled" }, "sampled (trained)"), el("b", { class: "observation" }, "observed (not trained)"), el("span", { class: "dim" }, "prompt and template"), el("label", { for: "heat" }, toggle, " colour by probability")),
+    el("div", { class: "legend" }, el("b", { class: "sampled" }, `sampled (${LEARNED[data.file_kind]})`), el("b", { class: "observation" }, "observed"), el("span", { class: "dim" }, "prompt and template"), el("label", { for: "heat" }, toggle, " colour by probability")),
     body,
     el("details", {}, el("summary", {}, "task"), el("pre", {}, JSON.stringify(data.task, null, 1))),
     el("details", {}, el("summary", {}, "messages"), el("pre", {}, JSON.stringify(data.messages, null, 1))),

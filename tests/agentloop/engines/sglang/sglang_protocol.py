@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import uvicorn
+import yaml
 from safetensors.numpy import load_file
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
@@ -176,6 +177,20 @@ class Server:
         os._exit(3)
 
 
+def needs_key(app, key):
+    """As SGLang with --api-key; the two routes that only this server has are for tests."""
+
+    async def checked(scope, receive, send):
+        given = dict(scope.get("headers", ())).get(b"authorization", b"").decode()
+        is_open = scope["type"] != "http" or scope["path"] in ("/health", "/asked", "/crash")
+        if key is None or is_open or given == f"Bearer {key}":
+            await app(scope, receive, send)
+        else:
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+
+    return checked
+
+
 def module_of(weights):
     """A torch module with these weights, which loads others as SGLang's models do."""
     import torch
@@ -208,6 +223,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int, default=100_000)
     parser.add_argument("--custom-weight-loader")
+    parser.add_argument("--config")
     parser.add_argument("--quantized", action="store_true")
     parser.add_argument("--fail")
     options, _ = parser.parse_known_args()
@@ -215,5 +231,6 @@ if __name__ == "__main__":
         raise SystemExit(options.fail)
     Server.quantized = options.quantized
     server = Server(options.model_path, options.context_length, options.custom_weight_loader)
+    key = yaml.safe_load(Path(options.config).read_text())["api-key"] if options.config else None
     app = Starlette(routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in server.paths])
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
+    uvicorn.run(needs_key(app, key), host="127.0.0.1", port=options.port, log_level="warning")

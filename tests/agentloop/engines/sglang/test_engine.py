@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from agentloop import engines
 from agentloop.engines.base import EngineDead, FinishReason, SamplingParams
 from agentloop.engines.sglang import client as sglang_client
 from agentloop.engines.sglang.engine import SglangEngine
+from agentloop.engines.sglang.server import SglangServer
 from agentloop.errors import EngineError, UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.weights.buckets import HostHandle
@@ -225,14 +227,6 @@ async def test_mismatched_weights_are_named_and_nothing_changes(make, weights):
     assert len((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == 8
 
 
-class Elsewhere(SharedWeights):
-    """Return weights that only this process can map."""
-
-    def __reduce__(self):
-        parts = [part._replace(shelf="gone", buckets=(HostHandle(0, 0, 8),)) for part in self.parts]
-        return SharedWeights, (tuple(parts), self.places)
-
-
 async def test_weights_use_shared_memory_and_are_copied_after_the_first_update(make):
     engine = await make()
     shelf = WeightShelf()
@@ -248,7 +242,8 @@ async def test_unmappable_weights_raise(make, caplog):
     engine = await make()
     shelf = WeightShelf()
     shared = shelf.put(parrot(5))
-    await engine.update_weights(Elsewhere(shared.parts, shared.places), 5)  # of this process: it copies them
+    elsewhere = shared.parts[0]._replace(buckets=(HostHandle(0, 0, 8),))
+    await engine.update_weights(SharedWeights((elsewhere,), shared.places), 5)  # of this process: it copies them
     assert "through the memory of the host from now on" in caplog.text
     assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [5] * 8
     part = shared.parts[0]._replace(shelf="of another process", buckets=(HostHandle(0, 0, 8),))
@@ -280,9 +275,10 @@ async def test_model_with_extra_state_loads_weights_from_a_file(make, caplog):
     assert caplog.text.count("New weights go through files from now on") == 1
 
 
-async def test_unloadable_files_stop_the_engine_until_the_next_update(make, weights, tmp_path):
-    owner = await make()
-    engine = await make(url=owner._client.url, command=None, weights_folder=tmp_path)
+async def test_unloadable_files_stop_the_engine_until_the_next_update(make, weights, tmp_path, monkeypatch):
+    owner = await make(server_args={"api_key": "k"})
+    monkeypatch.setenv("SGLANG_KEY", "k")
+    engine = await make(url=owner._client.url, api_key_variable="SGLANG_KEY", command=None, weights_folder=tmp_path)
     (tmp_path / "tiny").mkdir()
     with pytest.raises(EngineError, match="Cannot find any model weights"):
         await engine._load(engine._file, tmp_path / "tiny", 1)
@@ -361,9 +357,11 @@ async def test_dead_server_returns_its_partial_turns(make):
 
 
 async def test_external_server_is_used_and_left_running(make, folder, monkeypatch):
-    owner = await make()
+    owner = await make(server_args={"api_key": "k"})
+    monkeypatch.setenv("SGLANG_KEY", "k")
+    server = {"url": owner._client.url, "api_key_variable": "SGLANG_KEY"}
     await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now reports another path with the same name
-    guest = SglangEngine(folder, url=owner._client.url)
+    guest = SglangEngine(folder, **server)
     await guest.start()
     assert list((await guest.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [11] * 8
     await guest.close()
@@ -371,12 +369,45 @@ async def test_external_server_is_used_and_left_running(make, folder, monkeypatc
     other = folder.parent / "other"
     other.mkdir()
     with pytest.raises(UserError, match=re.escape(f"/tiny', but the run trains '{other}'")):
-        await SglangEngine(other, url=owner._client.url).start()
+        await SglangEngine(other, **server).start()
     with pytest.raises(UserError, match=f"max_model_len=200000 is above the context of {LONGEST}"):
-        await SglangEngine(folder, url=owner._client.url, max_model_len=200_000).start()
+        await SglangEngine(folder, **server, max_model_len=200_000).start()
     monkeypatch.setattr(sglang_client, "NEEDED", (*sglang_client.NEEDED, "/pause"))
     with pytest.raises(UserError, match=r"\(0\.5\.17\) lacks routes that the sglang engine uses: /pause"):
-        await SglangEngine(folder, url=owner._client.url).start()
+        await SglangEngine(folder, **server).start()
+    monkeypatch.setenv("SGLANG_KEY", "another")
+    with pytest.raises(UserError, match="refuses the key"):
+        await SglangEngine(folder, **server).start()
+    with pytest.raises(UserError, match=r"NO_KEY.* is not set"):
+        SglangEngine(folder, url=owner._client.url, api_key_variable="NO_KEY")
+
+
+async def test_a_server_answers_only_requests_with_its_random_key(make, weights, monkeypatch, tmp_path):
+    """Check every route, and that the key is in no command line and no file that stays."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    engines = [await make(), await make()]
+    keys = [engine._server.key for engine in engines]
+    assert min(map(len, keys)) >= 32
+    assert len(set(keys)) == 2
+    async with httpx.AsyncClient(base_url=engines[0]._client.url) as client:
+        for route in (*sglang_client.NEEDED, "/release_memory_occupation", "/resume_memory_occupation"):
+            for headers in ({}, {"authorization": f"Bearer {keys[1]}"}):
+                for method in ("GET", "POST"):
+                    assert (await client.request(method, route, headers=headers, content=b"{}")).status_code == 401
+    commands = [word for process in psutil.Process().children(recursive=True) for word in process.cmdline()]
+    assert not [word for word in commands if any(key in word for key in keys)]
+    assert list(tmp_path.glob("agentloop-sglang-*")) == []
+    await engines[0].update_weights(TensorWeights(parrot(9)), 1)
+    assert list((await engines[0].generate([7, 8], GREEDY, trajectory_id="a")).ids) == [9] * 8
+
+
+def test_the_file_with_the_key_is_private_until_it_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = SglangServer({}, ["true"])
+    path = server._write_key()
+    assert (path.stat().st_mode & 0o777, server.key in path.read_text()) == (0o600, True)
+    with pytest.raises(UserError, match=r"server_args\.config"):
+        SglangEngine(tmp_path, server_args={"config": "mine.yaml"})
 
 
 async def test_failed_starts_raise_user_error(make, folder):

@@ -159,7 +159,7 @@ async def test_any_bytes_get_a_response(by_hand):
 async def test_too_large_body_gets_413_before_it_is_sent(by_hand):
     async with by_hand(max_body_mb=1) as (client, sandbox):
         reader, writer = await client.raw(
-            b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n" + b"x" * 1000
+            b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n" + b"x" * 1000
         )
         async with asyncio.timeout(10):
             answer = await reader.read()  # until the daemon closes the connection
@@ -194,7 +194,7 @@ async def test_body_at_the_limit_is_accepted(by_hand):
 
 async def test_missing_body_gets_408(by_hand):
     async with by_hand(body_seconds=0.3) as (client, _):
-        reader, writer = await client.raw(b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{")
+        reader, writer = await client.raw(b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n{")
         async with asyncio.timeout(10):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 408")
@@ -203,7 +203,7 @@ async def test_missing_body_gets_408(by_hand):
 
 async def test_slow_large_bodies_do_not_fill_memory(by_hand, until):
     async with by_hand(max_body_mb=1) as (client, _):
-        head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        head = b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
         connections = [await client.raw(head + b" " * 999_000) for _ in range(12)]
         buffers = client.daemon.reader
         first_answers = [asyncio.create_task(reader.read(1)) for reader, _ in connections]

@@ -1,9 +1,11 @@
 """Clients that never finish their headers, or never read the answer."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from agentloop.tools.serving.http import protocol
 from agentloop.tools.serving.http.protocol import BoundedProtocol
 
 pytestmark = pytest.mark.slow
@@ -25,7 +27,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
     return True
 
 
-@pytest.mark.parametrize("begun", [b"", b"POST /run_code HT", b"POST /run_code HTTP/1.1\r\nhost: x\r\nx: "])
+@pytest.mark.parametrize("begun", [b"", b"POST /run_code HT", b"POST /run_code HTTP/1.1\r\nhost: localhost\r\nx: "])
 async def test_missing_headers_time_out(by_hand, begun):
     async with by_hand() as (client, _):
         reader, writer = await client.raw(begun)
@@ -36,7 +38,7 @@ async def test_missing_headers_time_out(by_hand, begun):
 
 async def test_missing_headers_of_a_later_request_time_out(by_hand):
     async with by_hand() as (client, _):
-        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readuntil(b'"pong"')).startswith(b"HTTP/1.1 200")
         writer.write(b"GET /v1/pi")
         assert await closed(reader)
@@ -63,6 +65,70 @@ async def test_endless_headers_are_rejected(by_hand):
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\nx: ",
+        b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\n",
+        b"GET /",
+        b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: ",
+        b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1;",
+    ],
+)
+async def test_endless_part_of_a_request_is_cut_off(begun, by_hand, monkeypatch):
+    """Whether it has a token or not: nothing of it is collected without bound."""
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 600)
+    async with by_hand(token="s3cret") as (client, _):
+        received = []
+        feed = BoundedProtocol.data_received
+        monkeypatch.setattr(
+            BoundedProtocol, "data_received", lambda self, data: received.append(len(data)) or feed(self, data)
+        )
+        reader, writer = await client.raw(begun)
+        reading = asyncio.create_task(closed(reader))
+        with suppress(ConnectionError):
+            for _ in range(512):
+                writer.write(b"a" * (1 << 14))
+                await writer.drain()
+        assert await reading
+        assert sum(received) < 1 << 20
+        writer.close()
+
+
+async def test_number_of_headers_is_limited(by_hand, monkeypatch):
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 600)
+    async with by_hand() as (client, _):
+        for count, status in ((1000, b"200"), (3000, b"400")):
+            head = b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + b"a:\r\n" * count + b"\r\n"
+            reader, writer = await client.raw(head)
+            assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
+            writer.close()
+
+
+async def test_number_of_connections_is_limited(by_hand, monkeypatch):
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 600)
+    monkeypatch.setattr(protocol, "_SPARE_CONNECTIONS", 2)
+    async with by_hand(max_connections=3) as (client, _):
+        opened = [await client.raw(b"") for _ in range(5)]
+        reader, writer = await client.raw(b"")
+        assert await closed(reader)
+        assert not any(other.at_eof() for other, _ in opened)
+        for each in (writer, *(each for _, each in opened)):
+            each.close()
+
+
+async def test_body_in_many_small_chunks_is_read(by_hand):
+    async with by_hand() as (client, sandbox):
+
+        async def chunks():
+            for byte in b'{"code": "' + b"x" * 20_000 + b'"}':
+                yield bytes([byte])
+
+        response = await client.post("/run_code", content=chunks())
+        assert response.json()["status"] == "Success"
+        assert len(sandbox.executions[0].code) == 20_000
+
+
 async def test_long_running_request_is_not_cut_off(by_hand):
     async with by_hand() as (client, sandbox):
         running = asyncio.create_task(client.run("wait"))
@@ -74,10 +140,10 @@ async def test_long_running_request_is_not_cut_off(by_hand):
 
 async def test_connection_may_idle_between_requests(by_hand):
     async with by_hand() as (client, _):
-        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        reader, writer = await client.raw(b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b'"pong"')
         await asyncio.sleep(0.6)
-        writer.write(b"GET /v1/ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /v1/ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b'"pong"')
         writer.close()
 

@@ -34,7 +34,7 @@ async def test_only_ping_is_open_without_token(by_hand):
 
 async def test_body_of_an_unauthorized_request_is_not_read(by_hand):
     async with by_hand(token="s3cret") as (client, _):
-        head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
+        head = b"POST /run_code HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000000\r\n\r\n"
         reader, writer = await client.raw(head)
         answer = await reader.read()  # until the daemon closes
         assert answer.startswith(b"HTTP/1.1 401")
@@ -46,6 +46,23 @@ async def test_browser_pages_need_a_token(by_hand):
         response = await client.post("/run_code", content='{"code": "x"}', headers={"origin": "http://evil.example"})
         assert response.status_code == 403
         assert sandbox.executions == []
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("localhost:80", 200), ("127.0.0.1", 200), ("[::1]:8080", 200), ("LOCALHOST", 200), ("127.8.8.8:1", 200)),
+        *(("evil.example", 403), ("evil.example:8080", 403), ("localhost.evil.example", 403), ("", 403), ("[", 403)),
+        *(("10.0.0.1", 403), ("127.0.0.1.evil.example", 403), ("127.0.0.1@evil.example", 403)),
+    ],
+)
+async def test_daemon_without_token_serves_this_machine_only(by_hand, host, status):
+    """A page whose name is bound to 127.0.0.1 later (DNS rebinding) sends its own name, and no Origin for GET."""
+    async with by_hand() as (client, _):
+        assert (await client.get("/v1/health", headers={"host": host})).status_code == status
+    async with by_hand(token="s3cret") as (client, _):
+        headers = {"host": host, "authorization": "Bearer s3cret"}
+        assert (await client.get("/v1/health", headers=headers)).status_code == 200
 
 
 async def test_request_ids_are_returned_and_logged(by_hand):

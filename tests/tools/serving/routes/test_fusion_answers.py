@@ -1,11 +1,13 @@
 """/run_code with a fake sandbox: failures, the queue, and the format of results."""
 
 import asyncio
+import time
 
 import pytest
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import ProcessResult, SandboxBusyError
+from agentloop.tools.serving.routes import fusion
 
 pytestmark = pytest.mark.slow
 
@@ -74,14 +76,14 @@ async def test_queue_longer_than_the_client_timeout_gets_504(by_hand):
         response = await client.post("/run_code", json={"code": "x", "run_timeout": 3, "compile_timeout": 2})
         assert response.status_code == 504
         assert "No slot became free" in response.json()["detail"]
-        assert sandbox.queue_seconds == [14.5]  # the client waits for 15 s
+        assert sandbox.queue_seconds == [pytest.approx(10.0, abs=0.5)]  # the client waits for 15 s
 
 
 async def test_requested_queue_timeout_is_used(by_hand):
     async with by_hand() as (client, sandbox):
         await client.run("x", max_queue_seconds=0.25)
         await client.run("x", max_queue_seconds=1e6)
-        assert sandbox.queue_seconds == [0.25, 29.5]
+        assert sandbox.queue_seconds == [pytest.approx(0.25, abs=0.25), pytest.approx(29.5, abs=0.5)]
 
 
 async def test_disconnected_client_cancels_and_is_counted(by_hand, until):
@@ -116,3 +118,46 @@ async def test_connections_above_the_limit_are_rejected(by_hand):
         assert (await client.post("/run_code", json={"code": "x"})).status_code == 503
         for _, writer in connections:
             writer.close()
+
+
+@pytest.mark.parametrize("language", ["python", "cpp"])
+async def test_nothing_starts_whose_limits_no_longer_fit(by_hand, language):
+    async with by_hand() as (client, sandbox):
+        await client.run("x", language=language, run_timeout=3, compile_timeout=4)
+        (queue,) = sandbox.queue_seconds
+        client_waits = 3 + 4 + 10
+        assert queue + 3 + (4 if language == "cpp" else 0) < client_waits - 1
+
+
+async def test_answer_comes_at_the_deadline_and_ends_the_work(by_hand, monkeypatch, until):
+    monkeypatch.setattr(fusion, "_PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(fusion, "_OVERHEAD", 0.1)
+    async with by_hand() as (client, sandbox):
+        request = {"code": "wait", "run_timeout": 0.1, "compile_timeout": 0.1}
+        started = time.monotonic()
+        response = await client.post("/run_code", json=request)
+        assert response.status_code == 504
+        assert 1.5 < time.monotonic() - started < 10
+        await until(lambda: sandbox.cancelled == 1)
+        assert b'outcome="overdue"} 1.0' in client.daemon.metrics.text()
+
+
+async def test_answer_does_not_wait_for_work_that_ends_slowly(by_hand, monkeypatch, until):
+    monkeypatch.setattr(fusion, "_PATIENCE_SECONDS", 1.0)
+    async with by_hand() as (client, sandbox):
+        ended = asyncio.Event()
+        released = asyncio.Event()
+
+        async def stubborn(execution, *, max_queue_seconds):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await released.wait()
+                ended.set()
+
+        sandbox.run = stubborn
+        response = await client.post("/run_code", json={"code": "x", "run_timeout": 0.1, "compile_timeout": 0.1})
+        assert response.status_code == 504
+        assert not ended.is_set()
+        released.set()
+        await until(ended.is_set)

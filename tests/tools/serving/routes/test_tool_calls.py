@@ -181,3 +181,9 @@ def test_unusable_or_duplicate_registered_tools_are_skipped(tmp_path, monkeypatc
     assert "fine" in tools
     assert "untyped" not in tools
     assert isinstance(tools["code_interpreter"], CodeInterpreter)
+
+
+@pytest.mark.parametrize("name", ["sql_query", "web_fetch"])
+def test_tools_that_reach_the_host_are_offered_only_by_name(name):
+    assert name not in Toolbox([], 10, None).toolset.tools
+    assert name in Toolbox([name], 10, None).toolset.tools

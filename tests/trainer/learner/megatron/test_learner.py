@@ -33,6 +33,13 @@ class _Engine:
         self.weights, self.version = {name: value.clone() for name, value in weights.tensors()}, version
 
 
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_a_reference_that_is_no_model_is_named_as_such(models: Path, tmp_path: Path, backend: str):
+    wrong = _config(models, reference=str(tmp_path)).model_copy(update={"backend": backend})
+    with pytest.raises(UserError, match=r"is not a model folder.* Set learner\.reference to"):
+        create(wrong)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "moe"])
 def test_what_is_published_before_training_is_the_checkpoint_bit_for_bit(models: Path, name: str):
     engine = _Engine()

@@ -103,6 +103,20 @@ def test_attention_matches_float64_mask(data: st.DataObject):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
+def test_bfloat16_rows_have_output_and_gradients_near_those_of_float64():
+    torch.manual_seed(0)
+    lengths, parents = [4, 3, 6], [None, 0, 0]
+    exact = [torch.randn(13, heads, 8, dtype=torch.float64).bfloat16().double() for heads in (4, 2, 2)]
+    rows = [[part.to(dtype).requires_grad_() for part in exact] for dtype in (torch.bfloat16, torch.float64)]
+    got, want = _attend(rows[0], lengths, parents)[0], _eager(rows[1], _mask(lengths, parents))
+    assert got.dtype is torch.bfloat16
+    torch.testing.assert_close(got.double(), want, rtol=0.02, atol=0.02)
+    for found, expected in zip(
+        torch.autograd.grad(got.sum(), rows[0]), torch.autograd.grad(want.sum(), rows[1]), strict=True
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.1)
+
+
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_sliding_window_matches_mask(window: int):
     torch.manual_seed(0)

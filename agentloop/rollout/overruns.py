@@ -1,0 +1,37 @@
+"""Time limits of the calls to an environment and its reward."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from agentloop.types.limits import Limits
+    from agentloop.types.trajectory import Trajectory
+
+R = TypeVar("R")
+Stage = Literal["reset", "step", "score", "close"]
+
+OVERRUNS = "overruns/"
+"""Prefix of the metrics of a trajectory that count calls over their limit, by stage."""
+
+
+async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, trajectory: Trajectory) -> R:
+    """Await a call of the environment or, in `score`, of the reward.
+
+    Raises `TimeoutError` after `limits.max_env_seconds` or `limits.max_reward_seconds`, and counts that as
+    `overruns/<stage>`. The caller goes on then; code without `async` keeps its thread until it returns.
+    """
+    name = "max_reward_seconds" if stage == "score" else "max_env_seconds"
+    seconds: float = getattr(limits, name)
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            return await call
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        metric = f"{OVERRUNS}{stage}"
+        trajectory.metrics[metric] = trajectory.metrics.get(metric, 0.0) + 1.0
+        raise TimeoutError(f"it took longer than limits.{name}={seconds:g}") from error

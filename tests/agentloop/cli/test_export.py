@@ -1,0 +1,85 @@
+"""The model of any checkpoint leaves a run, and a rollout of a run plays the model that the run trained."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentloop.cli import main
+
+pytestmark = pytest.mark.slow
+
+
+def agentloop(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+def weights(folder):
+    return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+
+
+def differ(one, other):
+    return any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def run(sums):
+    """Return the folder of a run of three steps, each with a checkpoint."""
+    settings = [f"run.folder={sums}/run", "run.steps=3", "run.save_every=1", "run.keep_last=3", "learner.lr=1e-2"]
+    assert agentloop("train", sums, *settings) == 0
+    return sums / "run"
+
+
+def test_each_checkpoint_is_exported_and_the_last_is_the_trained_model(run, sums, capsys):
+    for step in (1, 2, 3):
+        assert agentloop("export", run, sums / f"out{step}", "--step", step) == 0
+    assert "after step 3" in capsys.readouterr().out
+    first, second, third = (weights(sums / f"out{step}") for step in (1, 2, 3))
+    assert differ(first, second)
+    assert differ(second, third)
+    assert not differ(third, weights(run / "model"))
+    assert (sums / "out1" / "tokenizer.json").is_file()
+
+
+def test_a_saved_model_has_the_config_of_its_base_and_is_readable_by_others(run, sums):
+    base = json.loads((sums / "model" / "config.json").read_text())
+    assert json.loads((run / "model" / "config.json").read_text()) == base
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (run / "model").iterdir()}
+    plain = (run / "metrics.jsonl").stat().st_mode & 0o777  # as the umask has it
+    assert set(modes.values()) == {plain}, modes
+
+
+def test_export_writes_the_type_that_is_asked_for(run, sums):
+    assert agentloop("export", run, sums / "half", "--dtype", "bfloat16") == 0
+    assert json.loads((sums / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(sums / "half").dtype == torch.bfloat16
+
+
+def test_export_refuses_unknown_steps_existing_folders_and_folders_of_no_run(run, sums, capsys):
+    assert agentloop("export", run, sums / "out", "--step", 7) == 2
+    assert "It has those of steps 1, 2, 3" in " ".join(capsys.readouterr().err.split())
+    assert agentloop("export", run, run) == 2
+    assert "Export to a new folder" in capsys.readouterr().err
+    assert agentloop("export", sums / "data", sums / "out") == 2
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_a_rollout_of_a_run_plays_its_trained_model_and_names_it(run, sums, capsys):
+    played = {}
+    for name, options in {"last": [], "first": ["--step", 1], "base": ["--step", 0]}.items():
+        assert agentloop("rollout", run, *options, "--output", sums / name) == 0
+        played[name] = json.loads((sums / name / "summary.json").read_text())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert played["last"]["model"] == str(run / "model")
+    assert played["first"]["model"] == str(run / "exported" / "step_000001")
+    assert played["base"]["model"] == str(sums / "model")
+    assert f"playing: the trained model of {run}" in shown
+    assert f"playing: the model of {run} after step 1" in shown
+
+
+def test_a_step_of_something_that_is_no_run_is_refused(sums, capsys):
+    assert agentloop("rollout", sums, "--step", 1) == 2
+    assert "Name the folder of a run" in " ".join(capsys.readouterr().err.split())

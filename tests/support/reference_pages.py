@@ -1,0 +1,97 @@
+"""The pages of docs that are generated from the code."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from agentloop.cli import app
+from agentloop.cli.config import keys
+
+_MADE = "`scripts/reference` writes this page from the code."
+
+
+def pages() -> dict[str, str]:
+    """Return the content of each generated page, by its name in docs/."""
+    return {"config.md": "\n".join(_config()) + "\n", "commands.md": "\n".join(_commands()) + "\n"}
+
+
+def _config() -> Iterator[str]:
+    yield "# Configuration"
+    yield ""
+    yield f"Every key of a run. `agentloop config KEY` prints one of them. {_MADE}"
+    yield ""
+    yield "`[]` stands for an item of a list. Relative paths start at the folder of the config file."
+    is_in_table = False
+    for key in keys():
+        if key.is_section:
+            yield ""
+            yield f"## {key.name}"
+            yield ""
+            yield key.help
+            is_in_table = False
+            continue
+        if not is_in_table:
+            yield ""
+            yield "| key | type | default | meaning |"
+            yield "|---|---|---|---|"
+            is_in_table = True
+        default = f"`{_cell(key.default)}`" if key.default else "must be set"
+        yield f"| `{key.name}` | {_cell(key.type)} | {default} | {_cell(key.help)} |"
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands"
+    yield ""
+    yield f"Every command with its arguments and options. {_MADE}"
+    yield ""
+    yield "A command exits with 0 if it succeeded, with 1 if it ran but its result is a failure, with 2 and one"
+    yield "paragraph on stderr if it cannot be carried out, and with 130 after Ctrl-C."
+    for name, command in commands():
+        yield ""
+        yield f"## agentloop {name}"
+        yield ""
+        yield inspect.cleandoc(command.help or "")
+        rows = [_parameter(each) for each in command.params if each.name != "help"]
+        if rows:
+            yield ""
+            yield "| argument or option | default | meaning |"
+            yield "|---|---|---|"
+            yield from rows
+
+
+def commands() -> Iterator[tuple[str, TyperCommand]]:
+    """Yield the full name and the object of every command, those of groups included."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup)
+    context: Any = None  # the lists of our groups do not depend on it
+    for name in root.list_commands(context):
+        lazy = root.get_command(context, name)
+        target = lazy.load() if lazy is not None else None
+        if isinstance(target, TyperGroup):
+            for inner, command in target.commands.items():
+                yield f"{name} {inner}", command
+        elif target is not None:
+            yield name, target
+
+
+def _parameter(parameter: Any) -> str:
+    if isinstance(parameter, TyperOption):
+        name = ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
+    else:
+        name = f"`{(parameter.metavar or parameter.name or '').upper()}`"
+    help_text = getattr(parameter, "help", "") or ""
+    is_flag = getattr(parameter, "is_flag", False)
+    shown = "" if parameter.default is None or is_flag or callable(parameter.default) else f"`{parameter.default}`"
+    if parameter.required:
+        shown = "must be given"
+    annotation = parameter.type_descriptor.annotation
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    listed = f" One of {', '.join(map(str, choices))}." if choices else ""
+    return f"| {name} | {_cell(shown)} | {_cell(' '.join(help_text.split()) + listed)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,110 @@
+"""The trained model of a run: its folder, and Hugging Face folders made from checkpoints."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.errors import user_error
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.trainer.run.checkpoints import checkpoint_steps
+from agentloop.trainer.run.folder import RunFolder, step_name
+from agentloop.trainer.run.model_folder import local_model
+
+_EXPORTED = "exported"
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is one that a run writes to."""
+    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+
+
+def trained_model(root: Path, step: int | None = None) -> tuple[Path, str]:
+    """Return the folder of a run's model and a description of it.
+
+    Without `step` it is the model that the run ended with, or the one of its newest checkpoint, which is exported to
+    the run's folder once. Raises `UserError` if the run has no such checkpoint.
+    """
+    run = RunFolder(root)
+    if step is None and run.model.is_dir():
+        return run.model, f"the trained model of {root}"
+    chosen = _chosen(run, step)
+    folder = root / _EXPORTED / step_name(chosen)
+    if not folder.is_dir():
+        export(root, folder, step=chosen)
+    return folder, f"the model of {root} after step {chosen}"
+
+
+def export(root: Path, output: Path, *, step: int | None = None, dtype: str | None = None) -> int:
+    """Write the model of a checkpoint as a Hugging Face folder `output`, and return its step.
+
+    `step` is that of the newest checkpoint by default. `dtype` is float32, bfloat16, float16 or auto, and by default
+    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint or `output` exists.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists. Export to a new folder.")
+    run = RunFolder(root)
+    chosen = _chosen(run, step)
+    config = run_config(root)
+    state = run.checkpoints / step_name(chosen) / "learner"
+    if (state / "policy").is_dir():  # beside a critic or a process reward model
+        state = state / "policy"
+    changes: dict[str, Any] = {"model": str(local_model(config)), "reference": None, "kl_coef": 0.0}
+    if dtype is not None:
+        changes["save_dtype"] = dtype
+    _write(config, changes, state, output)
+    return chosen
+
+
+def run_config(root: Path) -> RunConfig:
+    """Return the config that a run was started with. Raises `UserError` if the folder is not that of a run."""
+    from pydantic import ValidationError
+
+    given = RunFolder(root).read_config()
+    if given is None:
+        raise UserError(f"{root} is not a run folder: it has no config.yaml. Name the folder that `train` wrote to.")
+    try:
+        return RunConfig.model_validate(given)
+    except ValidationError as error:
+        raise user_error(error, RunConfig, str(root / "config.yaml")) from error
+
+
+def _write(config: RunConfig, changes: dict[str, Any], state: Path, output: Path) -> None:
+    from agentloop.trainer.run.learners import create
+
+    if config.learner.backend == "megatron":  # the layout of ranks must be that of the save
+        with closing(create(config.learner.replace(**changes))) as ranks:
+            ranks.load(state)
+            ranks.save_hf(output)
+        return
+    from agentloop.trainer.learner.fsdp.learner import FsdpLearner
+
+    alone = {
+        "ranks": 1,
+        "nodes": None,
+        "sequence_parallel": 1,
+        "recording": None,
+        "skip_checks": ["packed_equals_alone"],
+    }
+    with closing(FsdpLearner(config.learner.replace(**changes, **alone))) as learner:
+        learner.load_weights(state)
+        learner.save_hf(output)
+
+
+def _chosen(run: RunFolder, step: int | None) -> int:
+    steps = checkpoint_steps(run.checkpoints)
+    if not steps:
+        raise UserError(
+            f"{run.root} has no checkpoint and no trained model: the run ended before its first one. Run it again, "
+            "with a smaller run.save_every."
+        )
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        raise UserError(
+            f"{run.root} has no checkpoint of step {step}. It has those of steps {', '.join(map(str, steps))}; "
+            "run.keep_last keeps more of them."
+        )
+    return step

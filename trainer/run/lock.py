@@ -1,0 +1,81 @@
+"""A lock on a run folder, so that two runs cannot write into one.
+
+The kernel holds it (flock) and releases it when the process ends, however that happens: nothing stale remains. On file
+systems without such locks the record in the file decides, and a record of a dead process of this host does not count.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError
+from agentloop.process.owned_folders import is_dead, own_label
+
+LOCK = "run.lock"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""Errors of file systems that have no locks."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of an existing run folder. Raises `UserError` that names the process that has it."""
+    file = folder / LOCK
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, file)
+        _write(descriptor, _own_record())
+        try:
+            yield
+        finally:
+            _write(descriptor, {})
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, file: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _in_use(file, _read(descriptor)) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        if (holder := _read(descriptor)) and not (holder["host"] == socket.gethostname() and is_dead(holder["label"])):
+            raise _in_use(file, holder, f"; if that process is gone, remove {file}") from error
+
+
+def _in_use(file: Path, holder: dict[str, Any], advice: str = "") -> UserError:
+    who = "process {pid} on {host}, started {started}".format_map(holder) if holder else "a process that just starts"
+    return UserError(
+        f"Another run uses the folder {file.parent} ({who}): wait until it ends, stop it, or set run.folder to another "
+        f"folder{advice}."
+    )
+
+
+def _own_record() -> dict[str, Any]:
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": now, "label": own_label()}
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    text = os.pread(descriptor, 4096, 0)
+    try:
+        found = json.loads(text or b"{}")
+    except ValueError:  # it is being written
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(descriptor: int, record: dict[str, Any]) -> None:
+    text = json.dumps(record).encode() if record else b""
+    os.pwrite(descriptor, text, 0)
+    os.ftruncate(descriptor, len(text))
