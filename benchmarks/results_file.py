@@ -46,7 +46,9 @@ def commit() -> str:
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     found = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     if not (found := found or os.environ.get("AGENTLOOP_COMMIT", "")):
-        raise RuntimeError("A result needs the commit it was measured at: set AGENTLOOP_COMMIT where there is no git.")
+        raise RuntimeError(
+            "The commit that is measured is unknown: there is no git repository. Set AGENTLOOP_COMMIT to it."
+        )
     return found
 
 

@@ -111,7 +111,10 @@ def _folder_to_resume(recipe: str, config: RunConfig) -> Path:
 
 def _has_checkpoint(folder: Path) -> bool:
     """Return whether a run in the folder can be resumed."""
-    return any(folder.glob("checkpoints/step_*/state.json"))
+    from agentloop.trainer.run.checkpoints import checkpoint_steps
+    from agentloop.trainer.run.folder import RunFolder
+
+    return bool(checkpoint_steps(RunFolder(folder).checkpoints))
 
 
 def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> None:

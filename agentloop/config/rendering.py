@@ -34,7 +34,7 @@ class RenderingConfig(Config):
     min_pixels: int | None = Field(default=None, gt=0)
     """Images are scaled to at least min_pixels and at most max_pixels; None: as the model's processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
-    """See min_pixels."""
+    """Largest number of pixels of an image, as for min_pixels."""
     inline: InlineConfig | None = None
     """Write calls as tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL. The prompt then has to
     describe the tools."""

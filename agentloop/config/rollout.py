@@ -25,7 +25,7 @@ class SamplingConfig(Config):
     """
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 always takes the most likely token, which is no exploration."""
+    """Temperature of the softmax; at 0 the most likely token is always taken, and nothing is explored."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Total probability of the candidate tokens; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.errors import user_error
+from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import checkpoint_steps
@@ -47,7 +47,7 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
         raise UserError(f"{output} exists. Export to a new folder.")
     run = RunFolder(root)
     chosen = _chosen(run, step)
-    config = run_config(root)
+    config = load_config(RunConfig, run.config_file)
     state = run.checkpoints / step_name(chosen) / "learner"
     if (state / "policy").is_dir():  # beside a critic or a process reward model
         state = state / "policy"
@@ -56,19 +56,6 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
         changes["save_dtype"] = dtype
     _write(config, changes, state, output)
     return chosen
-
-
-def run_config(root: Path) -> RunConfig:
-    """Return the config that a run was started with. Raises `UserError` if the folder is not that of a run."""
-    from pydantic import ValidationError
-
-    given = RunFolder(root).read_config()
-    if given is None:
-        raise UserError(f"{root} is not a run folder: it has no config.yaml. Name the folder that `train` wrote to.")
-    try:
-        return RunConfig.model_validate(given)
-    except ValidationError as error:
-        raise user_error(error, RunConfig, str(root / "config.yaml")) from error
 
 
 def _write(config: RunConfig, changes: dict[str, Any], state: Path, output: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,18 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
 
 
 def test_ranks_write_their_stacks_if_a_call_takes_long(caplog: pytest.LogCaptureFixture):
-    ranks = LearnerRanks(2, "cpu", patience=0.5)
-    with caplog.at_level(logging.WARNING):
-        ranks.run(lambda: None, _sleep, 2.0)
-    assert "takes more than 0.5 s" in caplog.text
-    logs = [file.read_text() for file in Path(log_folder()).glob("worker-*.err")]
-    assert any("in _sleep" in log for log in logs)
-    ranks.close()
+    with closing(LearnerRanks(2, "cpu", patience=0.5)) as ranks:
+        with caplog.at_level(logging.WARNING):
+            ranks.run(lambda: None, _sleep, 2.0)
+        assert "takes more than 0.5 s" in caplog.text
+        deadline = time.monotonic() + 60
+        while "in _sleep" not in _logs():  # Ray writes logs in a thread of its own
+            assert time.monotonic() < deadline, _logs()
+            time.sleep(0.1)
+
+
+def _logs() -> str:
+    return "".join(file.read_text() for file in Path(log_folder()).glob("worker-*.err"))
 
 
 def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):

@@ -14,6 +14,7 @@ from agentloop.trainer.from_verl.shell.programs import PROGRAMS
 from agentloop.trainer.from_verl.shell.state import Array, Record, Shell
 from agentloop.trainer.from_verl.shell.statements import Reader
 from agentloop.trainer.from_verl.shell.syntax import (
+    DECLARES,
     AndOr,
     Assignment,
     Case,
@@ -39,7 +40,6 @@ _MAX_DEPTH = 40
 """Compound commands, functions and substitutions inside each other while a script is followed."""
 _SILENT = ("mkdir", "rm", "cp", "mv", "ln", "touch", "chmod", "sleep", "pkill")
 """Programs that print nothing."""
-_DECLARES = ("declare", "typeset", "local", "export", "readonly")
 
 
 def follow(text: str, script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Record:
@@ -281,7 +281,7 @@ def _(command: Simple, shell: Shell) -> None:
     first, *rest = command.words
     assert not isinstance(first, Assignment)
     words = fields_of([first], shell)
-    if words and words[0] in _DECLARES:
+    if words and words[0] in DECLARES:
         _declare(words[0], rest, shell)
         return
     words += fields_of([word for word in rest if not isinstance(word, Assignment)], shell)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from agentloop.trainer.from_verl.shell.syntax import (
+    DECLARES,
     AndOr,
     Assignment,
     Case,
@@ -33,7 +34,6 @@ _REDIRECT = re.compile(r"(\d*)(<<-|<<<|<<|<>|<&|&>>|&>|>>|>\||>&|<(?!\()|>(?!\()
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[|\+?=)", re.ASCII)
 _FUNCTION = re.compile(r"([^\s;&|()<>$'\"`=]+)[ \t]*\([ \t]*\)")
 _CLOSERS = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
-_DECLARES = ("declare", "typeset", "local", "export", "readonly")
 _COMPARISONS = ("==", "=", "!=", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef")
 
 
@@ -374,7 +374,7 @@ class Reader(WordReader):
                 continue
             if self.next() in ("", "\n", ";", "&", "|", ")", "("):
                 break
-            declares = bool(words) and _literal(words[0]) in _DECLARES
+            declares = bool(words) and _literal(words[0]) in DECLARES
             found = self._assignment() if not words or declares else None
             if found is None:
                 words.append(self._argument())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+DECLARES = ("declare", "typeset", "local", "export", "readonly")
+"""Commands whose arguments are assignments."""
+
 
 @dataclass(slots=True, frozen=True)
 class Text:
