@@ -69,7 +69,7 @@ BackendName = Literal["fsdp", "megatron"]
 
 CheckName = Literal["packed_equals_alone"]
 """packed_equals_alone: a few short sequences in one row, in training mode, have the log-probabilities that transformers
-computes of each alone (docs/models.md)."""
+computes of each alone (docs/concepts/models.md)."""
 
 
 CheckpointingName = Literal["off", "selective", "full", "sparse"]
@@ -109,7 +109,7 @@ class LearnerConfig(Config):
     model: str
     """Folder of the model in Hugging Face format."""
     backend: BackendName = "fsdp"
-    """megatron is for models that do not fit on one node (docs/megatron.md)."""
+    """megatron is for models that do not fit on one node (docs/guides/megatron.md)."""
     tensor_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
     """Number of ranks that divide each matrix. Backend megatron only, like the next four."""
     pipeline_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
@@ -187,7 +187,7 @@ class LearnerConfig(Config):
     kl_coef: float = Field(default=0.0, ge=0)
     """Factor of the KL to the reference model, which is added to the loss of each token; 0 loads no reference model."""
     kl_estimator: KlEstimator = KlEstimator.K3
-    """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/algorithms.md)."""
+    """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/concepts/algorithms.md)."""
     reference: ConfigPath | None = None
     """Folder of the reference model; None: the model that the run starts from."""
     temperature: float = Field(default=1.0, gt=0)

@@ -26,8 +26,8 @@ class PlacementConfig(Config):
     step."""
     sleep: Literal["auto"] | bool = "auto"
     """true: engines release the memory of their GPU while the learner trains, and the learner while they sample
-    (docs/distributed.md). auto: if both share GPUs and either do not fit together or have shorter estimated steps;
-    false without `n_gpus`."""
+    (docs/guides/distributed.md). auto: if both share GPUs and either do not fit together or have shorter estimated
+    steps; false without `n_gpus`."""
     gpu: str | None = None
     """Kind of GPU, as in `agentloop plan --gpu`; None: the kind of this machine."""
 

@@ -21,7 +21,7 @@ class LimitsConfig(Limits):
 class SamplingConfig(Config):
     """Sampling of tokens in training episodes.
 
-    The learner scores tokens among all tokens: top_p and top_k need learner.corrections (docs/algorithms.md).
+    The learner scores tokens among all tokens: top_p and top_k need learner.corrections (docs/concepts/algorithms.md).
     """
 
     temperature: float = Field(default=1.0, ge=0)

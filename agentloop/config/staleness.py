@@ -31,7 +31,7 @@ class StalenessConfig(Config):
     mode: Mode = "on_policy"
     """on_policy: play a step, then train on it. stream: play several steps at once, train on each when it is complete.
     stale: keep playing while the learner trains; weights change when no episode runs. partial: weights change during
-    episodes, whose tokens then have several versions. See docs/async.md."""
+    episodes, whose tokens then have several versions. See docs/concepts/async.md."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Largest number of steps between the weights that sampled a token and those that are trained with it. None: 0 in
     mode on_policy, 1 in others."""

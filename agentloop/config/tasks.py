@@ -56,7 +56,7 @@ class EnvConfig(Config):
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that the model may call; a plain string is a name."""
     reward: RewardSpec | None = None
-    """Built-in reward (docs/rewards.md), your own, 'file.py:name' / 'package.module:name', or a list of rewards with
-    weights. Environments that score their own moves need none."""
+    """Built-in reward (docs/guides/rewards.md), your own, 'file.py:name' / 'package.module:name', or a list of rewards
+    with weights. Environments that score their own moves need none."""
     reward_options: ConfigOptions = Field(default_factory=dict)
     """Keyword arguments of a single reward."""

@@ -1,6 +1,6 @@
-"""Draw docs/async.png: the engine and the learner of a small simulated run in each of the four modes.
+"""Draw docs/pictures/async.png: the engine and the learner of a small simulated run in each of the four modes.
 
-python -m benchmarks.simulation.staleness_timeline [docs/async.png]
+python -m benchmarks.simulation.staleness_timeline [docs/pictures/async.png]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw(axes: plt.Axes, name: str, outcome: Outcome, until: float) -> None:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs" / "async.png"
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs" / "pictures" / "async.png"
     figure, rows = plt.subplots(len(MODES), 1, figsize=(8, 6), sharex=True, layout="constrained")
     with tempfile.TemporaryDirectory() as folder:
         build_tokenizer().save_pretrained(folder)

@@ -2,7 +2,7 @@
 
 A reward is a function `reward(trajectory, task, **options) -> float`, sync or async, or a `Reward` class. A config
 names a built-in one (`REWARDS`), or its location, 'package.module:name' or 'file.py:name', or several with weights.
-docs/rewards.md describes them all.
+docs/guides/rewards.md describes them all.
 """
 
 from agentloop.envs.rewards.base import Outcome, RawReward, Reward, inline

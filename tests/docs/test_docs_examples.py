@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
-    "tools.md",
-    "environments.md",
-    "rewards.md",
-    "datasets.md",
-    "gateway.md",
-    "sandboxes.md",
-    "from-verl.md",
-    "view.md",
+    "guides/tools.md",
+    "guides/environments.md",
+    "guides/rewards.md",
+    "guides/datasets.md",
+    "guides/gateway.md",
+    "guides/sandboxes.md",
+    "coming-from/verl.md",
+    "guides/view.md",
 )
 _BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -89,7 +89,9 @@ def options_of(found: object, *, skip: int = 0) -> set[str]:
 
 
 def test_tables_list_every_tool_option():
-    sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "tools.md").read_text(), re.DOTALL | re.M))
+    sections = dict(
+        re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "guides/tools.md").read_text(), re.DOTALL | re.M)
+    )
     own = {name for name, entry in registry.TOOLS.entry_points().items() if package_of(entry) == "agentloop"}
     assert set(sections) == own
     for name, text in sections.items():
@@ -97,7 +99,7 @@ def test_tables_list_every_tool_option():
 
 
 def test_table_lists_every_reward_and_its_options():
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|([^|]*)\|$", (DOCS / "rewards.md").read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|([^|]*)\|$", (DOCS / "guides/rewards.md").read_text(), re.MULTILINE))
     assert set(rows) == set(REWARDS)
     for name, options in rows.items():
         found = REWARDS.get(name)

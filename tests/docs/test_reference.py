@@ -10,12 +10,12 @@ from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from tests.support.reference_pages import commands, pages
 
-DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def test_the_generated_pages_are_those_of_the_code():
     for name, text in pages().items():
-        assert (DOCS / name).read_text() == text, f"run scripts/reference: docs/{name} is old"
+        assert (REFERENCE / name).read_text() == text, f"run scripts/reference: docs/reference/{name} is old"
 
 
 def test_every_key_is_explained():

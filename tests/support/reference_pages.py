@@ -14,7 +14,7 @@ _MADE = "`scripts/reference` writes this page from the code."
 
 
 def pages() -> dict[str, str]:
-    """Return the content of each generated page, by its name in docs/."""
+    """Return the content of each generated page, by its name in docs/reference/."""
     return {"config.md": "\n".join(_config()) + "\n", "commands.md": "\n".join(_commands()) + "\n"}
 
 

@@ -18,8 +18,8 @@ _REFUSALS = "cannot be trained", "cannot be loaded", "the learner does not suppo
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, set[str]]:
-    """The families that docs/models.md names, by how the line with them begins."""
-    text = (_DOCS / "models.md").read_text()
+    """The families that docs/concepts/models.md names, by how the line with them begins."""
+    text = (_DOCS / "concepts" / "models.md").read_text()
     lines = re.findall(r"^- \*\*(\w+) [^:]*: (.*)$", text, re.MULTILINE)
     return {begin: set(re.findall(r"`([^`]+)`", rest)) for begin, rest in lines}
 

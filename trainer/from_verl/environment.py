@@ -53,7 +53,7 @@ def _reward(verl: VerlConfig) -> Settings:
         kwargs = _sandbox(verl)
         verl.note(
             "The reward is verl's own default_compute_score, which needs verl to be installed. A reward of agentloop "
-            "may replace it: 'math', 'last_number' or 'code_tests' (docs/rewards.md)."
+            "may replace it: 'math', 'last_number' or 'code_tests' (docs/guides/rewards.md)."
         )
     manager = _manager(verl)
     if manager not in _MANAGERS or verl.get("reward.reward_manager.module.path"):

@@ -21,7 +21,7 @@ def run(verl: VerlConfig) -> Settings:
     if others := [name for name in loggers if name not in {*LOGGERS, *_SHOWN}]:
         verl.note(
             f"trainer.logger: {', '.join(others)} is not known here (known: {', '.join(sorted(LOGGERS))}). Your own "
-            "class can be a logger too (docs/view.md)."
+            "class can be a logger too (docs/guides/view.md)."
         )
     return {
         "run.folder": _folder(verl),

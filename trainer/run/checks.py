@@ -134,7 +134,7 @@ def _sleep_problems(config: RunConfig) -> Iterator[str]:
     if config.staleness.mode == "partial":
         yield (
             "placement.sleep is true and staleness.mode is partial: engines that sample while the learner trains "
-            "cannot sleep. Set placement.sleep=false, or another mode (docs/async.md)."
+            "cannot sleep. Set placement.sleep=false, or another mode (docs/concepts/async.md)."
         )
     if config.placement.layout == "separate":
         yield (

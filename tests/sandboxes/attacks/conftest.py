@@ -2,7 +2,7 @@
 
 A test that needs more than the common promise has `@pytest.mark.claim(name)`. `NOT_CLAIMED` lists which level does not
 promise it, and why. `ROWS` maps
-the rows of the table in docs/sandboxes.md to the tests behind them; test_claims.py compares the two, and
+the rows of the table in docs/guides/sandboxes.md to the tests behind them; test_claims.py compares the two, and
 test_not_promised.py shows that what is not promised does not hold.
 """
 

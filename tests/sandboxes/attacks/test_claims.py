@@ -1,4 +1,4 @@
-"""The table in docs/sandboxes.md promises what the attacks of this folder show, for each level and row."""
+"""The table in docs/guides/sandboxes.md promises what the attacks of this folder show, for each level and row."""
 
 import fnmatch
 import importlib.util
@@ -14,7 +14,7 @@ from agentloop.sandboxes.levels.registry import LEVELS
 pytestmark = pytest.mark.slow
 
 _HERE = Path(__file__).parent
-_PAGE = (_HERE.parents[2] / "docs" / "sandboxes.md").read_text()
+_PAGE = (_HERE.parents[2] / "docs" / "guides" / "sandboxes.md").read_text()
 _WITHOUT_LEVELS = {"test_claims", "test_clean_slots", "test_not_promised"}
 
 
