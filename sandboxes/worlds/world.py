@@ -155,8 +155,8 @@ class World:
         try:
             channel.request(self._control, request, files, fds)
         except OSError as error:
-            self.destroy()
-            raise SandboxError(f"The sandbox takes no request: {error}.") from error
+            self._end()
+            raise self.broken or SandboxError(f"The sandbox takes no request: {error}.") from error
         future = self._waiting[number] = self._loop.create_future()
         return future
 
@@ -172,7 +172,7 @@ class World:
             try:
                 channel.request(self._control, {"op": operation, "id": number}, None)
             except OSError:
-                self.destroy()
+                self._end()
 
     def when_clean(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, now or later: when the world is clean again after its last step, or dead."""
@@ -216,12 +216,20 @@ class World:
         if not self._loop.is_closed():
             self._settled()
 
+    def _end(self) -> None:
+        """End it after reading what it sent last, which may say that it is broken."""
+        self._read()
+        self.destroy()
+
     def _read(self) -> None:
         try:
             while True:
                 self._answer(channel.hear(self._control))
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            # It died with a request unread. Linux reports this once, and before the messages that are still queued.
+            self._read()
         except (EOFError, OSError, ValueError, LookupError):
             if self.cgroup is not None and not self._is_clean and self.cgroup.ran_out_of_memory():
                 self.broken = BrokenWorldError("it ran out of memory", oom=True)
