@@ -21,7 +21,7 @@ test: lint types imports unit
 
 docs: $(VENV)/.installed-docs
 	scripts/source-tree build/docs-tree
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m zensical build --strict --clean
 	@echo 'Open build/site/index.html. To search: $(BIN)/python -m http.server --directory build/site'
 
 lint: $(VENV)/.installed-test

@@ -40,7 +40,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site() -> dict[Path, Page]:
     subprocess.run([ROOT / "scripts" / "source-tree", "build/docs-tree"], check=True)
-    command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"]
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return {path: Page(path) for path in (ROOT / "build" / "site").rglob("*.html") if path.name != "404.html"}
