@@ -20,7 +20,7 @@ _HEADER = re.compile(r"<\|(?:start|channel)\|>|\A\s*to=")
 """Beginning of the header of a message; a header without a message is dropped."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _UNFINISHED = re.compile(
-    r"\s*(?:<\|start\|>assistant)?\s*<\|channel\|>\s*final(?:\s*<\|constrain\|>\s*\w+)?(?P<text>.*)", re.DOTALL
+    r"\s*(?:<\|start\|>assistant\s*)?<\|channel\|>\s*final(?:\s*<\|constrain\|>\s*\w+)?(?P<text>.*)", re.DOTALL
 )
 """An answer without <|message|>."""
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|\Z)")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
-from collections.abc import Iterator
 from inspect import getsource
 from sys import modules
 
@@ -60,14 +58,6 @@ def marks(call_format):
     return [*dict.fromkeys(mark for mark in (*call_format.signs, *found) if "(?" not in mark)][:40]
 
 
-@pytest.fixture(autouse=True)
-def no_garbage_collection() -> Iterator[None]:
-    """One collection in a process with much in memory takes longer than any text here."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def seconds(parser, text):
     begun = time.thread_time()
     parser.parse(text, tools=TOOLS)
@@ -80,11 +70,7 @@ def grows(parser, unit, head=""):
     after = min(seconds(parser, long) for _ in range(2))
     if after < SHORTEST:
         return 0.0
-    times = after / max(min(seconds(parser, short) for _ in range(3)), 0.002)
-    if times > GROWTH:  # another process may have emptied the caches
-        after = min(seconds(parser, long) for _ in range(5))
-        times = after / max(min(seconds(parser, short) for _ in range(10)), 0.002)
-    return times
+    return after / max(min(seconds(parser, short) for _ in range(3)), 0.002)
 
 
 @pytest.mark.slow
