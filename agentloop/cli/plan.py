@@ -41,10 +41,12 @@ def plan(
 ) -> None:
     """Estimate which layouts fit on a number of GPUs, and how long a step takes.
 
-    The estimate needs only config.json of the model, no weights.
+    The estimate needs only config.json of the model, no weights. Shapes of the usual models come with agentloop and
+    stand for files that cannot be had.
     """
     from agentloop.cli.plan_report import print_found
     from agentloop.cli.recipe import load_run_config
+    from agentloop.trainer.run.model_folder import find_model
     from agentloop.trainer.sizing import gpus as known_gpus
     from agentloop.trainer.sizing.derive import wanted_sleep
     from agentloop.trainer.sizing.place import planned
@@ -62,7 +64,10 @@ def plan(
         engine_gpus=engine_gpus,
         sleep=wanted_sleep(config),
     )
-    run = planned(config, _hf_config(config.model), mean_tokens=mean_tokens, sampled=sampled)
+    model = find_model(config)
+    if model.note:
+        typer.echo(f"Estimated without the model: {model.note}.", err=as_json)
+    run = planned(config, model.hf_config, mean_tokens=mean_tokens, sampled=sampled)
     if measured is not None:
         run = _calibrated(run, config, cluster, measured, measured_gpus)
     backends: Any = ("fsdp", "megatron") if backend == "all" else (backend,)
@@ -73,20 +78,6 @@ def plan(
     else:
         command = ["agentloop", "train", recipe, *(overrides or [])]
         print_found(found, own, run, cluster, top=top, command=command)
-
-
-def _hf_config(model: str) -> Any:
-    """Read config.json of the model, or fetch it from the hub."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(Path(model).expanduser() if Path(model).expanduser().is_dir() else model)
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"The config of {model!r} cannot be read ({reason}). Set model to a folder with a config.json, or to the "
-            "name of a model on the hub that this machine can reach."
-        ) from error
 
 
 def _own(config: RunConfig, run: PlannedRun, cluster: Cluster) -> Estimate | str:

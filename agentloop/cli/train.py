@@ -77,12 +77,13 @@ def _placed(config: RunConfig, *, dry_run: bool) -> tuple[RunConfig, dict[str, s
     """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
     if config.placement.n_gpus is None:
         return config, {}
-    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.run.model_folder import find_model, local_model
     from agentloop.trainer.sizing.place import check_devices, lines, place
 
     if not dry_run:
         check_devices(config)
-    placed_config, placed = place(config, local_model(config, weights=not dry_run))
+        local_model(config)
+    placed_config, placed = place(config, find_model(config).hf_config)
     return placed_config, lines(placed) if placed is not None else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,25 @@ def engine_size(config: RunConfig) -> int:
     return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
 
 
+def context_length(model: Path) -> int | None:
+    """Return the tokens of the longest sequence that the model in a folder takes, as vLLM counts; None if unknown."""
+    settings = model / "config.json"
+    if not settings.is_file():
+        return None
+    content = json.loads(settings.read_text(encoding="utf-8"))
+    text = content.get("text_config", content)  # vision models keep the settings of their language model there
+    positions = text.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return None
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("default", "llama3", "longrope", "su"):  # max_position_embeddings is the scaled length
+        return positions
+    if kind == "yarn":
+        positions = scaling.get("original_max_position_embeddings", positions)
+    return int(positions * max(scaling.get("factor", 1.0), 1.0))
+
+
 def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
     """Return the learner with local folders of its models and with its part of the profiler."""
     model = str(facts.model)
@@ -88,7 +108,8 @@ def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
 def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
     """Return the engine with all arguments of its constructor; those that the user set win."""
     kind = ENGINES.get(config.engine.name)
-    options: dict[str, Any] = {"model": str(facts.model), "max_model_len": config.limits.max_tokens}
+    most = config.max_tokens(context_length(facts.model))
+    options: dict[str, Any] = {"model": str(facts.model), "max_model_len": most}
     if kind.bounds_pixels and config.rendering.max_pixels is not None:
         options["max_pixels"] = config.rendering.max_pixels
     if facts.learns and kind.takes_learner_dtype:

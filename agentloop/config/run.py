@@ -50,6 +50,8 @@ class RunConfig(Config):
 
     model: ConfigPath
     """Name on the Hugging Face hub, or a folder ('./model')."""
+    base_model: ConfigPath | None = None
+    """Model from which `model` is made by an earlier stage. `plan` and `--dry-run` use it until `model` is there."""
     data: DataConfig
     env: EnvConfig
     rendering: RenderingConfig = Field(default_factory=RenderingConfig)
@@ -95,6 +97,14 @@ class RunConfig(Config):
             run=self.run.replace(steps=steps, epochs=None),
             learner=self.learner.replace(total_updates=self.learner.total_updates or updates),
         )
+
+    def max_tokens(self, context: int | None = None) -> int:
+        """Return the most tokens of an episode of a model with this context; None: the context is not known yet.
+
+        This is `limits.max_tokens` if it is set, else as much as both the context and `learner.token_budget` allow.
+        """
+        budget = self.learner.token_budget
+        return self.limits.max_tokens or min(budget, context or budget)
 
     @property
     def trajectories_per_step(self) -> int:

@@ -61,7 +61,7 @@ class Session:
         self._seed = seed
         self._conversations = Conversations(trajectory_id)
         self._episode = current_episode()
-        self._max_tokens = min(limits.max_tokens, engine.max_model_len)
+        self._max_tokens = limits.most_tokens(engine.max_model_len)
         self._num_requests: Counter[bytes] = Counter()
         self._calls: set[asyncio.Task[Completion]] = set()
         self._invalid_in_a_row = 0

@@ -132,7 +132,7 @@ class TurnEpisode:
         """Images as the environment gave them, for tools: a crop is cut out of the source."""
         self.deadline = time.monotonic() + loop.limits.max_seconds
         self.invalid_turns = 0
-        self.max_tokens = min(loop.limits.max_tokens, loop.engine.max_model_len)
+        self.max_tokens = loop.limits.most_tokens(loop.engine.max_model_len)
         self.seconds_generating = 0.0
         self.seconds_in_tools = 0.0
         self.num_calls = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop import engines
-from agentloop.config.resolved import ResolvedConfig
+from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.config.run import RunConfig
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import Env
@@ -84,9 +84,10 @@ class RolloutSetup:
             make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
         )
         episodes._check_images()
+        longest = config.max_tokens(context_length(model))
         if config.env.factory == "tool":  # others may write prompts of their own
             for key, rows in (("data.train", episodes.train), ("data.eval", episodes.eval)):
-                check_one_fits(rows, key, most=config.limits.max_tokens, renderer=renderer, tools=toolset.schemas)
+                check_one_fits(rows, key, most=longest, renderer=renderer, tools=toolset.schemas)
         if not engines.ENGINES.get(config.engine.name).takes_images:
             episodes.renderer.vision = None  # notes replace the images of tool results
         return episodes

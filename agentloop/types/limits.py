@@ -76,8 +76,9 @@ class Limits:
     """Turns that the model may sample."""
     max_turn_tokens: int = 4096
     """Tokens that one turn may sample."""
-    max_tokens: int = 16384
-    """Tokens of the whole trajectory: prompt, sampled and observed."""
+    max_tokens: int | None = None
+    """Tokens of the whole trajectory: prompt, sampled and observed. None: as many as the engine takes; in a run that is
+    what the context of the model and `learner.token_budget` both allow."""
     max_seconds: float = 1800.0
     """Wall time of the episode, tools included."""
     max_env_seconds: float = 600.0
@@ -96,5 +97,9 @@ class Limits:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise UserError(f"limits.{item.name} must be above 0, got {value}.")
+
+    def most_tokens(self, allowed: int) -> int:
+        """Return the tokens of the longest episode where the engine, or the model, allows this number."""
+        return allowed if self.max_tokens is None else min(self.max_tokens, allowed)

@@ -52,20 +52,48 @@ class ModelFlops:
         hidden: int = config.hidden_size
         heads: int = config.num_attention_heads
         kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
-        head_dim: int = getattr(config, "head_dim", None) or hidden // heads
+        head_dim = head_width(config, heads)
         layers: int = config.num_hidden_layers
-        projections = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        latent = getattr(config, "kv_lora_rank", None)
+        projections = _latent(config) if latent else hidden * head_dim * (2 * heads + 2 * kv_heads)
+        kinds: list[str] = getattr(config, "layer_types", None) or []
+        num_linear = kinds.count("linear_attention") if hasattr(config, "linear_num_key_heads") else 0
+        attention = (layers - num_linear) * projections + (num_linear and num_linear * _linear(config))
         mlps = sum(_mlp(config, layer) for layer in range(layers))
         num_full, num_window, window = _attention_layers(config)
         pair = 4 * heads * head_dim
         return cls(
-            per_token=2 * (layers * projections + mlps),
+            per_token=2 * (attention + mlps),
             per_head_token=2 * hidden * config.vocab_size,
             per_pair=num_full * pair,
             per_window_pair=num_window * pair,
             window=window,
             vision=VisionFlops.from_config(getattr(hf_config, "vision_config", None)),
         )
+
+
+def head_width(config: Any, heads: int) -> int:
+    """Return the features of an attention head; the mean of keys and values where these differ (latent attention)."""
+    if getattr(config, "kv_lora_rank", None):
+        return (int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim) + int(config.v_head_dim)) // 2
+    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _latent(config: Any) -> int:
+    """Return the weights of a layer's multi-head latent attention."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    latent, rank = config.kv_lora_rank, config.q_lora_rank
+    plain, rotated, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    query = (plain + rotated) * heads
+    queries = hidden * rank + rank * query if rank else hidden * query
+    return int(queries + hidden * (latent + rotated) + latent * heads * (plain + value) + heads * value * hidden)
+
+
+def _linear(config: Any) -> int:
+    """Return the weights of a layer with linear attention: queries, keys, values, gates and the output."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    return int(config.hidden_size * (2 * keys + 3 * values + 2 * config.linear_num_value_heads))
 
 
 def causal_pairs(length: int) -> float:

@@ -1,38 +1,102 @@
-"""Find the folder of a config's model, and check that a run can use it."""
+"""Find the model of a config, and check that a run can use it."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.resolved import context_length
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
+from agentloop.trainer.sizing.shapes import shape_of
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+
+
+class MissingModel(UserError):
+    """The model is neither here nor on the hub, or the hub cannot be reached."""
+
+
+@dataclass(slots=True, frozen=True)
+class FoundModel:
+    """What this machine has of the model of a run, without its weights."""
+
+    hf_config: Any
+    folder: Path | None
+    """Folder with config and tokenizer; None if only the shape is known."""
+    note: str = ""
+    """What stands for the model; empty if nothing does."""
 
 
 def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     """Return the folder of `config.model`; download the model if it is a name on the Hugging Face hub.
 
-    Without `weights` only config and tokenizer are downloaded, which is enough for a dry run. Raises `UserError` if
-    the model does not exist, or if its context is shorter than `limits.max_tokens`.
+    Without `weights` only config and tokenizer are downloaded. Raises `UserError` if the model does not exist, or if
+    its context is shorter than `limits.max_tokens`.
     """
-    folder = Path(config.model).expanduser()
+    folder = _locate(config.model, weights=weights)
+    _check_context(config, context_length(folder))
+    return folder
+
+
+def find_model(config: RunConfig) -> FoundModel:
+    """Return as much of the model as can be had without weights.
+
+    This is its folder or its files on the hub, else those of `base_model`, else the shape of either that comes with
+    agentloop. Raises `UserError` if there is none of these, or if its context is shorter than `limits.max_tokens`.
+    """
+    names = [config.model, *([config.base_model] if config.base_model else [])]
+    missing: list[MissingModel] = []
+    for name in names:
+        try:
+            folder = _locate(name, weights=False)
+        except MissingModel as error:
+            missing.append(error)
+            continue
+        _check_context(config, context_length(folder))
+        note = "" if name == config.model else f"{config.model} is not there yet; its base_model {name} stands for it"
+        return FoundModel(_read_config(folder), folder, note)
+    for name in names:
+        if (shape := shape_of(name)) is not None:
+            _check_context(config, shape.get_text_config().max_position_embeddings)
+            return FoundModel(shape, None, f"the files of {name} cannot be had here, only its shape is known")
+    raise missing[0]
+
+
+def _locate(name: str, *, weights: bool) -> Path:
+    """Return the folder of a model. Raises `MissingModel`, or `UserError` for a folder without a config."""
+    folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute():
-            raise UserError(f"There is no model folder {folder}. Set model to a folder, or to a hub name ('org/name').")
-        folder = _from_hub(config.model, weights=weights)
-    settings = folder / "config.json"
-    if not settings.is_file():
+            raise MissingModel(
+                f"There is no model folder {folder}. Set model to a folder, or to a hub name ('org/name')."
+            )
+        folder = _from_hub(name, weights=weights)
+    if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a model folder: it has no config.json. Set model to a folder that has one.")
-    positions = _num_positions(json.loads(settings.read_text(encoding="utf-8")))
-    if positions is not None and config.limits.max_tokens > positions:
-        raise UserError(
-            f"limits.max_tokens is {config.limits.max_tokens}, but {config.model} supports {positions} tokens. Set "
-            f"limits.max_tokens={positions} or less."
-        )
     return folder
+
+
+def _check_context(config: RunConfig, context: int | None) -> None:
+    if context is not None and config.max_tokens(context) > context:
+        raise UserError(
+            f"limits.max_tokens is {config.limits.max_tokens}, but {config.model} supports {context} tokens. Set "
+            f"limits.max_tokens={context} or less, or leave it out."
+        )
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{folder / 'config.json'} cannot be read ({reason}). Set model to the folder of a model that transformers "
+            "knows, or update transformers."
+        ) from error
 
 
 def _from_hub(name: str, *, weights: bool) -> Path:
@@ -48,18 +112,18 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=None if weights else list(_WEIGHTS)))
     except HFValidationError as error:
-        raise UserError(f"{missing}. Set model to a folder ('./name') or a hub name ('org/name').") from error
+        raise MissingModel(f"{missing}. Set model to a folder ('./name') or a hub name ('org/name').") from error
     except GatedRepoError as error:
-        raise UserError(
+        raise MissingModel(
             f"The model {name!r} is gated. Request access on its page of the Hugging Face hub, then log in with "
             "`hf auth login`."
         ) from error
     except RepositoryNotFoundError as error:
-        raise UserError(
+        raise MissingModel(
             f"{missing}. Check the spelling; if the model is private, log in with `hf auth login`."
         ) from error
     except LocalEntryNotFoundError as error:
-        raise UserError(
+        raise MissingModel(
             f"There is no folder {name!r} here, and the Hugging Face hub cannot be reached from this machine. "
             f"Download the model on a machine with a network (`hf download {name} --local-dir FOLDER`), and set model "
             "to that folder."
@@ -67,15 +131,6 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     # Without a network the client passes on any error of its transport.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
+        raise MissingModel(
             f"{missing} ({type(error).__name__}: {reason}). Set model to a folder or a hub name."
         ) from error
-
-
-def _num_positions(settings: dict[str, Any]) -> int | None:
-    """Return the context length of the language model, whose settings vision models keep in `text_config`."""
-    text = settings.get("text_config", settings)
-    positions = text.get("max_position_embeddings")
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    factor = scaling.get("factor", 1.0) if isinstance(scaling, dict) else 1.0
-    return int(positions * max(factor, 1.0)) if isinstance(positions, int) else None

@@ -37,7 +37,7 @@ class BatchSizes:
             steps=config.run.steps,
             ranks=_data_parallel_ranks(config) if ranks is None else ranks,
             token_budget=config.learner.token_budget,
-            max_tokens=config.limits.max_tokens,
+            max_tokens=config.max_tokens(),
         )
 
     @property

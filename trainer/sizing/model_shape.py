@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+
+from agentloop.trainer.planning.flops import head_width
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -21,32 +24,47 @@ class ModelShape:
     tied: bool
     """Whether the LM head is the embedding."""
     qk_norm: bool
+    dense_parameters: int
+    """Parameters of all layers, and of the last norm, without the routed experts."""
+    expert_parameters: int = 0
+    """Parameters of the routed experts of all layers."""
     num_experts: int = 0
     experts_per_token: int = 0
     expert_mlp: int = 0
+    linear_layers: int = 0
+    """Layers with linear attention, which cache no keys and values."""
+    latent: int = 0
+    """Numbers that multi-head latent attention caches for a token and layer; 0: all keys and values are cached."""
     has_tower: bool = False
     """Whether it has a vision tower."""
 
     @classmethod
     def from_config(cls, hf_config: Any) -> ModelShape:
-        """Read the shape from a transformers config; experts are assumed in every layer."""
+        """Read the shape from a transformers config, and count the parameters of the model that transformers builds."""
         config = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
         heads: int = config.num_attention_heads
-        experts = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(config, name, 0))), 0)
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = next((n for name in names if (n := getattr(config, name, 0))), 0)
+        dense, expert = _count(config)
+        latent = getattr(config, "kv_lora_rank", None) or 0
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            mlp=config.intermediate_size,
+            head_dim=head_width(config, heads),
+            mlp=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
             vocab=config.vocab_size,
             # In a model with vision the outer config has this key, and that of the text may not.
             tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),
             qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
+            dense_parameters=dense,
+            expert_parameters=expert,
             num_experts=experts,
             experts_per_token=getattr(config, "num_experts_per_tok", 0) or 0,
             expert_mlp=(getattr(config, "moe_intermediate_size", 0) or config.intermediate_size) if experts else 0,
+            linear_layers=(getattr(config, "layer_types", None) or []).count("linear_attention"),
+            latent=latent + config.qk_rope_head_dim if latent else 0,
             has_tower=getattr(hf_config, "vision_config", None) is not None,
         )
 
@@ -71,22 +89,19 @@ class ModelShape:
         return self.embedding_parameters * (1 if self.tied else 2)
 
     @property
-    def dense_layer_parameters(self) -> int:
-        """Parameters of a layer without its experts."""
-        attention = self.hidden * (2 * self.query + 2 * self.key) + 2 * self.hidden
-        mlp = self.hidden * self.num_experts if self.num_experts else 3 * self.hidden * self.mlp
-        return attention + mlp
+    def dense_layer_parameters(self) -> float:
+        """Parameters of a layer without its routed experts, on average."""
+        return self.dense_parameters / self.layers
 
     @property
-    def expert_layer_parameters(self) -> int:
-        """Parameters of all experts of a layer."""
-        return 3 * self.hidden * self.expert_mlp * self.num_experts
+    def expert_layer_parameters(self) -> float:
+        """Parameters of the routed experts of a layer, on average."""
+        return self.expert_parameters / self.layers
 
     @property
     def parameters(self) -> int:
         """Parameters of the model."""
-        layer = self.dense_layer_parameters + self.expert_layer_parameters
-        return self.vocabulary_parameters + self.layers * layer + self.hidden
+        return self.vocabulary_parameters + self.dense_parameters + self.expert_parameters
 
     def adapter_parameters(self, rank: int) -> int:
         """Return the parameters of LoRA adapters of this rank for all linear layers except those of experts."""
@@ -101,4 +116,16 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes per token of an engine's KV cache in half precision."""
-        return 2 * 2 * self.layers * self.key
+        return 2 * (self.latent or 2 * self.key) * (self.layers - self.linear_layers)
+
+
+def _count(text_config: Any) -> tuple[int, int]:
+    """Return the parameters of a decoder without its vocabulary: those outside routed experts, and those of experts."""
+    import torch
+    from transformers import AutoModel
+
+    with torch.device("meta"):  # no memory, no time
+        model = AutoModel.from_config(deepcopy(text_config), attn_implementation="eager")
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    experts = sum(count for name, count in counts.items() if ".experts." in name)
+    return sum(counts.values()) - experts - model.get_input_embeddings().weight.numel(), experts

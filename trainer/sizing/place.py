@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.config.run import RunConfig
 from agentloop.engines import ENGINES
@@ -15,27 +15,22 @@ from agentloop.trainer.sizing.memory import Precision
 from agentloop.trainer.sizing.search import PlannedRun
 from agentloop.trainer.sizing.step_time import Work
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _SAMPLED = 0.5
 """Part of an episode's tokens that is sampled; the others are prompts and tool results."""
 _ENGINE_SHARE = 0.95
 """Part of the memory beside the learner that an engine gets; the rest is a margin for uncounted buffers."""
 
 
-def place(config: RunConfig, model: Path) -> tuple[RunConfig, Placed | None]:
+def place(config: RunConfig, hf_config: Any) -> tuple[RunConfig, Placed | None]:
     """Return the config with all settings that follow from `placement`, and the placement.
 
-    Returns the config unchanged and None if `placement.n_gpus` is not set. Reads only the config.json of `model`.
-    Raises `UserError` if the placement is impossible or contradicts other settings.
+    Returns the config unchanged and None if `placement.n_gpus` is not set. `hf_config` is the
+    transformers config of the model. Raises `UserError` if the placement is impossible or contradicts other settings.
     """
     if config.placement.n_gpus is None:
         return config, None
-    from transformers import AutoConfig
-
     gpu = _gpu(config)
-    run = planned(config, AutoConfig.from_pretrained(model))
+    run = planned(config, hf_config)
     placed = derive(config, run, gpu)
     return with_placement(config, placed, gpu), placed
 
@@ -68,7 +63,8 @@ def planned(
     Episodes have `mean_tokens` on average (None: half of the longest), and the part `sampled` of these is sampled.
     The estimates assume that an auxiliary model is as large as the policy.
     """
-    learner, longest = config.learner, config.limits.max_tokens
+    learner = config.learner
+    longest = config.max_tokens(getattr(hf_config.get_text_config(), "max_position_embeddings", None))
     advantage = advantages.get(config.algorithm.advantage)
     work = Work(
         trajectories=config.trajectories_per_step,

@@ -56,7 +56,7 @@ def test_plan_as_json_has_every_layout_with_its_settings(capsys):
     [
         (["--gpu", "H20000"], "Did you mean 'H200'"),
         (["--gpus", 2, "--engine-gpus", 2], "leaves none of 2 GPUs to train on"),
-        (["model=./nowhere"], "cannot be read"),
+        (["model=./nowhere"], "There is no model folder"),
     ],
 )
 def test_invalid_arguments_are_explained(capsys, arguments, message):

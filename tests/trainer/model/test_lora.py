@@ -16,6 +16,7 @@ from agentloop.trainer.model.row_layout import units
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
+from agentloop.trainer.sizing.shapes import shape_of
 from tests.support.tiny import random_batch as _batch
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -149,9 +150,7 @@ def test_unsupported_models_raise_user_error(tiny_qwen3, options, why):
 
 
 def test_estimated_memory_of_an_8b_model():
-    shape = ModelShape(
-        layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=12288, vocab=151936, tied=False, qk_norm=True
-    )
+    shape = ModelShape.from_config(shape_of("Qwen/Qwen3-8B"))
     layout = Layout(checkpointing="full")
     adapters, whole = (training_memory(shape, layout, lora_rank=rank) for rank in (32, 0))
     billion = 1e9

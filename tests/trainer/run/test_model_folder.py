@@ -1,13 +1,18 @@
 """Downloads from the Hugging Face hub and its errors. The tests replace its client, so they need no network."""
 
+import json
+
 import httpx
 import pytest
 from huggingface_hub import errors
+from transformers import Qwen3Config
 
 from agentloop.config.loading import validated
+from agentloop.config.resolved import Facts, context_length, resolve
+from agentloop.config.rollout import LimitsConfig
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.run.model_folder import local_model
+from agentloop.trainer.run.model_folder import find_model, local_model
 
 CONFIG = validated(RunConfig, {"model": "org/m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
 
@@ -44,3 +49,47 @@ def test_errors_of_the_hub_name_a_fix(monkeypatch, error, words):
     monkeypatch.setattr("huggingface_hub.snapshot_download", answer)
     with pytest.raises(UserError, match=words):
         local_model(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        (None, 4096),
+        ({"rope_type": "default", "rope_theta": 1e6}, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+    ],
+)
+def test_context_counts_scaled_positions_once(tmp_path, scaling, context):
+    text = {"max_position_embeddings": 4096, "rope_scaling": scaling}
+    for content in (text, {"text_config": text}):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        assert context_length(tmp_path) == context
+
+
+def test_longest_episode_is_what_was_set_else_what_context_and_budget_allow(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1000}')
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    assert CONFIG.max_tokens(context_length(local_model(CONFIG))) == 1000
+    assert CONFIG.max_tokens() == CONFIG.max_tokens(10**6) == CONFIG.learner.token_budget
+    assert resolve(CONFIG, Facts(model=tmp_path)).engine.options["max_model_len"] == 1000
+    chosen = CONFIG.replace(limits=LimitsConfig(max_tokens=2000))
+    assert chosen.max_tokens(1000) == 2000
+    with pytest.raises(UserError, match=r"limits\.max_tokens is 2000, but org/m supports 1000 tokens"):
+        local_model(chosen)
+
+
+def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "base").mkdir()
+    Qwen3Config(max_position_embeddings=40960).save_pretrained(tmp_path / "base")
+    planned = CONFIG.replace(model=str(tmp_path / "sft"), base_model=str(tmp_path / "base"))
+    found = find_model(planned)
+    assert (found.folder, found.hf_config.model_type) == (tmp_path / "base", "qwen3")
+    assert "its base_model" in found.note
+    known = find_model(planned.replace(base_model="Qwen/Qwen3-0.6B"))
+    assert (known.folder, known.hf_config.hidden_size) == (None, 1024)
+    assert "only its shape is known" in known.note
+    with pytest.raises(UserError, match="There is no model folder"):
+        find_model(planned.replace(base_model=None))

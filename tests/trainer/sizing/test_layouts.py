@@ -18,25 +18,11 @@ from agentloop.trainer.sizing.layouts import Layout, candidates, check, problems
 from agentloop.trainer.sizing.memory import Precision
 from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.trainer.sizing.search import Cluster, Estimate, PlannedRun, estimated, search
+from agentloop.trainer.sizing.shapes import shape_of
 from agentloop.trainer.sizing.step_time import Work, training_seconds
 
-SHAPE = ModelShape(
-    layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, mlp=12288, vocab=151936, tied=False, qk_norm=True
-)
-EXPERTS = ModelShape(
-    layers=48,
-    hidden=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    mlp=6144,
-    vocab=151936,
-    tied=False,
-    qk_norm=True,
-    num_experts=128,
-    experts_per_token=8,
-    expert_mlp=768,
-)
+SHAPE = ModelShape.from_config(shape_of("Qwen/Qwen3-8B"))
+EXPERTS = ModelShape.from_config(shape_of("Qwen/Qwen3-30B-A3B"))
 FLOPS = ModelFlops(per_token=1.5e10, per_head_token=1.2e9, per_pair=6e5)
 WORK = Work(trajectories=512, mean_tokens=4096, longest=16384, trained=0.5)
 

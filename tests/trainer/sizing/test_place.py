@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import AutoConfig, Qwen3Config
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
@@ -198,7 +198,7 @@ def test_conflicting_setting_is_named(config):
 
 def test_config_is_unchanged_without_a_gpu_count(config, sums_model):
     settings = config()
-    assert place(settings, sums_model) == (settings, None)
+    assert place(settings, None) == (settings, None)
     check_devices(settings)
 
 
@@ -228,8 +228,8 @@ def test_more_gpus_than_the_node_has_raise(config, monkeypatch):
 def test_machine_without_gpus_can_request_remote_gpus(config, sums_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match=r"this machine has no GPU.*placement.gpu=H200, with --dry-run"):
-        place(config("placement.n_gpus=8"), sums_model)
-    result, placed = place(config("placement={n_gpus: 8, gpu: H200}"), sums_model)
+        place(config("placement.n_gpus=8"), AutoConfig.from_pretrained(sums_model))
+    result, placed = place(config("placement={n_gpus: 8, gpu: H200}"), AutoConfig.from_pretrained(sums_model))
     assert placed is not None
     assert result.workers.count == placed.placement.num_engines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,8 @@ class FsdpLearner(BaseLearner):
     def step(self, batch: TrainBatch) -> dict[str, float]:
         result = super().step(batch)
         if "memory_peak_gib" in result and self._models.offload != "all":
-            shape = ModelShape.from_config(self.policy.model.config)
             expected = training_memory(
-                shape,
+                self._shape,
                 replace(Layout.of(self.config, self._world), token_budget=self.largest_row),
                 precision=Precision.of(self.config),
                 reference=self.reference is not None,
@@ -109,6 +108,10 @@ class FsdpLearner(BaseLearner):
             result["memory_expected_gib"] = expected.total / 2**30
             result["largest_row"] = float(self.largest_row)
         return result
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return ModelShape.from_config(self.policy.model.config)
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
         self._clear_gradients()  # an update that failed, for want of memory perhaps, may have left some
