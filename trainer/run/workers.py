@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentloop.config.resolved import ResolvedConfig
+from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.engines import ENGINES
 from agentloop.engines.replay import TurnRecord
 from agentloop.engines.restarting import RestartingEngine
@@ -39,7 +39,7 @@ def make_workers(config: ResolvedConfig, episodes: RolloutSetup, folder: Path | 
         learner_gpus=config.learner_gpus_per_node,
         learner_nodes=config.learner.nodes or 1,
         most=config.engine.max_concurrency,
-        longest=config.limits.max_tokens,
+        longest=config.max_tokens(context_length(config.model_folder)),
         stall_seconds=_stall_seconds(config),
         shelf_on_host=config.placement.sleeps,
         wanted=WorkerCount(folder / FILE) if folder else None,
