@@ -26,7 +26,7 @@ class PlacementConfig(Config):
     step."""
     sleep: Literal["auto"] | bool = "auto"
     """true: engines release the memory of their GPU while the learner trains, and the learner while they sample
-    (docs/guides/distributed.md). auto: if both share GPUs and either do not fit together or have shorter estimated
+    (docs/concepts/placement.md). auto: if both share GPUs and either do not fit together or have shorter estimated
     steps; false without `n_gpus`."""
     gpu: str | None = None
     """Kind of GPU, as in `agentloop plan --gpu`; None: the kind of this machine."""

@@ -33,7 +33,7 @@ PAGES = (
     "coming-from/verl.md",
     "guides/view.md",
 )
-_BLOCK = re.compile(r"^```(\w+)[ ]?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:

@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PICTURES = {".png", ".svg"}
 _LINK = re.compile(r"\]\(([^)#\s]+)")
+_FILE = re.compile(
+    r"`(?:python )?((?:agentloop|benchmarks|deploy|docs|recipes|sandboxes|scripts|tests|trainer)/[\w./-]+)[ `]"
+)
 
 
 class Page(HTMLParser):
@@ -90,3 +93,21 @@ def test_folders_are_small_and_every_picture_is_shown():
     text = "".join(page.read_text() for page in [*DOCS.rglob("*.md"), ROOT / "README.md"])
     unused = [path.name for path in DOCS.rglob("*") if path.suffix in PICTURES and f"/{path.name})" not in text]
     assert unused == []
+
+
+def test_files_that_pages_name_exist():
+    pages = [page for page in [*DOCS.rglob("*.md"), ROOT / "README.md"] if page.name != "changelog.md"]
+    named = {(page.name, path) for page in pages for path in _FILE.findall(page.read_text())}
+    assert len(named) > 50
+    assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_pictures_of_concepts_are_those_of_the_script(tmp_path):
+    subprocess.run([sys.executable, ROOT / "scripts" / "draw-concepts", tmp_path], check=True)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert drawn == {path.name: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
+
+
+def test_every_page_of_concepts_begins_with_a_picture():
+    concepts = list((DOCS / "concepts").iterdir())
+    assert [page.name for page in concepts if "\n![" not in page.read_text().partition("\n## ")[0]] == []
