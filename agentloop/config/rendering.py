@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
 from agentloop.registry.options import Config, ConfigPath
+from agentloop.rendering.builtin import checked
 from agentloop.rendering.formats import FORMATS
 from agentloop.rendering.inline import InlineFormat
 
@@ -26,8 +27,9 @@ class RenderingConfig(Config):
     shows."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as {enable_thinking: false}."""
-    chat_template: ConfigPath | None = None
-    """File with a chat template that replaces the model's own."""
+    chat_template: Annotated[ConfigPath, AfterValidator(checked)] | None = None
+    """Chat template that replaces the model's own: a file, or one that comes with agentloop (`builtin:hermes`,
+    `builtin:llama3`, `builtin:qwen3`)."""
     calls_in_thinking: Literal["feedback", "execute"] = "feedback"
     """A call in thinking that is never closed: not run, with feedback that says to close it, or run. Parsers
     of vLLM for most families run it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
+from agentloop.rendering.builtin import read_template, ways_out
 from agentloop.rendering.formats import call_format, detect_format
 from agentloop.rendering.inline import InlineFormat, InlineRenderer
 from agentloop.rendering.parsing import CallsInThinking
@@ -36,7 +37,7 @@ def renderer_for(
     `chat_template_kwargs`: arguments of the template, such as `{"enable_thinking": False}`.
     `trusted_roles`: roles whose messages may contain tags such as `<think>`; in other messages they are plain
     characters, like the tokens that begin and end messages everywhere.
-    `chat_template`: a file that replaces the model's own template.
+    `chat_template`: a file, or `builtin:NAME`, that replaces the model's own template.
     `vision`: the image processor for a tokenizer object; the folder of a model brings its own.
     `min_pixels`, `max_pixels`: bounds of an image's size that replace those of the folder's image processor.
     `inline`: calls are tags inside one long turn, and results follow them there; the prompt then shows no tools.
@@ -53,8 +54,8 @@ def renderer_for(
         tokenizer = _load(tokenizer)
     if chat_template is not None:
         tokenizer = copy.copy(tokenizer)
-        tokenizer.chat_template = _read(chat_template)
-    name = getattr(tokenizer, "name_or_path", "") or "this model"
+        tokenizer.chat_template = read_template(chat_template, _name(tokenizer), _added(tokenizer))
+    name = _name(tokenizer)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(
             f"The tokenizer of {name} ({type(tokenizer).__name__}) is not a fast one. agentloop needs tokenizer.json: "
@@ -63,8 +64,7 @@ def renderer_for(
     if not tokenizer.chat_template:
         raise UserError(
             f"The tokenizer of {name} has no chat template: there is neither a chat_template.jinja in its folder nor a "
-            "chat_template in tokenizer_config.json. Base models come without one: copy chat_template.jinja from the "
-            "instruction-tuned model of the family into the folder, or set tokenizer.chat_template."
+            f"chat_template in tokenizer_config.json. Base models come without one. {ways_out(_added(tokenizer))}"
         )
     options: dict[str, Any] = {
         "trusted_roles": frozenset(trusted_roles),
@@ -82,11 +82,12 @@ def renderer_for(
     )
 
 
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read the chat template {path}: {error}. Check the path.") from error
+def _name(tokenizer: Any) -> str:
+    return str(getattr(tokenizer, "name_or_path", "") or "this model")
+
+
+def _added(tokenizer: Any) -> Mapping[str, int]:
+    return tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
 
 
 def _generation_ends(model: str | Path) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.builtin import ways_out
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
 from agentloop.rendering.formats.base import PLAIN, CallFormat
@@ -230,7 +231,7 @@ class TemplateRenderer:
         if hidden:
             raise UserError(
                 f"The chat template of {self.template.name} does not show the tools {', '.join(hidden)} to the model. "
-                "Use a model whose template takes tools, or describe them in the system prompt."
+                f"{ways_out(self.encoder.added)}"
             )
         if tools and self.call_format is None:
             raise UserError(

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentloop.rendering import renderer_for
+from agentloop.rendering.builtin import PREFIX, read_template
 
 OURS = Path(__file__).parents[1] / "agentloop" / "rendering" / "templates"
 CHATML = "<|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
@@ -51,6 +52,9 @@ class Family:
 
 
 FAMILIES = {
+    "builtin:hermes": Family("hermes", CHATML),
+    "builtin:llama3": Family("llama3", LLAMA, ("<|eot_id|>", "<|eom_id|>")),
+    "builtin:qwen3": Family("hermes", CHATML),
     "qwen2_5": Family("hermes", CHATML),
     "qwen3": Family("hermes", CHATML),
     "qwen3_instruct_2507": Family("hermes", CHATML),
@@ -86,6 +90,8 @@ QUESTION = {"role": "user", "content": "Rain?"}
 
 
 def template_of(name):
+    if name.startswith(PREFIX):
+        return read_template(name, name, FAMILIES[name].added.split())
     if (OURS / f"{name}.jinja").exists():
         return (OURS / f"{name}.jinja").read_text()
     spec = find_spec("trl")

@@ -1,0 +1,55 @@
+"""Chat templates with tools that come with agentloop, as `builtin:NAME`: for models whose own has none."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from importlib.resources import files
+from pathlib import Path
+
+from agentloop.errors import UserError, nearest
+
+PREFIX = "builtin:"
+BUILTIN = {
+    "hermes": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "qwen3": ("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+}
+"""Name -> the tokens that a tokenizer needs for the template."""
+
+
+def checked(source: str) -> str:
+    """Return a value of `rendering.chat_template` unchanged. Raises `UserError` for an unknown `builtin:NAME`."""
+    name = source.removeprefix(PREFIX)
+    if name != source and name not in BUILTIN:
+        known = ", ".join(PREFIX + each for each in BUILTIN)
+        raise UserError(f"There is no chat template {source!r}.{nearest(name, BUILTIN)} Known: {known}, or a file.")
+    return source
+
+
+def read_template(source: str | Path, model: str, tokens: Container[str]) -> str:
+    """Return the text of a template, a file or `builtin:NAME`, for a model whose tokenizer has the added `tokens`.
+
+    Raises `UserError` if it cannot be read, or if the tokenizer lacks tokens of a template of agentloop.
+    """
+    name = checked(str(source)).removeprefix(PREFIX)
+    if name == str(source):
+        try:
+            return Path(source).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"Cannot read the chat template {source}: {error}. Check the path.") from error
+    if missing := [token for token in BUILTIN[name] if token not in tokens]:
+        raise UserError(
+            f"rendering.chat_template is {source}, but the tokenizer of {model} has no {' or '.join(missing)}. "
+            f"{ways_out(tokens)}"
+        )
+    return (files("agentloop.rendering") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def ways_out(tokens: Container[str]) -> str:
+    """Return what to do about a missing chat template, or one without tools, if the tokenizer has these tokens."""
+    fitting = [PREFIX + name for name, needed in BUILTIN.items() if all(token in tokens for token in needed)]
+    own = f"to {' or '.join(fitting)}, or " if fitting else ""
+    return (
+        f"Either set rendering.chat_template {own}to a file with a template that shows tools; or set model to a model "
+        "whose own template takes tools, such as the instruction-tuned one of the family."
+    )
