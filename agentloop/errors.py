@@ -8,13 +8,16 @@ failed rollout is data, not a crash.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 
 class FailureKind(StrEnum):
@@ -38,6 +41,10 @@ class AgentLoopError(Exception):
 
 class UserError(AgentLoopError, ValueError):
     """The input is invalid; the message explains how to fix it."""
+
+
+class WrongTypeError(UserError):
+    """An environment or a reward has or returned a value of a wrong type: a mistake in its code, which ends the run."""
 
 
 class EpisodeError(AgentLoopError):
@@ -85,6 +92,24 @@ def raised(error: BaseException) -> str:
     if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError has its place
         return text
     return f"{text} ({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
+
+
+def named(function: Callable[..., Any]) -> str:
+    """Return the name and the place of a function or callable object: `"Weather.call (weather.py, line 12)"`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    function = inspect.unwrap(function)
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    code = getattr(function, "__code__", None)
+    return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code is not None else name
+
+
+def shown(value: object) -> str:
+    """Return the type of a value and the start of its text, for messages: `"list [1, 2]"`."""
+    text = repr(value)
+    return "None" if value is None else f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def user_frames(error: BaseException) -> list[TracebackType]:

@@ -79,9 +79,7 @@ class ActingEnv(Env):
             raise UserError(f"`actions` of the environment must be 'tool' or 'text', got {actions!r}.")
         if max_invalid_actions < 1:
             raise UserError(f"`max_invalid_actions` of the environment must be at least 1, got {max_invalid_actions}.")
-        self.task = row
-        self.toolset = toolset
-        self._reward = reward
+        super().__init__(row, toolset=toolset, reward=reward)
         self._actions = actions
         self._max_invalid = max_invalid_actions
         self._turn = asyncio.Lock()
@@ -155,11 +153,9 @@ class ActingEnv(Env):
         trajectory.metrics["invalid_moves"] = self._invalid
         for _ in range(self._invalid):
             trajectory.count(FailureKind.MODEL)
-        if self._reward is not None:
-            return await self._reward(trajectory, self.task)
-        if self._num_moves and not self._is_scored:
+        if self.reward_function is None and self._num_moves and not self._is_scored:
             raise LookupError("the environment gave no reward for any move: set a reward in the config")
-        return 0.0
+        return await super().score(trajectory)
 
     async def _made(self, arguments: dict[str, Any]) -> Move:
         move = await self.move(arguments)

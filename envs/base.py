@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentloop.process.threads import run_in_threads
 from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
+    from agentloop.envs.rewards import RewardFunction
     from agentloop.tools.toolset import Toolset
     from agentloop.types.trajectory import Trajectory
 
@@ -22,26 +24,45 @@ class Observation:
     messages: Sequence[Message] = field(default_factory=tuple)
 
 
-class BaseEnv(ABC):  # noqa: B024 - subclasses say how an episode is played
+class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
     """Task, score and end of an episode: what all kinds of environments have.
 
     `Env` answers the model turn by turn; `agentloop.envs.agent.program.AgentProgram` plays whole episodes itself.
     Methods that are not `async` run in threads.
     """
 
+    needs_prompt = False
+    """Whether the rows must have a prompt. An environment that writes its own needs none."""
     task: Mapping[str, Any] = {}
     """The dataset row; tools see it as `ctx.task`."""
+    toolset: Toolset | None = None
+    """The tools of this episode, shared by all episodes that have the same."""
+    reward_function: RewardFunction | None = None
+    """The reward that the config names; None if it names none."""
+
+    def __init__(
+        self,
+        row: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+    ) -> None:
+        """Play the task `row`. A subclass may take fewer parts: `agentloop.envs.registry.make_env` sets the others."""
+        self.task = row
+        self.toolset = toolset
+        self.reward_function = reward
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         run_in_threads(cls, ("score", "close"))
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the outcome, which is added to the rewards of the turns.
+        """Return the reward of the outcome, which is added to the rewards of the turns. Default: that of the config.
 
-        The loop calls it once, after the end of the episode, for every `trajectory.stop_reason` but failures.
+        The loop calls it once, after the end of the episode, for every `trajectory.stop_reason` but failures. It counts
+        errors that it raises as failures of the judge.
         """
-        return 0.0
+        return 0.0 if self.reward_function is None else await self.reward_function(trajectory, self.task)
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what the episode holds; always runs."""
@@ -53,8 +74,9 @@ class Env(BaseEnv):
     The loop runs the calls of a turn itself, on `toolset`; `step` gets the turns without calls.
     """
 
-    toolset: Toolset | None = None
-    """The tools of this episode, shared by all episodes that have the same."""
+    takes_cut_turns = False
+    """Whether `step` also gets turns that a limit of tokens cut: their `finish_reason` is "length". By default such a
+    turn ends the episode."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.base import Env
-from agentloop.errors import UserError
+from agentloop.envs.base import BaseEnv, Env
+from agentloop.errors import UserError, WrongTypeError, named, shown
 from agentloop.registry.options import check_call
 from agentloop.registry.registry import Registry
 
+if TYPE_CHECKING:
+    from agentloop.envs.agent.program import AgentProgram
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.tools.toolset import Toolset
+
+    Factory = Callable[..., Env | AgentProgram]
+
 GROUP = "agentloop.envs"
 
-ENVS: Registry[Callable[..., Env]] = Registry("environment", "env.factory", group=GROUP)
+ENVS: Registry[Factory] = Registry("environment", "env.factory", group=GROUP)
+
+_CALLS = {"reset": 0, "step": 1, "score": 1, "close": 0}
+"""Arguments of each method of an environment."""
 
 
-def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Callable[..., Env]:
+def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Factory:
     """Return the class or function of a registered name, 'package.module:name' or 'path/to/file.py:name'.
 
-    It is called as factory(row, toolset=..., reward=..., **options) for every episode. Raises `UserError` if it cannot
-    be loaded or, with `options`, cannot be called this way.
+    `make_env` calls it for every episode. Raises `UserError` if it cannot be loaded or makes no environment or, with
+    `options`, cannot be called with them.
     """
     factory = ENVS.get(spec)
     if not callable(factory):
@@ -27,15 +38,80 @@ def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Callabl
             f"The environment {spec!r} is of type {type(factory).__name__}: name an Env class, or a function that "
             "makes one."
         )
+    if isinstance(factory, type):
+        _check_class(factory, spec)
+    elif inspect.iscoroutinefunction(factory):
+        raise UserError(
+            f"The environment {spec!r} is an async function. Make the environment in a plain one, and await in `reset`."
+        )
     if options is not None:
         check_call(
             factory,
             options,
             {},
             of=f"environment {spec!r}",
-            call="factory(row, toolset=..., reward=..., **options)",
+            call="factory(row, **options)",
             key="env.options",
-            toolset=None,
-            reward=None,
+            **_accepted(factory, toolset=None, reward=None),
         )
     return factory
+
+
+def make_env(
+    factory: Factory,
+    row: Mapping[str, Any],
+    *,
+    toolset: Toolset | None = None,
+    reward: RewardFunction | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Env | AgentProgram:
+    """Return the environment of one episode: factory(row, toolset=..., reward=..., **options).
+
+    A factory need not take `toolset` and `reward`. This function sets the attributes `task`, `toolset` and
+    `reward_function` if the factory did not. Raises `WrongTypeError` if the factory returns no environment.
+    """
+    env = factory(row, **_accepted(factory, toolset=toolset, reward=reward), **(options or {}))
+    if not isinstance(env, BaseEnv):
+        raise WrongTypeError(f"{named(factory)} returned {shown(env)} as the environment. Return an agentloop.Env.")
+    if env.task is BaseEnv.task:
+        env.task = row
+    if env.toolset is None and isinstance(env, Env):
+        env.toolset = toolset
+    if env.reward_function is None:
+        env.reward_function = reward
+    return env
+
+
+def _accepted(factory: Factory, **parts: Any) -> dict[str, Any]:
+    """Return the parts that the factory has parameters for."""
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: part for name, part in parts.items() if takes_any or name in parameters}
+
+
+def _check_class(found: type, spec: str) -> None:
+    """Raise `UserError` unless a class is an environment whose methods can be called."""
+    if not issubclass(found, BaseEnv):
+        if any(base.__module__.partition(".")[0] == "gymnasium" for base in found.__mro__):
+            raise UserError(
+                f"The environment {spec!r} is a class of gymnasium: set env.factory to gymnasium, and env.options to "
+                f"{{id: {spec!r}}}."
+            )
+        raise UserError(f"The environment {spec!r} is a class that does not derive from agentloop.Env: derive it.")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise UserError(
+            f"The environment {spec!r} does not define {' and '.join(missing)}. An Env needs reset() and "
+            "step(message), and may have score(trajectory) and close()."
+        )
+    for name, count in _CALLS.items():
+        method = getattr(found, name, None)
+        if method is None:
+            continue
+        try:
+            inspect.signature(method).bind(None, *[None] * count)
+        except TypeError as error:
+            wanted = {"step": "self, message", "score": "self, trajectory"}.get(name, "self")
+            raise UserError(
+                f"{named(method)} cannot be called as {name}({wanted}): {error}. Change its parameters."
+            ) from error

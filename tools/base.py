@@ -17,7 +17,7 @@ from agentloop.process.threads import run_in_threads
 from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.types.limits import StopReason
-from agentloop.types.messages import Content
+from agentloop.types.messages import Content, is_content
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,7 +43,7 @@ class ToolResult:
 
         Raised here, the traceback points into the tool.
         """
-        if not _is_content(self.content):
+        if not is_content(self.content):
             raise TypeError(
                 "the content of a ToolResult must be a string, or a list of {'type': 'text', 'text': ...} and "
                 f"{{'type': 'image', 'image': ...}}, got {self.content!r:.80}"
@@ -55,17 +55,6 @@ class ToolResult:
         for name, number in {"reward": self.reward, **self.metrics}.items():
             if not math.isfinite(number):
                 raise ValueError(f"{name!r} of a ToolResult must be a finite number, got {number}")
-
-
-def _is_content(content: object) -> bool:
-    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
-
-
-def _is_part(part: object) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    kind = part.get("type")
-    return isinstance(part.get("text"), str) if kind == "text" else kind == "image" and "image" in part
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ turn: messages after it are in `Trajectory.messages` only.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
-from agentloop.errors import EnvError, EpisodeError, FailureKind, raised
+from agentloop.envs.returned import check_parts, checked_messages, checked_step
+from agentloop.envs.returned_numbers import checked_number
+from agentloop.errors import EnvError, EpisodeError, FailureKind, WrongTypeError, raised
 from agentloop.process.offloading import off_loop
 from agentloop.process.threads import DECODING
 from agentloop.rollout.overruns import within_limit
@@ -78,9 +79,10 @@ class AgentLoop:
 
         `trajectory.trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as
         far as the engine is. `sampling` replaces the loop's. Failures of the engine, the environment, its tools and the
-        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised. Cancelling the coroutine
-        releases everything.
+        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised. Only a mistake in their
+        code is: values of a wrong type (`WrongTypeError`). Cancelling the coroutine releases everything.
         """
+        check_parts(env)
         trajectory.task = dict(env.task)
         episode = self._episode(env, trajectory, sampling or self.sampling, seed)
         clock = asyncio.get_running_loop().time
@@ -159,10 +161,10 @@ class TurnEpisode:
             if generation.finish_reason is FinishReason.ABORT:
                 return StopReason.ABORTED
             parsed = await self._parse(turn, generation)
-            if generation.finish_reason is FinishReason.LENGTH:
+            if generation.finish_reason is FinishReason.LENGTH and not self.env.takes_cut_turns:
                 whole_turn = len(generation.ids) >= self.limits.max_turn_tokens
                 return StopReason.MAX_TURN_TOKENS if whole_turn else StopReason.MAX_TOKENS
-            new_messages, stop_reason = await self._answer(parsed)
+            new_messages, stop_reason = await self._answer(parsed, generation.finish_reason)
             self.trajectory.messages.extend(new_messages)
             if stop_reason is not None:
                 return stop_reason
@@ -175,7 +177,8 @@ class TurnEpisode:
         trajectory = self.trajectory
         with _EnvBoundary("reset"):
             observation = await within_limit("reset", self.env.reset(), self.limits, trajectory)
-            messages = list(observation.messages)
+            messages = checked_messages(observation, self.env.reset)
+            check_parts(self.env)
             if self.env.toolset is not None:
                 self.schemas = self.env.toolset.schemas
                 self.sessions = self.env.toolset.sessions(
@@ -223,10 +226,12 @@ class TurnEpisode:
         self.trajectory.messages.append(parsed.message())
         return parsed
 
-    async def _answer(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
-        """Return the messages that answer a whole turn, and why the episode ends if it does."""
+    async def _answer(
+        self, parsed: ParsedTurn, finish_reason: FinishReason
+    ) -> tuple[Sequence[Message], StopReason | None]:
+        """Return the messages that answer a turn, and why the episode ends if it does."""
         if not parsed.calls:
-            return await self._step(parsed)
+            return await self._step(parsed, finish_reason)
         started = self.clock()
         answers = await answer_calls(parsed.calls, self.sessions, self.limits, self.deadline, self.renderer)
         self.seconds_in_tools += self.clock() - started
@@ -239,12 +244,14 @@ class TurnEpisode:
             return answers.messages, StopReason.INVALID_CALLS
         return answers.messages, None
 
-    async def _step(self, parsed: ParsedTurn) -> tuple[Sequence[Message], StopReason | None]:
+    async def _step(
+        self, parsed: ParsedTurn, finish_reason: FinishReason
+    ) -> tuple[Sequence[Message], StopReason | None]:
+        message: Message = {**parsed.message(), "finish_reason": finish_reason.value}  # type: ignore[typeddict-item]
         with _EnvBoundary("step"):
-            answer = within_limit("step", self.env.step(parsed.message()), self.limits, self.trajectory)
-            observation, reward, terminated, truncated = await answer
-            self.trajectory.turn_rewards[-1] += _finite(reward)
-            messages = list(observation.messages)
+            answer = await within_limit("step", self.env.step(message), self.limits, self.trajectory)
+            messages, reward, terminated, truncated = checked_step(answer, self.env.step)
+            self.trajectory.turn_rewards[-1] += reward
         self.invalid_turns = 0
         if terminated or truncated:
             return messages, StopReason.COMPLETED if terminated else StopReason.ENV_TRUNCATED
@@ -333,23 +340,17 @@ async def _score(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
     Branches without a reward of their own get that of the episode.
     """
     try:
-        outcome = _finite(await within_limit("score", env.score(trajectory), limits, trajectory))
-        total = _finite(outcome + sum(trajectory.turn_rewards))
+        outcome = await within_limit("score", env.score(trajectory), limits, trajectory)
+        total = checked_number(checked_number(outcome, env.score) + sum(trajectory.turn_rewards), env.score, "sum")
         for branch in trajectory.branches:
-            branch.reward = total if branch.reward is None else _finite(branch.reward)
+            branch.reward = total if branch.reward is None else checked_number(branch.reward, env.score)
+    except WrongTypeError:
+        raise
     except Exception as error:
         trajectory.count(FailureKind.JUDGE)
         trajectory.error = f"the reward raised {raised(error)}"
     else:
         trajectory.reward = total
-
-
-def _finite(reward: Any) -> float:
-    """Return a reward as a number. Raises `ValueError` for NaN and infinity, which would spread to the whole group."""
-    number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward must be a finite number, got {number}")
-    return number
 
 
 async def _close(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
@@ -362,7 +363,7 @@ async def _close(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
 
 
 class _EnvBoundary:
-    """Turn exceptions of user code into an `EnvError`, which ends its own episode only."""
+    """Turn exceptions of user code into an `EnvError`, which ends its own episode only; a `WrongTypeError` passes."""
 
     __slots__ = ("stage",)
 
@@ -373,7 +374,7 @@ class _EnvBoundary:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, EnvError | WrongTypeError):
             raise EnvError(f"the environment's {self.stage} raised {raised(error)}") from error
 
 

@@ -17,11 +17,11 @@ Row = dict[str, Any]
 def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: ToolSchemas) -> list[Row]:
     """Return the rows whose prompts have at most `most` tokens, tool schemas and images included.
 
-    Raises `UserError` if no row is left.
+    Rows without a prompt stay. Raises `UserError` if no row is left.
     """
     if most is None or not rows:
         return rows
-    lengths = [_length(row["messages"], renderer, tools) for row in rows]
+    lengths = [_length(row["messages"], renderer, tools) if "messages" in row else 0 for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
     if not kept:
         raise UserError(

@@ -16,7 +16,7 @@ from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
-from agentloop.envs.registry import load_factory
+from agentloop.envs.registry import load_factory, make_env
 from agentloop.envs.rewards import RewardFunction, load_reward
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
@@ -72,8 +72,10 @@ class RolloutSetup:
             calls_in_thinking=config.rendering.calls_in_thinking,
         )
         fitting = partial(of_length, most=data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
-        train = fitting(load_dataset(data.train, options=data.train_options, limit=data.train_limit))
-        held_out = load_dataset(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
+        needs_prompt = getattr(factory, "needs_prompt", False)
+        load = partial(load_dataset, needs_prompt=needs_prompt)
+        train = fitting(load(data.train, options=data.train_options, limit=data.train_limit))
+        held_out = load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
         episodes = cls(
             config=config,
             train=train,
@@ -81,11 +83,11 @@ class RolloutSetup:
             toolset=toolset,
             reward=reward,
             renderer=renderer,
-            make_env=partial(_make_env, factory, config, toolset=toolset, reward=reward),
+            make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=config.env.options),
         )
         episodes._check_images()
         longest = config.max_tokens(context_length(model))
-        if config.env.factory == "tool":  # others may write prompts of their own
+        if needs_prompt:
             for key, rows in (("data.train", episodes.train), ("data.eval", episodes.eval)):
                 check_one_fits(rows, key, most=longest, renderer=renderer, tools=toolset.schemas)
         if not engines.ENGINES.get(config.engine.name).takes_images:
@@ -94,7 +96,9 @@ class RolloutSetup:
 
     def _check_images(self) -> None:
         """Raise `UserError` if rows have images that the model or the engine cannot take."""
-        rows = (row for row in [*self.train, *self.eval] if row.get("images") or has_row_images(row["messages"]))
+        rows = (
+            row for row in [*self.train, *self.eval] if row.get("images") or has_row_images(row.get("messages", ()))
+        )
         row = next(rows, None)
         if row is None:
             return
@@ -127,15 +131,9 @@ class RolloutSetup:
 def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) -> RewardFunction | None:
     if config.env.reward is not None:
         return load_reward(config.env.reward, config.env.reward_options)
-    if factory is ToolEnv:
+    if isinstance(factory, type) and issubclass(factory, ToolEnv) and factory.score is ToolEnv.score:
         raise UserError("env.reward is missing. Name the reward that judges the answers, such as `reward: exact`.")
     return None
-
-
-def _make_env(
-    factory: Callable[..., Env | AgentProgram], config: RunConfig, row: Row, **parts: Any
-) -> Env | AgentProgram:
-    return factory(row, **parts, **config.env.options)
 
 
 def make_engine(config: ResolvedConfig) -> Engine:

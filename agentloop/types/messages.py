@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class TextPart(TypedDict):
@@ -27,6 +30,18 @@ class ImagePart(TypedDict):
 Content = str | list[TextPart | ImagePart]
 
 
+def is_content(content: object) -> bool:
+    """Return whether a value can be the content of a message."""
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return isinstance(part.get("text"), str) if kind == "text" else kind == "image" and "image" in part
+
+
 class Message(TypedDict, total=False):
     """One chat message. It has `role` and `content`, and the other keys if its role needs them."""
 
@@ -37,6 +52,8 @@ class Message(TypedDict, total=False):
     """`{"id": str, "type": "function", "function": {"name": str, "arguments": dict}}` each."""
     tool_call_id: str
     name: str
+    finish_reason: Literal["stop", "length"]
+    """How a turn ended, in the message that `Env.step` gets: "length" means that a limit of tokens cut it."""
 
 
 @dataclass(slots=True, frozen=True)

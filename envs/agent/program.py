@@ -69,13 +69,12 @@ class AgentProgram(BaseEnv):
             raise UserError("env.tools is set, but an agent brings tools of its own. Leave env.tools out.")
         if sampling not in get_args(SampledBy):
             raise UserError(f"`sampling` in env.options is 'run' or 'client', not {sampling!r}.")
-        self.task = row
+        super().__init__(row, reward=reward)
         self.sampling = sampling
         self.host = host
         self.advertised = advertised
         self._agent = load_object(agent, "agent") if isinstance(agent, str) else agent
         self._command = command
-        self._reward = reward
         self._result = AgentResult()
 
     async def play(self, endpoint: Endpoint) -> AgentResult:
@@ -98,8 +97,6 @@ class AgentProgram(BaseEnv):
         Raises `LookupError` if there is neither: such an episode has no reward, which is not a reward of 0.
         """
         own = self._result.reward
-        if self._reward is not None:
-            return (own or 0.0) + await self._reward(trajectory, self.task)
-        if own is None:
+        if own is None and self.reward_function is None:
             raise LookupError("the agent returned no reward, and the config names none (env.reward)")
-        return own
+        return (own or 0.0) + await super().score(trajectory)

@@ -18,21 +18,30 @@ _END = object()
 
 
 def load_dataset(
-    source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
+    source: str | Sequence[str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    needs_prompt: bool = True,
 ) -> list[dict[str, Any]]:
     """Load the rows of a dataset, each in the form of `read_row`.
 
     `source` is one or several of: a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one written
     by `save_to_disk` of `datasets`, or a function, 'package.module:function' or 'file.py:function', which is called
     with `options` and returns an iterable of rows. `limit` keeps the first rows. Image paths start at the folder.
+    Without `needs_prompt` a row may lack a prompt.
 
     Raises `UserError` for a missing file, a malformed row (with its location), or no rows at all.
     """
     opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
     raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
-    rows = [read_row(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]
+    rows = [
+        read_row(raw, where, index, folder, needs_prompt=needs_prompt)
+        for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))
+    ]
     if not rows:
-        raise UserError(f"The dataset {source} has no rows. Each row needs at least a 'messages' or a 'prompt' column.")
+        columns = " Each row needs at least a 'messages' or a 'prompt' column." if needs_prompt else ""
+        raise UserError(f"The dataset {source} has no rows.{columns}")
     return rows
 
 

@@ -10,37 +10,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from agentloop.envs.datasets.images import RowImage, has_empty_parts, place_images, row_image, without_stored
-from agentloop.errors import UserError, nearest
-from agentloop.types.messages import Message, Role
-
-_ROLES = get_args(Role)
+from agentloop.errors import UserError, nearest, shown
+from agentloop.types.messages import ROLES, Message
 
 
-def read_row(raw: object, where: str, index: int, folder: Path | None = None) -> dict[str, Any]:
+def read_row(
+    raw: object, where: str, index: int, folder: Path | None = None, *, needs_prompt: bool = True
+) -> dict[str, Any]:
     """Return the row as a dict with `id` (str), `messages` and its own columns. Its images are `RowImage`s.
 
-    `where` ("data.jsonl, line 7") is for error messages. Paths of images start at `folder`. Raises `UserError` for a
-    malformed row.
+    `where` ("data.jsonl, line 7") is for error messages. Paths of images start at `folder`. Without `needs_prompt` a
+    row may have no prompt, and then has no `messages`. Raises `UserError` for a malformed row.
     """
+    if is_dataclass(raw) and not isinstance(raw, type):
+        raw = asdict(raw)
     if not isinstance(raw, Mapping):
-        raise UserError(f"{where}: a row must be an object with named columns, got {_shown(raw)}.")
+        raise UserError(f"{where}: a row must be an object with named columns, got {shown(raw)}.")
     row = {key: value for key, value in raw.items() if not _is_missing(value)}
     if row.get("videos"):
         raise UserError(f"{where}: 'videos' are not supported. Remove the column or the row.")
     folder = folder or Path()
-    messages = _messages(row, where, folder)
+    has_prompt = needs_prompt or "messages" in row or "prompt" in row
+    messages = _messages(row, where, folder) if has_prompt else []
     if "images" in row:
         images = _images(row.pop("images"), where, folder)
         row = {key: without_stored(value, images, f"{where}: {key!r}", folder) for key, value in row.items()}
         row["images"] = images
-        messages = place_images(messages, images, where)
+        messages = place_images(messages, images, where) if has_prompt else []
     elif has_empty_parts(messages):
         raise UserError(f"{where}: the messages have empty image parts, and the row has no 'images'.")
-    row["messages"] = messages
+    if has_prompt:
+        row["messages"] = messages
     if "answer" not in row and (answer := _nested(row, "reward_model", "ground_truth")) is not None:
         row["answer"] = answer
     own_id = row.get("id", _nested(row, "extra_info", "index"))
@@ -50,7 +55,7 @@ def read_row(raw: object, where: str, index: int, folder: Path | None = None) ->
 
 def _images(column: object, where: str, folder: Path) -> list[RowImage]:
     if not isinstance(column, list | tuple):
-        raise UserError(f"{where}: 'images' must be a list of images, got {_shown(column)}.")
+        raise UserError(f"{where}: 'images' must be a list of images, got {shown(column)}.")
     return [row_image(source, f"{where}: image {number}", folder) for number, source in enumerate(column, 1)]
 
 
@@ -67,7 +72,7 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
             raise UserError(f"{where}: {column!r} is empty. Set it or remove the row.")
         return [{"role": "user", "content": value}]
     if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {_shown(value)}.")
+        raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {shown(value)}.")
     return [
         _message(item, f"{where}: message {position} of {column!r}", folder) for position, item in enumerate(value, 1)
     ]
@@ -75,15 +80,15 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
 
 def _message(item: object, where: str, folder: Path) -> Message:
     if not isinstance(item, Mapping) or "role" not in item:
-        raise UserError(f"{where} must be an object with 'role' and 'content', got {_shown(item)}.")
+        raise UserError(f"{where} must be an object with 'role' and 'content', got {shown(item)}.")
     role, content = item["role"], item.get("content")
-    if role not in _ROLES:
-        known = ", ".join(_ROLES)
-        raise UserError(f"{where} has the role {role!r}.{nearest(str(role), _ROLES)} Known: {known}.")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise UserError(f"{where} has the role {role!r}.{nearest(str(role), ROLES)} Known: {known}.")
     if content is None and item.get("tool_calls"):
         content = ""
     if not isinstance(content, str | list):
-        raise UserError(f"{where} must have a string or a list of parts as 'content', got {_shown(content)}.")
+        raise UserError(f"{where} must have a string or a list of parts as 'content', got {shown(content)}.")
     if isinstance(content, list):
         content = [_part(part, f"{where}: part {number}", folder) for number, part in enumerate(content, 1)]
     # Parquet adds the columns of any message to every message: the template must not see those that are null.
@@ -98,7 +103,7 @@ def _part(item: object, where: str, folder: Path) -> Any:
     if part.get("type") == "image":
         source = part.get("image", part.get("path"))
         return {"type": "image"} if source is None else {"type": "image", "image": row_image(source, where, folder)}
-    raise UserError(f"{where} must have the 'type' text, with 'text', or image, got {_shown(item)}.")
+    raise UserError(f"{where} must have the 'type' text, with 'text', or image, got {shown(item)}.")
 
 
 def _nested(row: Mapping[str, Any], column: str, key: str) -> Any:
@@ -116,8 +121,3 @@ def _nearest_column(row: Mapping[str, Any]) -> str:
         if close := nearest(wanted, map(str, row)):
             return close.replace("Did you mean", f"Should {wanted!r} be")
     return ""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -9,7 +9,7 @@ from agentloop.errors import UserError
 
 
 def seeds(
-    *, prompt: str, num_rows: int = 1024, first_seed: int = 0, system: str | None = None, **columns: Any
+    *, prompt: str | None = None, num_rows: int = 1024, first_seed: int = 0, system: str | None = None, **columns: Any
 ) -> Iterator[Mapping[str, Any]]:
     """Yield a row for each of `num_rows` seeds from `first_seed` on. Use other seeds for held-out rows.
 
@@ -19,11 +19,13 @@ def seeds(
           eval: agentloop.envs.gymnasium.rows:seeds
           eval_options: {prompt: "Get to the goal.", num_rows: 100, first_seed: 1000000}
 
-    `prompt` is the user message before the first observation. All rows get `columns`. Raises `UserError`.
+    `prompt` is the user message before the first observation, `system` the message before both. All rows get `columns`.
+    Raises `UserError`.
     """
-    if num_rows < 1 or first_seed < 0 or not prompt.strip():
-        raise UserError("`seeds` needs a prompt, num_rows of at least 1 and first_seed of at least 0.")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
+    if num_rows < 1 or first_seed < 0:
+        raise UserError("`seeds` needs num_rows of at least 1 and first_seed of at least 0.")
+    given = {"system": system, "user": prompt}
+    messages = [{"role": role, "content": content} for role, content in given.items() if content]
+    prompts = {"messages": messages} if messages else {}
     for seed in range(first_seed, first_seed + num_rows):
-        yield {**columns, "id": f"seed-{seed}", "seed": seed, "messages": messages}
+        yield {**columns, "id": f"seed-{seed}", "seed": seed, **prompts}

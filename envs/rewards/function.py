@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agentloop.envs.returned_numbers import checked_number
 from agentloop.envs.rewards.base import RawReward, Reward
-from agentloop.errors import blaming
+from agentloop.errors import WrongTypeError, blaming, named, shown
 from agentloop.process.threads import REWARDS
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class RewardFunction:
     def __init__(self, function: RawReward | Reward, *, name: str, options: Mapping[str, Any] | None = None) -> None:
         """Wrap a function or a `Reward`. `options` are keyword arguments of every call."""
         self.name = name
+        self._written = getattr(function, "function", function)
+        """What the author wrote, for errors: the function that a `Reward` calls, if it has one."""
         self._reward = function if isinstance(function, Reward) else None
         self._call: RawReward = partial(function, **(options or {}))
         self._is_async = isinstance(function, Reward) or inspect.iscoroutinefunction(function)
@@ -64,8 +66,8 @@ class RewardFunction:
     async def judge(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Judgement:
         """Call the reward and check its outcome.
 
-        Raises the errors of the reward, `TypeError` for a result of a wrong type, and `ValueError` for one that is not
-        finite or has a wrong number of turns.
+        Raises the errors of the reward, `WrongTypeError` for a result of a wrong type, and `ValueError` for one that is
+        not finite or has a wrong number of turns.
         """
         if self._is_async or self._is_inline:
             outcome = self._call(trajectory, task)
@@ -73,32 +75,23 @@ class RewardFunction:
             outcome = await REWARDS.run(self._call, trajectory, task)
         if inspect.isawaitable(outcome):
             outcome = await outcome
-        return _checked(outcome, len(trajectory.turn_rewards))
+        return self._checked(outcome, len(trajectory.turn_rewards))
 
-
-def _checked(outcome: object, num_turns: int) -> Judgement:
-    if not isinstance(outcome, Mapping):
-        return Judgement(_finite(outcome, "its result"))
-    if "reward" not in outcome:
-        raise TypeError(f"it returned a dict without 'reward', only {sorted(map(str, outcome))}")
-    turns = outcome.get("turn_rewards", ())
-    if len(turns) not in (0, num_turns):
-        raise ValueError(f"'turn_rewards' of its result has {len(turns)} numbers for {num_turns} sampled turns")
-    metrics = {key: value for key, value in outcome.items() if key not in ("reward", "turn_rewards")}
-    return Judgement(
-        _finite(outcome["reward"], "'reward' of its result"),
-        [_finite(value, "'turn_rewards' of its result") for value in turns],
-        {key: _finite(value, f"{key!r} of its result") for key, value in metrics.items()},
-    )
-
-
-def _finite(value: object, what: str) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, str):
-        raise TypeError(f"{what} must be a number, got {type(value).__name__} {value!r}")
-    if not math.isfinite(number):
-        raise ValueError(f"{what} must be finite, got {number}")
-    return number
+    def _checked(self, outcome: Any, num_turns: int) -> Judgement:
+        written = self._written
+        if not isinstance(outcome, Mapping):
+            return Judgement(checked_number(outcome, written))
+        if "reward" not in outcome:
+            keys = ", ".join(map(str, outcome)) or "no keys"
+            raise WrongTypeError(f"{named(written)} returned a dict without 'reward': it has {keys}.")
+        turns = outcome.get("turn_rewards", ())
+        if isinstance(turns, str) or not isinstance(turns, Sequence):
+            raise WrongTypeError(f"{named(written)} returned {shown(turns)} as 'turn_rewards': it must be a list.")
+        if len(turns) not in (0, num_turns):
+            raise ValueError(f"{named(written)} returned {len(turns)} 'turn_rewards' for {num_turns} sampled turns")
+        metrics = {key: value for key, value in outcome.items() if key not in ("reward", "turn_rewards")}
+        return Judgement(
+            checked_number(outcome["reward"], written),
+            [checked_number(value, written, "reward of a turn") for value in turns],
+            {key: checked_number(value, written, f"value of {key!r}") for key, value in metrics.items()},
+        )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
 from agentloop.envs.rewards.texts import assistant_turns, turn_text
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError, named
 from agentloop.process.threads import DECODING, REWARDS
 from agentloop.registry.named_objects import load_object
 from agentloop.types.messages import Message, text_of
@@ -42,6 +42,7 @@ class VerlScore(Reward):
         if not callable(found):
             raise UserError(f"The reward function {function!r} must be callable, got {type(found).__name__}.")
         self._is_async = inspect.iscoroutinefunction(found)
+        self.function = found
         self._call = partial(found, **(reward_kwargs or {}))
         self._tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
 
@@ -59,7 +60,18 @@ class VerlScore(Reward):
             ground_truth=answer_of(task),
             extra_info=extra_info,
         )
-        return _outcome(await (call() if self._is_async else REWARDS.run(call)))
+        return self._outcome(await (call() if self._is_async else REWARDS.run(call)))
+
+    def _outcome(self, result: Any) -> Outcome:
+        """Convert a number, or verl's dict with `score` and numbers to log."""
+        if not isinstance(result, Mapping):
+            return result
+        if "score" not in result:
+            raise WrongTypeError(
+                f"{named(self.function)} returned a dict without 'score': it has {', '.join(map(str, result))}."
+            )
+        logged = {key: value for key, value in result.items() if key != "score" and isinstance(value, int | float)}
+        return {"reward": result["score"], **logged}
 
     async def _decoded(self, trajectory: Trajectory) -> str:
         """Decode everything after the prompt, without special tokens."""
@@ -112,13 +124,3 @@ def _text(message: Message) -> str:
         for call in message.get("tool_calls", ())
     ]
     return "\n".join(filter(None, [turn_text(message), *calls]))
-
-
-def _outcome(result: Any) -> Outcome:
-    """Convert a number, or verl's dict with `score` and numbers to log."""
-    if not isinstance(result, Mapping):
-        return result
-    if "score" not in result:
-        raise TypeError(f"it returned a dict without 'score', only {sorted(map(str, result))}")
-    numbers = {key: float(value) for key, value in result.items() if key != "score" and isinstance(value, int | float)}
-    return {"reward": result["score"], **numbers}

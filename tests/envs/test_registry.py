@@ -12,8 +12,11 @@ import pytest
 from agentloop.envs import registry
 from agentloop.envs.gymnasium.env import GymnasiumEnv
 from agentloop.envs.openenv.env import OpenEnv
+from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError
+from agentloop.tools.toolset import Toolset
+from agentloop.types.trajectory import Trajectory
 
 PLUGIN = Path(__file__).parents[1] / "packages" / "agentloop-example-env"
 
@@ -54,11 +57,112 @@ print(json.dumps([first, steps]))
 
 
 def test_unknown_options_raise_before_any_episode(tmp_path):
-    (tmp_path / "own.py").write_text("def make(row, *, toolset, reward, start=3): ...\n\ndef bare(row): ...\n")
+    (tmp_path / "own.py").write_text("def make(row, *, toolset, reward, start=3): ...\n\ndef bare(): ...\n")
     assert registry.load_factory(f"{tmp_path}/own.py:make", {"start": 1}).__name__ == "make"
     with pytest.raises(UserError, match=r"'strat'.*env.options\): start"):
         registry.load_factory(f"{tmp_path}/own.py:make", {"strat": 1})
-    with pytest.raises(UserError, match=r"factory\(row, toolset=..., reward=..., \*\*options\)"):
+    with pytest.raises(UserError, match=r"cannot be called as factory\(row, \*\*options\)"):
         registry.load_factory(f"{tmp_path}/own.py:bare", {})
     with pytest.raises(UserError, match=r"missing a required argument: 'id'"):
         registry.load_factory("gymnasium", {})
+
+
+STYLES = """
+from dataclasses import dataclass
+
+from agentloop import Env, Observation
+
+
+class Bare(Env):
+    async def reset(self):
+        return Observation([{"role": "user", "content": str(self.task["start"])}])
+
+    async def step(self, message):
+        return Observation(), 0.0, True, False
+
+
+class OwnInit(Bare):
+    def __init__(self, row, start=0):
+        self.start = start
+
+
+class Sync(Env):
+    def reset(self):
+        return Observation([{"role": "user", "content": "Hi"}])
+
+    def step(self, message):
+        return Observation(), 0.0, True, False
+
+
+@dataclass
+class Data(Sync):
+    row: dict
+    start: int = 0
+
+
+def make(row):
+    return Bare(row)
+
+
+def nothing(row):
+    Bare(row)
+
+
+async def late(row):
+    return Bare(row)
+
+
+class Half(Env):
+    async def reset(self): ...
+
+
+class Verifiers:
+    async def env_response(self, messages, state): ...
+
+
+class Wide(Sync):
+    def step(self, action, info):
+        return Observation(), 0.0, True, False
+"""
+
+
+@pytest.fixture
+def styles(tmp_path) -> str:
+    (tmp_path / "styles.py").write_text(STYLES)
+    return f"{tmp_path}/styles.py"
+
+
+@pytest.mark.parametrize("style", ["Bare", "OwnInit", "Sync", "Data", "make"])
+async def test_environments_get_what_their_constructor_does_not_take(styles, style):
+    factory = registry.load_factory(f"{styles}:{style}", {})
+    row, toolset = {"id": "0", "start": 3, "answer": "42"}, Toolset([])
+    env = registry.make_env(factory, row, toolset=toolset, reward=load_reward("exact"))
+    assert env.task is row
+    assert env.toolset is toolset
+    assert await env.score(Trajectory(messages=[{"role": "assistant", "content": "42"}])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("style", "words"),
+    [
+        ("late", "is an async function. Make the environment in a plain one"),
+        ("Half", "does not define step. An Env needs reset() and step(message)"),
+        ("Verifiers", "does not derive from agentloop.Env: derive it"),
+        ("Wide", "(styles.py, line 55) cannot be called as step(self, message): missing a required argument: 'info'"),
+    ],
+)
+def test_classes_that_cannot_be_played_end_the_start(styles, style, words):
+    with pytest.raises(UserError) as caught:
+        registry.load_factory(f"{styles}:{style}", {})
+    assert words in str(caught.value)
+
+
+def test_a_class_of_gymnasium_names_the_adapter(tmp_path):
+    (tmp_path / "game.py").write_text("import gymnasium\nclass Game(gymnasium.Env): ...\n")
+    with pytest.raises(UserError, match=r"set env.factory to gymnasium, and env.options to \{id: '.*game.py:Game'\}"):
+        registry.load_factory(f"{tmp_path}/game.py:Game")
+
+
+def test_a_function_that_returns_no_environment_is_named(styles):
+    with pytest.raises(WrongTypeError, match=r"nothing \(styles.py, line 38\) returned None as the environment"):
+        registry.make_env(registry.load_factory(f"{styles}:nothing", {}), {})

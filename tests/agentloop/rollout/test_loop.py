@@ -264,23 +264,6 @@ def test_wall_time_cuts_a_hanging_tool_and_releases_its_session(play):
     assert env.closed == 1
 
 
-@pytest.mark.parametrize("outcome", [None, "good", [1.0]])
-def test_an_outcome_that_is_not_a_number_is_a_failure_of_the_judge(play, outcome):
-    trajectory = play(["5" + END], Talk(score=outcome))
-    assert (trajectory.reward, trajectory.failures) == (None, {FailureKind.JUDGE: 1})
-    assert "TypeError" in trajectory.error or "ValueError" in trajectory.error
-
-
-@pytest.mark.parametrize("step", [(Observation(), None, True, False), (None, 0.0, True, False), None])
-def test_a_step_that_is_none_is_a_failure_of_the_environment(play, step):
-    class Wrong(Talk):
-        async def step(self, message):
-            return step
-
-    trajectory = play(["5" + END], Wrong())
-    assert (trajectory.stop_reason, trajectory.failures) == (StopReason.ENV_ERROR, {FailureKind.ENV: 1})
-
-
 _NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 
 from agentloop.envs.datasets.rows import read_row
@@ -74,3 +76,17 @@ def test_malformed_rows_raise_with_location_and_reason(raw, words):
     for word in ["d, line 3", *words]:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_a_prompt_is_enough_for_an_environment_that_makes_its_own():
+    assert read_row({"start": 3}, "d", 0, needs_prompt=False) == {"start": 3, "id": "0"}
+    assert read_row({"prompt": "Hi"}, "d", 0, needs_prompt=False)["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_dataclass_is_a_row():
+    @dataclass
+    class Task:
+        prompt: str
+        answer: int
+
+    assert read_row(Task("2 + 2?", 4), "d", 0)["answer"] == 4

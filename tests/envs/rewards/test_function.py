@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from agentloop.envs.rewards import Reward, RewardFunction, inline, load_reward
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError
 from agentloop.types.trajectory import Trajectory
 
 
@@ -82,18 +82,24 @@ async def test_async_rewards_are_awaited():
 @pytest.mark.parametrize(
     ("outcome", "error", "words"),
     [
-        (None, TypeError, "must be a number, got NoneType"),
-        ("1.0", TypeError, "got str"),
-        (float("nan"), ValueError, "finite"),
+        (None, WrongTypeError, "returned None as the reward: it must be a number"),
+        ("1.0", WrongTypeError, "returned str '1.0'"),
+        ([1.0], WrongTypeError, r"returned list \[1.0\]"),
+        (float("nan"), ValueError, "returned nan as the reward: it must be a finite number"),
         (float("inf"), ValueError, "finite"),
-        ({"score": 1.0}, TypeError, "without 'reward'"),
-        ({"reward": None}, TypeError, "'reward' of its result"),
-        ({"reward": 1.0, "note": "good"}, TypeError, "'note'"),
+        ({"score": 1.0}, WrongTypeError, "without 'reward': it has score"),
+        ({"reward": None}, WrongTypeError, "returned None as the reward"),
+        ({"reward": 1.0, "note": "good"}, WrongTypeError, "returned str 'good' as the value of 'note'"),
+        ({"reward": 1.0, "turn_rewards": 1.0}, WrongTypeError, "'turn_rewards': it must be a list"),
     ],
 )
 async def test_invalid_results_raise(outcome, error, words):
-    with pytest.raises(error, match=words):
-        await RewardFunction(inline(lambda trajectory, task: outcome), name="odd")(answered(""), {})
+    def odd(trajectory, task):
+        return outcome
+
+    with pytest.raises(error, match=words) as caught:
+        await RewardFunction(inline(odd), name="odd")(answered(""), {})
+    assert str(caught.value).startswith("odd (test_function.py, line ")
 
 
 async def test_function_exception_propagates():

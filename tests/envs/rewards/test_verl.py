@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentloop.envs.rewards import load_reward
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 SCORES = """
@@ -92,7 +92,7 @@ async def test_extra_numbers_are_logged(episode, scores):
 
 
 async def test_invalid_score_raises(episode, scores):
-    with pytest.raises(TypeError, match=r"a dict without 'score', only \['acc'\]"):
+    with pytest.raises(WrongTypeError, match=r"^nothing \(scores.py, .*returned a dict without 'score': it has acc"):
         await load_reward("verl", {"function": f"{scores}:nothing"})(episode("42"), _ROW)
     with pytest.raises(LookupError, match="no 'answer' column"):
         await load_reward("verl", {"function": f"{scores}:compute_score"})(episode("42"), {})

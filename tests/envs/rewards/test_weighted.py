@@ -71,7 +71,7 @@ async def test_terms_are_started_and_closed():
 
 
 async def test_turn_rewards_must_match_the_turn_count(episode):
-    with pytest.raises(ValueError, match="2 numbers for 3 sampled turns"):
+    with pytest.raises(ValueError, match="returned 2 'turn_rewards' for 3 sampled turns"):
         await load_reward(HELD)(episode("a", "b", "c"), {})
 
 
