@@ -4,11 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentloop.api.evaluation import RolloutResult, rollout
+    from agentloop.api.result import RunResult, load_run, read_trajectories
+    from agentloop.api.training import train
+    from agentloop.config.algorithm import AlgorithmConfig
+    from agentloop.config.auxiliary_model import CriticConfig, ProcessRewardConfig
+    from agentloop.config.learner import LearnerConfig
+    from agentloop.config.placement import PlacementConfig
+    from agentloop.config.records import LoggerConfig, ProfilerConfig
+    from agentloop.config.rendering import RenderingConfig
+    from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, SamplingConfig
+    from agentloop.config.run import RunConfig, RunSettings
+    from agentloop.config.staleness import StalenessConfig
+    from agentloop.config.tasks import DataConfig, EnvConfig, ToolConfig
+    from agentloop.config.workers import WorkersConfig
     from agentloop.envs.base import Env, Observation
     from agentloop.envs.rewards import Reward
     from agentloop.envs.tool_env import ToolEnv
+    from agentloop.episodes.loop import AgentLoop
     from agentloop.errors import EnvError, FailureKind, ToolError, UserError
-    from agentloop.rollout.loop import AgentLoop
     from agentloop.tools.base import Tool, ToolContext, ToolResult
     from agentloop.tools.function import tool
     from agentloop.tools.toolset import Toolset
@@ -17,16 +31,36 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 _HOME = {
-    "AgentLoop": "agentloop.rollout.loop",
+    "AgentLoop": "agentloop.episodes.loop",
+    "AlgorithmConfig": "agentloop.config.algorithm",
+    "CriticConfig": "agentloop.config.auxiliary_model",
+    "DataConfig": "agentloop.config.tasks",
+    "EngineConfig": "agentloop.config.rollout",
     "Env": "agentloop.envs.base",
+    "EnvConfig": "agentloop.config.tasks",
     "EnvError": "agentloop.errors",
+    "EvalConfig": "agentloop.config.rollout",
     "FailureKind": "agentloop.errors",
+    "LearnerConfig": "agentloop.config.learner",
     "Limits": "agentloop.types.limits",
+    "LimitsConfig": "agentloop.config.rollout",
+    "LoggerConfig": "agentloop.config.records",
     "Message": "agentloop.types.messages",
     "Observation": "agentloop.envs.base",
+    "PlacementConfig": "agentloop.config.placement",
+    "ProcessRewardConfig": "agentloop.config.auxiliary_model",
+    "ProfilerConfig": "agentloop.config.records",
+    "RenderingConfig": "agentloop.config.rendering",
     "Reward": "agentloop.envs.rewards",
+    "RolloutResult": "agentloop.api.evaluation",
+    "RunConfig": "agentloop.config.run",
+    "RunResult": "agentloop.api.result",
+    "RunSettings": "agentloop.config.run",
+    "SamplingConfig": "agentloop.config.rollout",
+    "StalenessConfig": "agentloop.config.staleness",
     "StopReason": "agentloop.types.limits",
     "Tool": "agentloop.tools.base",
+    "ToolConfig": "agentloop.config.tasks",
     "ToolContext": "agentloop.tools.base",
     "ToolEnv": "agentloop.envs.tool_env",
     "ToolError": "agentloop.errors",
@@ -34,20 +68,45 @@ _HOME = {
     "Toolset": "agentloop.tools.toolset",
     "Trajectory": "agentloop.types.trajectory",
     "UserError": "agentloop.errors",
+    "WorkersConfig": "agentloop.config.workers",
+    "load_run": "agentloop.api.result",
+    "read_trajectories": "agentloop.api.result",
+    "rollout": "agentloop.api.evaluation",
     "tool": "agentloop.tools.function",
+    "train": "agentloop.api.training",
 }
 
 __all__ = [
     "AgentLoop",
+    "AlgorithmConfig",
+    "CriticConfig",
+    "DataConfig",
+    "EngineConfig",
     "Env",
+    "EnvConfig",
     "EnvError",
+    "EvalConfig",
     "FailureKind",
+    "LearnerConfig",
     "Limits",
+    "LimitsConfig",
+    "LoggerConfig",
     "Message",
     "Observation",
+    "PlacementConfig",
+    "ProcessRewardConfig",
+    "ProfilerConfig",
+    "RenderingConfig",
     "Reward",
+    "RolloutResult",
+    "RunConfig",
+    "RunResult",
+    "RunSettings",
+    "SamplingConfig",
+    "StalenessConfig",
     "StopReason",
     "Tool",
+    "ToolConfig",
     "ToolContext",
     "ToolEnv",
     "ToolError",
@@ -55,7 +114,12 @@ __all__ = [
     "Toolset",
     "Trajectory",
     "UserError",
+    "WorkersConfig",
+    "load_run",
+    "read_trajectories",
+    "rollout",
     "tool",
+    "train",
 ]
 
 

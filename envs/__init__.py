@@ -1,4 +1,4 @@
 """Environments, and what they draw on: datasets and rewards.
 
-They offer `agentloop.tools` to the model; `agentloop.rollout` plays their episodes.
+They offer `agentloop.tools` to the model; `agentloop.episodes` plays their episodes.
 """

@@ -25,7 +25,7 @@ def test_every_public_name_is_there_and_light():
 
 
 def test_the_engines_protocol_is_light():
-    assert heavy_modules_after("import agentloop.engines, agentloop.rollout.worker, agentloop.cli") == "[]"
+    assert heavy_modules_after("import agentloop.engines, agentloop.episodes.worker, agentloop.cli") == "[]"
 
 
 def test_a_learner_imports_no_compiler_before_it_compiles():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from agentloop.api.extras import naming_extras
 from agentloop.errors import UserError, nearest
+from agentloop.process.quiet import quiet_libraries
 
 _COMMANDS = {
     "demo": (
@@ -103,13 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Exit with 2 after a `UserError`, printed as one paragraph on stderr, and with 130 after Ctrl-C.
     """
-    # OpenMP threads that spin while they wait keep the cores busy that engine, sandbox and learner need. On two cores a
-    # training step took 24 s with spinning threads and 4 s without. torch reads this variable on import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Progress bars of transformers for loading and saving would break up our own progress display.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    quiet_libraries()
     try:
-        app(None if arguments is None else list(arguments))
+        with naming_extras():
+            app(None if arguments is None else list(arguments))
     except UserError as error:
         _print_error(str(error))
         sys.exit(2)

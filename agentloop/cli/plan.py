@@ -44,8 +44,8 @@ def plan(
     The estimate needs only config.json of the model, no weights. Shapes of the usual models come with agentloop and
     stand for files that cannot be had.
     """
+    from agentloop.api.recipe import load_run_config
     from agentloop.cli.plan_report import print_found
-    from agentloop.cli.recipe import load_run_config
     from agentloop.trainer.run.model_folder import find_model
     from agentloop.trainer.sizing import gpus as known_gpus
     from agentloop.trainer.sizing.derive import wanted_sleep

@@ -106,8 +106,8 @@ FSDP, MEGATRON = OnlyOf("fsdp"), OnlyOf("megatron")
 class LearnerConfig(Config):
     """How the policy is trained. Loss and averaging apply to sampled tokens only."""
 
-    model: str
-    """Folder of the model in Hugging Face format."""
+    model: str = ""
+    """Folder of the model in Hugging Face format; the run's own model if it is left out."""
     backend: BackendName = "fsdp"
     """megatron is for models that do not fit on one node (docs/guides/megatron.md)."""
     tensor_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)

@@ -29,21 +29,26 @@ _PATH_STARTS = ("./", "../", "~/")
 _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")
 
 
-def load_config(schema: type[C], source: Path, overrides: Sequence[str] = ()) -> C:
-    """Return the config of the YAML file `source` with `key=value` overrides: dotted keys, YAML values.
+def load_config(
+    schema: type[C], source: Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> C:
+    """Return the config of the YAML file, or of the plain values, `source` with overrides.
 
-    An override replaces the whole value of its key, even a mapping or list. Raises `UserError`, in one paragraph, for
-    an unreadable file, unknown keys (with the nearest known key) and values of a wrong type or range.
+    Overrides are `key=value` strings with dotted keys and YAML values, or a mapping of dotted keys to plain values.
+    Each replaces the whole value of its key, even a mapping or list. Raises `UserError`, in one paragraph, for an
+    unreadable file, unknown keys (with the nearest known key) and values of a wrong type or range.
     """
-    config = OmegaConf.create(_anchor_all(schema, _read_yaml(source), source.parent))
+    name, folder = (str(source), source.parent) if isinstance(source, Path) else ("of this call", Path.cwd())
+    data = _read_yaml(source) if isinstance(source, Path) else source
+    config = OmegaConf.create(_anchor_all(schema, data, folder))
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
     try:
-        for override in overrides:
-            key, value = _parse_override(schema, override)
-            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        for key, value in pairs:
+            OmegaConf.update(config, key, _anchor_override(schema, key, value), merge=False, force_add=True)
         resolved = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"The config {source} cannot be resolved: {_one_line(error)}.") from error
-    return validated(schema, _anchor_all(schema, resolved, source.parent), str(source))
+        raise UserError(f"The config {name} cannot be resolved: {_one_line(error)}.") from error
+    return validated(schema, _anchor_all(schema, resolved, folder), name)
 
 
 def validated(schema: type[C], data: Any, source: str) -> C:
@@ -83,20 +88,30 @@ def _read_yaml(source: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _parse_override(schema: type[Config], override: str) -> tuple[str, Any]:
-    """Return key and value, with paths anchored at the current folder."""
+def _parse_override(override: str) -> tuple[str, Any]:
+    """Return key and value."""
     key, separator, _ = override.partition("=")
     key = key.strip()
     if not separator or not key:
         raise UserError(f"Invalid override {override!r}: expected key=value, for example run.steps=100.")
     try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+        value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"The override {override!r} cannot be read: {_one_line(error)}.") from error
-    value = _anchor_all(schema, value, Path.cwd())
     for part in key.split("."):
         value = value[part]
     return key, value
+
+
+def _anchor_override(schema: type[Config], key: str, value: Any) -> Any:
+    """Return the value with its paths anchored at the current folder."""
+    parts = key.split(".")
+    for part in reversed(parts):
+        value = {part: value}
+    value = _anchor_all(schema, value, Path.cwd())
+    for part in parts:
+        value = value[part]
+    return value
 
 
 def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:

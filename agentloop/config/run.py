@@ -62,7 +62,7 @@ class RunConfig(Config):
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    learner: LearnerConfig
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
     """Its model, temperature and seed are those of the run and can be left out."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
     """The critic of the advantage `gae`; other advantages do not load it."""
@@ -76,16 +76,18 @@ class RunConfig(Config):
     @classmethod
     def _share_with_learner(cls, data: Any) -> Any:
         """Copy settings that the learner shares with other sections; errors in those are left to their own checks."""
+        if isinstance(data, Mapping):
+            data = {key: _keys_set(value) if isinstance(value, Config) else value for key, value in data.items()}
         if not isinstance(data, Mapping) or not isinstance(data.get("learner", {}), Mapping):
             return data
-        shared = {
-            "model": data.get("model", ""),
-            "temperature": _get(data, "sampling", "temperature") or None,
-            "seed": _get(data, "run", "seed"),
-            "total_updates": _total_updates(data),
-        }
-        known = {key: value for key, value in shared.items() if value is not None}
-        return {**data, "learner": known | dict(data.get("learner", {}))}
+        return {**data, "learner": _shared(data) | dict(data.get("learner", {}))}
+
+    def as_written(self) -> dict[str, Any]:
+        """Return the keys that were set, as plain data, without those that the learner copies from other sections."""
+        data = self.model_dump(mode="json", exclude_unset=True)
+        shared = _shared(data)
+        own = {key: value for key, value in data["learner"].items() if value != shared.get(key)}
+        return {**data, "learner": own}
 
     def of_length(self, num_tasks: int) -> RunConfig:
         """Return this config with `run.epochs` converted to steps for that number of training tasks."""
@@ -110,6 +112,21 @@ class RunConfig(Config):
     def trajectories_per_step(self) -> int:
         """Number of episodes of a step."""
         return self.algorithm.groups_per_step * self.algorithm.group_size
+
+
+def _keys_set(section: Config) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in section.model_fields_set}
+
+
+def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the learner copies from other sections of `data`."""
+    shared = {
+        "model": data.get("model", ""),
+        "temperature": _get(data, "sampling", "temperature") or None,
+        "seed": _get(data, "run", "seed"),
+        "total_updates": _total_updates(data),
+    }
+    return {key: value for key, value in shared.items() if value is not None}
 
 
 def _get(data: Mapping[str, Any], section: str, key: str) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from agentloop.envs.rewards import RewardSpec
 from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
@@ -34,6 +35,16 @@ class DataConfig(Config):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
     a longer prompt ends at once."""
+
+    @field_validator("train", "eval", mode="before")
+    @classmethod
+    def _names_rows(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+            raise ValueError(
+                "a config names rows and does not hold them. Write a function that returns the rows, and give the "
+                "function, or its name 'file.py:name'."
+            )
+        return value
 
 
 class ToolConfig(Config):

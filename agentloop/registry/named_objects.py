@@ -1,4 +1,4 @@
-"""Load objects that a config names: 'package.module:name', 'path/to/file.py:name', or an entry point of a package."""
+"""Objects that a config names: 'package.module:name', 'path/to/file.py:name', or an entry point of a package."""
 
 from __future__ import annotations
 
@@ -30,8 +30,29 @@ def load_object(spec: str, what: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
+        if module.__name__ == "__main__":
+            raise UserError(
+                f"The {what} {attribute!r} was defined in a notebook or a script, and this process does not have it. "
+                f"Write it to a file and name it 'file.py:{attribute}', or continue where it is defined."
+            ) from None
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UserError(f"{source} has no {attribute!r} to use as {what}.{nearest(attribute, public)}") from None
+
+
+def name_of(thing: Any) -> Any:
+    """Return 'module:name' for a class, a function or a tool, and other values unchanged: the inverse of `load_object`.
+
+    Raises `UserError` for a thing that no module has under its own name, such as a lambda.
+    """
+    if isinstance(thing, str) or not callable(thing):
+        return thing
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if name is None or getattr(sys.modules.get(str(module)), str(name), None) is not thing:
+        raise UserError(
+            f"{thing!r} cannot be named in a config. Define it with `class` or `def` at the top level of a module, a "
+            "script or a notebook."
+        )
+    return f"{module}:{name}"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

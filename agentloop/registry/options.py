@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from agentloop.errors import UserError, nearest
+from agentloop.registry.named_objects import name_of
 
 
 class Config(BaseModel):
@@ -33,19 +34,24 @@ class _HasPaths:
 
 HAS_PATHS = _HasPaths()
 
-ConfigPath = Annotated[str, HAS_PATHS]
-"""A path or a plain name; `agentloop.config.loading.anchored` tells them apart. 'file.py:name' has a path in it,
-'package.module:name' has none."""
 
-ConfigOptions = Annotated[dict[str, Any], HAS_PATHS]
-"""Arguments of something that the config names, which may hold paths."""
+def _names_of(options: Any) -> Any:
+    return {key: name_of(value) for key, value in options.items()} if isinstance(options, Mapping) else options
+
+
+ConfigPath = Annotated[str, HAS_PATHS, BeforeValidator(name_of)]
+"""A path or a plain name; `agentloop.config.loading.anchored` tells them apart. 'file.py:name' has a path in it,
+'package.module:name' has none. Python code may give the class or function itself."""
+
+ConfigOptions = Annotated[dict[str, Any], HAS_PATHS, BeforeValidator(_names_of)]
+"""Arguments of something that the config names, which may hold paths. Python code may give classes and functions."""
 
 C = TypeVar("C", bound=Config)
 
 
 def named(value: Any) -> Any:
-    """Return {"name": value} for a plain string, and other values unchanged."""
-    return {"name": value} if isinstance(value, str) else value
+    """Return {"name": value} for a plain string, a class or a function, and other values unchanged."""
+    return {"name": value} if isinstance(value, str) or callable(value) else value
 
 
 def parse_options(schema: type[C], options: Mapping[str, Any], *, of: str, key: str) -> C:

@@ -64,7 +64,7 @@ def log_file(folder: Path) -> Path:
 
 def run(settings: list[str], folder: Path) -> None:
     """Train in this process."""
-    from agentloop.cli.recipe import load_run_config
+    from agentloop.api.recipe import load_run_config
     from agentloop.trainer.run.train import train
 
     asyncio.run(train(load_run_config("tiny", settings), folder))

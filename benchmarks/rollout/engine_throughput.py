@@ -38,7 +38,7 @@ from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.engines.vllm.requests import vllm_params
-from agentloop.rollout.setup import RolloutSetup
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers

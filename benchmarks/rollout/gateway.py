@@ -18,9 +18,9 @@ from typing import Any
 
 from agentloop import AgentLoop, Env, Limits, Observation
 from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.gateway import Gateway, Sampling
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
 from benchmarks.rollout.loop_overhead import load_tokenizer

@@ -24,8 +24,8 @@ from typing import Any
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools.toolset import Toolset
 from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file

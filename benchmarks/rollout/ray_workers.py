@@ -20,8 +20,8 @@ import torch
 from agentloop.config.loading import load_config
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all

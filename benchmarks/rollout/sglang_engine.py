@@ -34,8 +34,8 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.engines import FinishReason, SamplingParams
 from agentloop.engines.sglang.engine import SglangEngine, _sampling
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.weights.shelf import WeightShelf
 from benchmarks import results_file

@@ -26,9 +26,9 @@ import numpy as np
 from agentloop import AgentLoop, Limits, Tool, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.toolset import Toolset

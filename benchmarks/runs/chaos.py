@@ -40,7 +40,7 @@ PARTS = {"local": ("run", "daemon"), "ray": ("run", "daemon", "worker", "head")}
 """Parts that can be killed, by `workers.kind`."""
 SLOW_IMPORTS = [
     "agentloop.cli.train",
-    "agentloop.cli.progress",
+    "agentloop.api.progress",
     "agentloop.trainer.run.train",
     "agentloop.trainer.learner.fsdp.learner",
     "agentloop.recipes.tiny.tokenizer",

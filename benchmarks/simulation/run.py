@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from agentloop.config.run import RunConfig
 from agentloop.engines.testing.scripted import Script
-from agentloop.rollout.setup import RolloutSetup
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.schedule.observers import Observer

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from agentloop.envs.rewards.base import Outcome, Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.errors import UserError
-from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath
+from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
@@ -38,13 +38,9 @@ class RewardTerm(Config):
         return self.label or self.name.rpartition(":")[2]
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 RewardSpec = Annotated[
     Annotated[ConfigPath, Tag("<one>")]
-    | Annotated[list[Annotated[RewardTerm, BeforeValidator(_named), HAS_PATHS]], Tag("<several>")],
+    | Annotated[list[Annotated[RewardTerm, BeforeValidator(named), HAS_PATHS]], Tag("<several>")],
     Discriminator(lambda value: "<several>" if isinstance(value, list | tuple) else "<one>"),
 ]
 """Value of a config: the name of a reward, or a list of terms."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentloop.cli.recipe import built_in_recipes, load_run_config
+from agentloop.api.recipe import built_in_recipes, load_run_config
 from agentloop.envs.rewards import load_reward
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset

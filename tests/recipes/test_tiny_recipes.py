@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.trainer.run.train import train
 
 pytestmark = pytest.mark.slow

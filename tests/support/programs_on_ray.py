@@ -15,10 +15,10 @@ from agentloop.engines.replay import TurnRecord
 from agentloop.engines.restarting import RestartingEngine
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.agent.program import AgentProgram
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools.toolset import Toolset
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from agentloop.rollout.setup import RolloutSetup
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.run.metrics import reward_metrics, tool_call_rate
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.trainer.workers.protocol import Workers

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from agentloop.episodes.overruns import OVERRUNS
 from agentloop.errors import FailureKind
-from agentloop.rollout.overruns import OVERRUNS
 from agentloop.trainer.schedule.failures import has_equal_rewards, is_failed
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory

@@ -29,10 +29,10 @@ from functools import partial
 from pathlib import Path
 
 from agentloop.envs.sampler import TaskSampler
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
 from agentloop.process.threads import FILES, LEARNER
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer import advantages
 from agentloop.trainer.batch.making import make_batch
 from agentloop.trainer.batch.outcomes import TokenModels

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.process.threads import FILES, LEARNER
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import make_learner

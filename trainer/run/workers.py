@@ -10,8 +10,8 @@ from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.engines import ENGINES
 from agentloop.engines.replay import TurnRecord
 from agentloop.engines.restarting import RestartingEngine
+from agentloop.episodes.setup import RolloutSetup, make_engine
 from agentloop.process.restart_budget import RestartBudget
-from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.ray.replica import Parts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from agentloop.rollout.setup import RolloutSetup, started
+from agentloop.episodes.setup import RolloutSetup, started
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import user_error
 from agentloop.types.requests import RolloutRequest

@@ -40,9 +40,9 @@ def demo(
     """
     from rich.console import Console
 
+    from agentloop.api.recipe import new_folder
     from agentloop.cli.demo.plot import plot
     from agentloop.cli.demo.report import print_examples, print_summary, write_summary
-    from agentloop.cli.recipe import new_folder
 
     console = Console(soft_wrap=False)
     started = time.perf_counter()
@@ -64,8 +64,8 @@ def demo(
 
 
 def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> SeedRun:
+    from agentloop.api.recipe import load_run_config
     from agentloop.cli.demo.progress import DemoProgress
-    from agentloop.cli.recipe import load_run_config
     from agentloop.trainer.run.train import train
 
     config = load_run_config(RECIPE, [f"run.seed={seed}", f"data.train_options.seed={seed}", *overrides])

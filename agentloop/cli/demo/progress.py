@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from agentloop.cli.progress import RunProgress
+from agentloop.api.progress import RunProgress
 from agentloop.trainer.schedule.observers import Stage
 
 if TYPE_CHECKING:

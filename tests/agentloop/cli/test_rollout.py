@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from agentloop.api.figures import pass_at_k, summary
 from agentloop.cli import main
-from agentloop.cli.rollout_report import pass_at_k, summary
 from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
 from agentloop.types.trajectory_io import read_jsonl

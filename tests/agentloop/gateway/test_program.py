@@ -15,8 +15,8 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.agent.program import AgentProgram, AgentResult
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import EngineError, UserError
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest
 from tests.support.programs_on_ray import HELLO, ROW, programs_on_ray
 

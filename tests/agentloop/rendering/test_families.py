@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from agentloop.episodes.tool_calls import answer_calls
 from agentloop.errors import UserError
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas
 from agentloop.gateway.requests import ChatRequest
 from agentloop.rendering import renderer_for
-from agentloop.rollout.tool_calls import answer_calls
 from agentloop.types.limits import Limits
 from agentloop.types.messages import ToolCall
 from tests.support.model_families import FAMILIES, QUESTION, TOOLS, call_of, renderer_of, template_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.recipes.retool.paper import FORMAT, PROMPT, paper_rows, to_trajectory
 from agentloop.recipes.retool.prepare import ANSWER_FORMAT, dapo_rows, paper_sft_rows
 from agentloop.recipes.tiny.tokenizer import build_tokenizer

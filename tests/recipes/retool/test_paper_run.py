@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.paper import FORMAT, PROMPT
 from agentloop.recipes.retool.sft import train as cold_start

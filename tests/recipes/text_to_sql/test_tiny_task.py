@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.recipes.text_to_sql.tiny_task import (
     FACTS,
     FORMAT,

@@ -6,8 +6,8 @@ import pytest
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.config.resolved import Facts, resolve
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup
 
 pytestmark = pytest.mark.slow
 

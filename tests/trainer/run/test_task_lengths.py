@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 
 pytestmark = pytest.mark.slow

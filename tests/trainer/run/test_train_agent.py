@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.config.resolved import Facts, resolve
-from agentloop.rollout.setup import RolloutSetup, make_engine
+from agentloop.episodes.setup import RolloutSetup, make_engine
 from agentloop.trainer.run.train import train
 from agentloop.types.requests import RolloutRequest
 from agentloop.types.trajectory import SegmentKind

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from agentloop.cli.recipe import load_run_config
+from agentloop.api.recipe import load_run_config
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.trainer.run.train import train

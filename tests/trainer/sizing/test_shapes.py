@@ -4,8 +4,8 @@ from importlib.resources import files
 
 import pytest
 
+from agentloop.api.recipe import built_in_recipes
 from agentloop.cli import main
-from agentloop.cli.recipe import built_in_recipes
 from agentloop.trainer.planning.flops import ModelFlops
 from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.trainer.sizing.shapes import shape_of, shapes

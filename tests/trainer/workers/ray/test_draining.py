@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.config.resolved import Facts, resolve
+from agentloop.episodes.setup import RolloutSetup, make_engine
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup, make_engine
 from agentloop.trainer.run.workers import make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all

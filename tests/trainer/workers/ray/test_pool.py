@@ -13,8 +13,8 @@ import pytest
 from agentloop.config.learner import LearnerConfig
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.workers import WorkersConfig
+from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
-from agentloop.rollout.setup import RolloutSetup
 from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.cluster.session import connect
 from agentloop.trainer.run.learners import create
@@ -89,7 +89,7 @@ async def test_with_workers_killed_at_random_every_order_is_answered_once_as_if_
 
 
 def make_engine_of(config):
-    from agentloop.rollout.setup import make_engine
+    from agentloop.episodes.setup import make_engine
 
     return make_engine(resolve(config, Facts(model=Path(config.model))))
 

@@ -19,11 +19,11 @@ from agentloop.envs.datasets.images import has_row_images
 from agentloop.envs.registry import load_factory, make_env
 from agentloop.envs.rewards import RewardFunction, load_reward
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.episodes.loop import AgentLoop
+from agentloop.episodes.prompt_lengths import check_one_fits, of_length
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import UserError
 from agentloop.rendering import renderer_for
-from agentloop.rollout.loop import AgentLoop
-from agentloop.rollout.prompt_lengths import check_one_fits, of_length
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.types.requests import RolloutRequest, Sampling

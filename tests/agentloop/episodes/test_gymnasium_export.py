@@ -13,8 +13,8 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.gymnasium.env import GymnasiumEnv
 from agentloop.envs.rewards import load_reward
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.episodes.gymnasium_export import ExportedEnv
 from agentloop.errors import EnvError
-from agentloop.rollout.gymnasium_export import ExportedEnv
 from agentloop.tools.toolset import Toolset
 
 ROWS = [

@@ -18,11 +18,11 @@ from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.returned import check_parts, checked_messages, checked_step
 from agentloop.envs.returned_numbers import checked_number
+from agentloop.episodes.overruns import within_limit
+from agentloop.episodes.tool_calls import CallAnswers, answer_calls
 from agentloop.errors import EnvError, EpisodeError, FailureKind, WrongTypeError, raised
 from agentloop.process.offloading import off_loop
 from agentloop.process.threads import DECODING
-from agentloop.rollout.overruns import within_limit
-from agentloop.rollout.tool_calls import CallAnswers, answer_calls
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import Message, ParsedTurn, images_of, text_of
 from agentloop.types.requests import Sampling

@@ -8,8 +8,8 @@ import pytest
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.rewards import RewardFunction
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import EnvError, WrongTypeError
-from agentloop.rollout.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest
 
 END = "<|im_end|>"

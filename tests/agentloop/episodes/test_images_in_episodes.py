@@ -9,11 +9,11 @@ from PIL import Image
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.datasets.rows import read_row
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.episodes.fitting import fit_content
+from agentloop.episodes.loop import AgentLoop
 from agentloop.recipes.tiny.model import build_model
 from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
-from agentloop.rollout.fitting import fit_content
-from agentloop.rollout.loop import AgentLoop
 from agentloop.tools.base import ToolResult
 from agentloop.tools.function import tool
 from agentloop.tools.toolset import Toolset

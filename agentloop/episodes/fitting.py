@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agentloop.episodes.truncation import truncate_middle
 from agentloop.errors import UserError
-from agentloop.rollout.truncation import truncate_middle
 from agentloop.types.messages import Content, ImagePart, TextPart
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from gymnasium import spaces
 
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.envs.base import Env
+from agentloop.episodes.loop import AgentLoop
 from agentloop.errors import EnvError
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.formats.json_calls import HERMES
 from agentloop.rendering.parsing import TurnParser
-from agentloop.rollout.loop import AgentLoop
 from agentloop.types.limits import Limits
 from agentloop.types.messages import Message, ParsedTurn, text_of
 from agentloop.types.trajectory import Trajectory

@@ -1,4 +1,4 @@
-"""RECIPE on the command line: a config file, a folder with a config.yaml, or the name of a built-in recipe."""
+"""Recipes, each a config file, a folder with a config.yaml or a built-in name; and the folders of their runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,18 +50,21 @@ def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return load_config(RunConfig, find_config(recipe).resolve(), overrides)
 
 
-def new_folder(recipe: str, kind: str = "") -> Path:
-    """Return a new folder below runs/, named after the recipe and the time. It is not created."""
-    return _RUNS / f"{_name(recipe)}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+def run_name(source: object) -> str:
+    """Return the name of the runs of a recipe, and "run" for a config without a file."""
+    if not isinstance(source, str | PathLike):
+        return "run"
+    config = find_config(fspath(source)).resolve()
+    return config.parent.name if config.name == _CONFIG else config.stem
 
 
-def run_folders(recipe: str) -> list[Path]:
-    """Return the folders that `new_folder` named for runs of the recipe, newest first."""
-    pattern = re.compile(rf"{re.escape(_name(recipe))}-\d{{8}}-\d{{6}}")
+def new_folder(name: str, kind: str = "") -> Path:
+    """Return a new folder below runs/, with the name of a run and the time. It is not created."""
+    return _RUNS / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def run_folders(name: str) -> list[Path]:
+    """Return the folders that `new_folder` named for runs of that name, newest first."""
+    pattern = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}")
     found = _RUNS.iterdir() if _RUNS.is_dir() else ()
     return sorted((path for path in found if pattern.fullmatch(path.name)), reverse=True)
-
-
-def _name(recipe: str) -> str:
-    config = find_config(recipe).resolve()
-    return config.parent.name if config.name == _CONFIG else config.stem

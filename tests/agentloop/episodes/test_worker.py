@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentloop import AgentLoop, Env, Observation, StopReason
 from agentloop.engines.testing.scripted import ScriptedEngine
-from agentloop.rollout.worker import RolloutWorker
+from agentloop.episodes.worker import RolloutWorker
 from agentloop.types.requests import RolloutRequest, Sampling
 
 MODEL = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"

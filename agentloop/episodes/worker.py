@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agentloop.engines.episodes import Episode, playing
+from agentloop.episodes.loop import AgentLoop
 from agentloop.errors import FailureKind, UserError, raised
-from agentloop.rollout.loop import AgentLoop
 from agentloop.types.limits import StopReason
 from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory

@@ -1,22 +1,21 @@
-"""Progress of a run in the terminal: a table of the last steps, and below it the current stage.
+"""Progress of a run in the terminal or in a notebook: a table of the last steps, and below it the current stage.
 
-If the output is not a terminal, each step is one plain line.
+If the output is neither, each step is one plain line.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentloop.cli.hints import Hints
+from agentloop.api.hints import Hints
+from agentloop.api.live import live
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
@@ -41,53 +40,48 @@ _SHOWN_STEPS = 12
 class RunProgress(Observer):
     """Observer that shows the progress of a run. Use it as a context manager around the run."""
 
-    def __init__(self, console: Console | None = None, *, command: Sequence[str] = ()) -> None:
-        """Show progress on `console`. `command` continues the run if it ends early."""
-        self._command = shlex.join(command)
+    def __init__(self, console: Console | None = None, *, continue_with: str = "") -> None:
+        """Show progress on `console`. `continue_with` is the command or call that continues a run that ends early."""
+        self._continue_with = continue_with
         self._step = 0
         """Last step that was made."""
         self._console = console or Console()
         self._rows: list[tuple[int, Mapping[str, float]]] = []
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+        self._progress = _bars(self._console)
         self._steps = self._progress.add_task("steps", total=None)
         self._stage = self._progress.add_task("", total=None, visible=False)
-        self._live = Live(console=self._console, get_renderable=self._renderable, refresh_per_second=4)
+        self._live = live(self._console, self._renderable)
+        self._is_live = self._console.is_terminal or self._console.is_jupyter
         self._episodes: dict[Stage, int] = {}
         self._folder: Path | None = None
         """Folder of the run, after its start."""
         self._hints = Hints(Path())
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.stop()
         if self._folder is None:
             return
         if kind is None:
-            self._print(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
+            self.show(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
         else:
-            self._print(f"stopped after step {self._step}; continue with: {self._command}")
+            self.show(f"stopped after step {self._step}; continue with: {self._continue_with}")
 
     def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
         self._folder, self._hints, self._step = folder, Hints(folder), done
         self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
         self._progress.update(self._steps, total=config.run.steps, completed=done)
         resumed = f", resuming after step {done}" if done else ""
-        self._print(f"run folder {folder}{resumed}")
+        self.show(f"run folder {folder}{resumed}")
         if done >= config.run.steps:
-            self._print(f"all {config.run.steps} steps are done; raise run.steps to train further")
+            self.show(f"all {config.run.steps} steps are done; raise run.steps to train further")
         for name, value in BatchSizes.of(config).lines().items() if not done else ():
-            self._print(f"{name:16} {value}")
+            self.show(f"{name:16} {value}")
 
     def on_stage(self, step: int, stage: Stage) -> None:
         self._progress.reset(
@@ -96,26 +90,62 @@ class RunProgress(Observer):
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         self._progress.advance(self._stage)
-        self._print(*self._hints.of_trajectory(trajectory))
+        self.show(*self._hints.of_trajectory(trajectory))
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = step
         self._progress.update(self._steps, completed=step)
         self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
-        if not self._console.is_terminal:
+        if not self._is_live:
             shown = [f"{name} {_cell(metrics, name)}" for name in _COLUMNS if _cell(metrics, name)]
-            self._print(f"step {step}: {', '.join(shown)}")
-        self._print(*self._hints.of_step(step, metrics))
+            self.show(f"step {step}: {', '.join(shown)}")
+        self.show(*self._hints.of_step(step, metrics))
 
-    def _print(self, *lines: str) -> None:
-        for line in lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def show(self, *lines: str) -> None:
+        """Print lines above the table."""
+        _print(self._console, *lines)
 
     def _renderable(self) -> Group:
         table = Table("step", *(name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows)))
         for step, row in self._rows:
             table.add_row(str(step), *(_cell(row, column.header) for column in table.columns[1:]))
         return Group(table, self._progress) if self._rows else Group(self._progress)
+
+
+class EpisodeProgress:
+    """Progress of a rollout. Use it as a context manager around the episodes."""
+
+    def __init__(self, plays: str, *, total: int, shown: bool) -> None:
+        """`plays` says which model plays; without `shown` nothing is printed."""
+        self._console = Console(quiet=not shown)
+        self._bars = _bars(self._console)
+        self._episodes = self._bars.add_task("episodes", total=total)
+        self._live = live(self._console, lambda: self._bars)
+        self._is_live = shown and (self._console.is_terminal or self._console.is_jupyter)
+        _print(self._console, f"playing: {plays}")
+
+    def __enter__(self) -> Self:
+        if self._is_live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_live:
+            self._live.stop()
+
+    def advance(self) -> None:
+        """Count an episode that ended."""
+        self._bars.advance(self._episodes)
+
+
+def _bars(console: Console) -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console)
+
+
+def _print(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _cell(metrics: Mapping[str, float], name: object) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentloop.cli.progress import RunProgress
+from agentloop.api.progress import RunProgress
 from agentloop.config.loading import validated
 from agentloop.config.run import RunConfig
 from agentloop.trainer.schedule.observers import Stage
@@ -34,8 +34,7 @@ def test_without_a_terminal_each_step_is_one_line():
 
 def test_a_run_that_ends_early_shows_the_last_step_and_the_command_that_continues_it():
     out = StringIO()
-    command = ["agentloop", "train", "x.yaml", "run.folder=runs/a b"]
-    progress = RunProgress(Console(file=out), command=command)
+    progress = RunProgress(Console(file=out), continue_with="agentloop train x.yaml 'run.folder=runs/a b'")
     progress.on_start(CONFIG, Path("runs/a b"), 3)
     progress.on_step(4, METRICS)
     progress.__exit__(KeyboardInterrupt, None, None)

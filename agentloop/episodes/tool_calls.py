@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agentloop.episodes.fitting import fit_content
 from agentloop.errors import FailureKind
-from agentloop.rollout.fitting import fit_content
 from agentloop.tools.base import ToolResult
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import InvalidCall, Message, ToolCall

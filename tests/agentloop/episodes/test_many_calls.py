@@ -10,9 +10,9 @@ import pytest
 
 from agentloop import AgentLoop, Env, Observation, tool
 from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.episodes.tool_calls import answer_calls
 from agentloop.errors import FailureKind
 from agentloop.rendering.template import ChatTemplate
-from agentloop.rollout.tool_calls import answer_calls
 from agentloop.tools.toolset import Toolset
 from agentloop.types.limits import Limits
 from agentloop.types.messages import InvalidCall, ToolCall

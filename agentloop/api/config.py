@@ -1,0 +1,80 @@
+"""Configs in Python: a recipe, a file, plain values or a `RunConfig`, with overrides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from agentloop.api.recipe import find_config
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
+from agentloop.registry.named_objects import name_of
+from agentloop.registry.options import Config
+
+ConfigSource = RunConfig | Mapping[str, Any] | str | PathLike[str]
+"""A `RunConfig`, a mapping of its keys, or what the command line takes: a YAML file, a folder, the name of a recipe."""
+
+
+def config_of(source: ConfigSource, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return the config of a run. Raises `UserError` in one paragraph if it is invalid.
+
+    An override names a section (`run={"steps": 3}`), which sets the keys that it has and leaves the others, or a key
+    (`"run.steps": 3`), whose whole value it replaces. Classes and functions may stand where a config names them.
+    """
+    base: Path | Mapping[str, Any]
+    if isinstance(source, RunConfig):
+        base = source.as_written()
+    elif isinstance(source, Mapping):
+        base = _plain("", source)
+    else:
+        base = find_config(fspath(source)).resolve()
+    return load_config(RunConfig, base, dict(_keys(RunConfig, overrides)))
+
+
+def _keys(schema: type[Config], overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the plain value of each override."""
+    for name, given in overrides.items():
+        key, value = f"{prefix}{name}", _plain(f"{prefix}{name}", given)
+        section = _section(schema, name)
+        if section is not None and isinstance(value, Mapping):
+            yield from _keys(section, value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _section(schema: type[Config], name: str) -> type[Config] | None:
+    """Return the schema of a section that a dotted name means; None for a key."""
+    found: Any = schema
+    for part in name.split("."):
+        field = found.model_fields.get(part)
+        found = field.annotation if field is not None else None
+        if not (isinstance(found, type) and issubclass(found, Config)):
+            return None
+    return found  # type: ignore[no-any-return]
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return plain data: classes and functions by name, and of config objects the keys that were set."""
+    if isinstance(value, RunConfig):
+        return value.as_written()
+    if isinstance(value, Config):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(key, dataclasses.asdict(value))
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(f"{key}.{name}".strip("."), each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(key, each) for each in value]
+    named = name_of(value)
+    if named is not None and not isinstance(named, str | int | float):
+        raise UserError(
+            f"{key} is of type {type(value).__name__}, which a config cannot hold. Write a function that returns it, "
+            f"and set {key} to the function."
+        )
+    return named

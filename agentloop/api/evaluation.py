@@ -1,0 +1,186 @@
+"""`rollout`: play episodes without training, for the command line and for Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentloop.api.extras import naming_extras
+from agentloop.api.recipe import new_folder, run_name
+from agentloop.errors import UserError
+from agentloop.process.blocking import run_blocking
+from agentloop.process.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from agentloop.api.config import ConfigSource
+    from agentloop.config.run import RunConfig
+    from agentloop.trainer.workers.local import LocalWorkers
+    from agentloop.types.requests import Group
+    from agentloop.types.trajectory import Trajectory
+
+_TRAJECTORIES = "trajectories.jsonl"
+
+TaskSplit = Literal["train", "eval"]
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutResult:
+    """Episodes that a model played, and their figures."""
+
+    folder: Path
+    """Folder with trajectories.jsonl and summary.json; `agentloop view` shows it."""
+    plays: str
+    """Description of the model that played."""
+    summary: dict[str, float]
+    """Figures of all episodes: `tasks`, `episodes`, `judged` (those with a reward), `mean reward`, `pass@1`, `pass@2`,
+    and so on, and the mean `turns`, `calls` and `tokens an episode`."""
+    groups: list[Group] = field(repr=False)
+    """The episodes of each task, in the order of the tasks."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All episodes, task by task."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+def rollout(
+    config: ConfigSource,
+    *,
+    tasks: TaskSplit | None = None,
+    samples: int = 1,
+    limit: int | None = None,
+    threshold: float = 1.0,
+    output: str | PathLike[str] | None = None,
+    step: int | None = None,
+    progress: bool = True,
+    **overrides: Any,
+) -> RolloutResult:
+    """Evaluate a model: play episodes without training, write their trajectories, and return them.
+
+        before = agentloop.rollout("tiny", limit=20)
+        after = agentloop.rollout(run.folder, limit=20)
+        print(before.summary["mean reward"], after.summary["mean reward"])
+
+    Args:
+        config: As for `train`, or the folder of a run, whose trained model plays.
+        tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train".
+        samples: Number of episodes of each task.
+        limit: Number of tasks to play, from the first; None: all.
+        threshold: Lowest reward that counts as solved in pass@k.
+        output: Folder to write to; None: a new folder below runs/.
+        step: Step of the run whose model plays; 0 is the model that training started from.
+        progress: Show how many episodes have ended.
+        **overrides: Sections and keys of the config to set, as for `train`.
+
+    Returns:
+        The episodes and their figures. Episodes that could not be judged have no reward and are not in the mean.
+
+    Raises:
+        UserError: The config is invalid, a package is missing, `step` is not that of a checkpoint, or the output folder
+            has another rollout; the message says what to do.
+        KeyboardInterrupt: Ctrl-C, or the interrupt of a notebook's kernel. Episodes that had ended are written.
+    """
+    with naming_extras():
+        from agentloop.api.config import config_of
+
+        folder = Path(fspath(config)).expanduser() if isinstance(config, str | PathLike) else None
+        return rollout_config(
+            config_of(config, overrides),
+            run_name(config),
+            played_by=folder if "model" not in overrides else None,
+            tasks=tasks,
+            samples=samples,
+            limit=limit,
+            threshold=threshold,
+            output=None if output is None else Path(output).expanduser(),
+            step=step,
+            progress=progress,
+        )
+
+
+def rollout_config(
+    config: RunConfig,
+    name: str,
+    *,
+    played_by: Path | None = None,
+    tasks: TaskSplit | None = None,
+    samples: int = 1,
+    limit: int | None = None,
+    threshold: float = 1.0,
+    output: Path | None = None,
+    step: int | None = None,
+    progress: bool = True,
+) -> RolloutResult:
+    """Play episodes with a config. If `played_by` is the folder of a run, its trained model plays."""
+    from agentloop.api.figures import summary
+    from agentloop.api.progress import EpisodeProgress
+    from agentloop.config.resolved import Facts, resolve
+    from agentloop.episodes.setup import RolloutSetup, make_engine
+    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.workers.local import LocalWorkers
+    from agentloop.types.trajectory_io import write_jsonl
+
+    quiet_libraries()
+    if samples < 1 or (limit is not None and limit < 1):
+        raise UserError(f"The samples are {samples} and the limit is {limit}: set both to 1 or more.")
+    config, plays = _with_model(config, played_by, step)
+    folder = output or new_folder(name, "-rollout")
+    if (folder / _TRAJECTORIES).exists():
+        raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
+    model = local_model(config)
+    episodes = RolloutSetup.load(config, model)
+    if tasks == "eval" and not episodes.eval:
+        raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or leave out --tasks.")
+    split: TaskSplit = "eval" if episodes.eval and tasks != "train" else "train"
+    rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
+    engine = make_engine(resolve(config, Facts(model=model, learns=False)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
+
+        def ended(trajectory: Trajectory) -> None:
+            # Write each episode as it ends, so that an interrupted rollout keeps the earlier ones.
+            write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
+            bar.advance()
+
+        groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
+    figures = summary(groups, threshold=threshold)
+    stored = {"model": str(model), "plays": plays} | figures
+    (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return RolloutResult(folder, plays, figures, groups)
+
+
+def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[RunConfig, str]:
+    """Return the config with the model that plays, and a description of that model."""
+    from agentloop.trainer.run.export import is_run, trained_model
+
+    if run is None or not is_run(run):
+        if step is not None:
+            raise UserError(
+                f"--step {step} chooses a model of a run. Name the folder of a run, and leave out model=..."
+            )
+        return config, f"the model {config.model}"
+    if step == 0:
+        return config, f"the model {config.model}"
+    folder, description = trained_model(run, step)
+    return config.replace(model=str(folder)), description
+
+
+async def _play(
+    workers: LocalWorkers,
+    split: TaskSplit,
+    rows: Sequence[int],
+    samples: int,
+    on_trajectory: Callable[[Trajectory], None],
+) -> list[Group]:
+    from agentloop.trainer.workers.requests import make_requests, play_all
+
+    seed = workers.episodes.config.run.seed
+    try:
+        await workers.start()
+        return await play_all(workers, make_requests("rollout", rows, n=samples, seed=seed, split=split), on_trajectory)
+    finally:
+        await workers.close()

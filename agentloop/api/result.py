@@ -1,0 +1,144 @@
+"""`RunResult`: what a run wrote to its folder; and trajectories read from files."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.config.run import RunConfig
+    from agentloop.types.trajectory import Trajectory
+
+_ROLLOUT = "trajectories.jsonl"
+
+
+class RunResult:
+    """The folder of a training run, as Python objects.
+
+    Everything is read from disk when it is asked for, so the run may still go on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from agentloop.trainer.run.folder import RunFolder
+
+        self._files = RunFolder(folder)
+
+    def __repr__(self) -> str:
+        return f"RunResult({str(self.folder)!r})"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self._files.root
+
+    @property
+    def config(self) -> RunConfig:
+        """Config of the run, with absolute paths. Raises `UserError` if this version cannot read it."""
+        from agentloop.config.loading import load_config
+        from agentloop.config.run import RunConfig
+
+        return load_config(RunConfig, self._files.config_file)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """Metrics of each step, in order; `pandas.DataFrame(run.metrics)` makes a table of them.
+
+        Every line has `step`; step 0 is the evaluation before training. Other keys are there if the step measured them,
+        such as `reward/mean` (of the training episodes), `eval/reward/mean` and `time/rollout` (seconds).
+        """
+        return self._files.read_metrics()
+
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """Step -> folder of its checkpoint, oldest first. `run.keep_last` says how many are kept."""
+        from agentloop.trainer.run.checkpoints import checkpoint_steps
+        from agentloop.trainer.run.folder import step_name
+
+        folder = self._files.checkpoints
+        return {step: folder / step_name(step) for step in checkpoint_steps(folder)}
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model in Hugging Face format.
+
+        It is the model that the run ended with. For a run that has not ended it is that of the newest checkpoint, which
+        is exported first. Raises `UserError` if there is no checkpoint.
+        """
+        from agentloop.trainer.run.export import trained_model
+
+        return trained_model(self.folder)[0]
+
+    def trajectories(self, step: int | None = None, *, split: Literal["train", "eval"] = "train") -> list[Trajectory]:
+        """Return the trajectories of a step: those it trained on, or those of its evaluation (`split="eval"`).
+
+        Without `step` it is the last step that has any. All are in memory at once. Raises `UserError`, with the steps
+        that there are, if the step has none.
+        """
+        from agentloop.trainer.run.folder import step_of
+
+        files = self._files.trajectories.glob(f"{'step' if split == 'train' else 'eval'}_*.jsonl.gz")
+        by_step = {step_of(path): path for path in sorted(files)}
+        chosen = step if step is not None else max(by_step, default=None)  # type: ignore[type-var]
+        if chosen not in by_step:
+            of_step = "" if step is None else f" of step {step}"
+            known = ", ".join(map(str, by_step)) or "none"
+            raise UserError(f"{self.folder} has no {split} trajectories{of_step}. Steps that have some: {known}.")
+        return read_trajectories(by_step[chosen])
+
+    def export(self, output: str | PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Path:
+        """Write the model of a checkpoint as a Hugging Face folder, and return the folder.
+
+        Args:
+            output: New folder.
+            step: Step of a checkpoint; None: the newest.
+            dtype: Type of the weights, "float32", "bfloat16", "float16" or "auto" (that of the base model); None:
+                `learner.save_dtype` of the run.
+
+        Raises:
+            UserError: The folder exists, or there is no such checkpoint.
+        """
+        from agentloop.trainer.run.export import export
+
+        target = Path(output).expanduser()
+        export(self.folder, target, step=step, dtype=dtype)
+        return target
+
+
+def load_run(folder: str | PathLike[str]) -> RunResult:
+    """Return the results of a training run, which may have ended or still go on.
+
+    Raises `UserError` if `folder` is not the folder of a run.
+    """
+    from agentloop.trainer.run.export import is_run
+
+    path = Path(folder).expanduser()
+    if is_run(path):
+        return RunResult(path)
+    is_rollout = (path / _ROLLOUT).is_file()
+    fix = "It has a rollout: use agentloop.read_trajectories." if is_rollout else "Correct the path."
+    raise UserError(f"{path} is not the folder of a training run: it has no config.yaml and checkpoints. {fix}")
+
+
+def read_trajectories(path: str | PathLike[str]) -> list[Trajectory]:
+    """Return the trajectories in a file that a run or a rollout wrote, or in the folder of a rollout.
+
+    All are in memory at once; `agentloop.types.trajectory_io.read_jsonl` yields one after the other. Each has its token
+    ids, loss mask, logprobs and policy versions, arrays of shape [num_tokens], and the messages, reward and stop reason
+    of the episode. A last line that a kill left unfinished is skipped.
+
+    Raises `UserError` if there is no such file, or for a line that is not a trajectory, with its number.
+    """
+    from agentloop.types.trajectory_io import read_jsonl
+
+    file = Path(path).expanduser()
+    if (file / _ROLLOUT).is_file():
+        file = file / _ROLLOUT
+    if not file.is_file():
+        raise UserError(
+            f"{file} is not a file of trajectories. Runs write them to trajectories/step_<n>.jsonl.gz and "
+            f"eval_<n>.jsonl.gz, rollouts to {_ROLLOUT}."
+        )
+    return list(read_jsonl(file))

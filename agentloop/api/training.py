@@ -1,0 +1,118 @@
+"""`train`: a training run from its config to its result, for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.api.extras import naming_extras
+from agentloop.api.recipe import new_folder, run_folders, run_name
+from agentloop.api.result import RunResult
+from agentloop.errors import UserError
+from agentloop.process.blocking import run_blocking
+from agentloop.process.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from agentloop.api.config import ConfigSource
+    from agentloop.config.run import RunConfig
+
+
+def train(config: ConfigSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
+    """Train a model, and return the result of the run.
+
+        run = agentloop.train("tiny", run={"steps": 10}, learner={"lr": 4e-4})
+        run = agentloop.train("weather.yaml", env={"tools": [Weather], "reward": reward})
+
+    The call returns when the run has ended, also in a notebook. If it is interrupted or fails, it prints the call that
+    continues the run from its last checkpoint.
+
+    Args:
+        config: A YAML file, a folder with a config.yaml, the name of a recipe, a `RunConfig`, or a mapping of its keys.
+        resume: Continue the run in `run.folder`, else the newest one below runs/ with this config.
+        progress: Show steps, stages and hints; False prints nothing.
+        **overrides: Sections of the config with the keys to set, `run={"steps": 3}`, or dotted keys with their whole
+            values, `**{"run.steps": 3}`. Tools, rewards, environments and datasets may be classes and functions, such
+            as those of a notebook. Relative paths start at the current folder.
+
+    Returns:
+        The run, as `load_run` returns it.
+
+    Raises:
+        UserError: The config is invalid, a package is missing, or the run cannot go on; the message says what to do.
+        KeyboardInterrupt: Ctrl-C, or the interrupt of a notebook's kernel, after everything has been closed.
+    """
+    with naming_extras():
+        from agentloop.api.config import config_of
+
+        def call(folder: Path) -> str:
+            return f"agentloop.train({str(folder)!r}, run={{'folder': {str(folder)!r}}})"
+
+        loaded = config_of(config, overrides)
+        return train_config(loaded, run_name(config), resume=resume, progress=progress, continue_with=call)
+
+
+def train_config(
+    config: RunConfig, name: str, *, resume: bool, continue_with: Callable[[Path], str], progress: bool = True
+) -> RunResult:
+    """Train with a config, in a new folder named `name` unless the config has one.
+
+    `continue_with` returns the command or the call that continues the run in a folder.
+    """
+    quiet_libraries()
+    config, placement = placed(config)
+    folder = _folder_to_resume(config, name) if resume else folder_of(config, name)
+    from agentloop.api.progress import RunProgress
+    from agentloop.trainer.run.timeline import watching
+    from agentloop.trainer.run.train import train as train_run
+    from agentloop.trainer.schedule.observers import Observer
+
+    shown = RunProgress(continue_with=continue_with(folder)) if progress else None
+    if shown is not None:
+        shown.show(*(f"{name:16} {value}" for name, value in placement.items()))
+    with shown or nullcontext(Observer()) as observer, watching(observer, timeline=config.profiler.timeline) as watched:
+        run_blocking(train_run, config, folder, watched)
+    return RunResult(folder)
+
+
+def placed(config: RunConfig, *, dry_run: bool = False) -> tuple[RunConfig, dict[str, str]]:
+    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
+    if config.placement.n_gpus is None:
+        return config, {}
+    from agentloop.trainer.run.model_folder import find_model, local_model
+    from agentloop.trainer.sizing.place import check_devices, lines, place
+
+    if not dry_run:
+        check_devices(config)
+        local_model(config)
+    placed_config, placement = place(config, find_model(config).hf_config)
+    return placed_config, lines(placement) if placement is not None else {}
+
+
+def folder_of(config: RunConfig, name: str) -> Path:
+    """Return the folder of a run: that of the config, else a new one."""
+    return Path(config.run.folder).expanduser() if config.run.folder else new_folder(name)
+
+
+def _folder_to_resume(config: RunConfig, name: str) -> Path:
+    """Return the folder of the run to continue. Raises `UserError` if there is none."""
+    from agentloop.trainer.run.folder import RunFolder
+    from agentloop.trainer.run.resume import changed_keys
+
+    if config.run.folder:
+        folder = folder_of(config, name)
+        if not RunResult(folder).checkpoints:
+            raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
+        return folder
+    # With run.epochs the stored length of a schedule is computed from the number of tasks.
+    open_keys = ("learner.total_updates",) if config.run.epochs is not None else ()
+    resolved = config.model_dump(mode="json")
+    for folder in (path for path in run_folders(name) if RunResult(path).checkpoints):
+        before = RunFolder(folder).read_config()
+        if before is not None and not [key for key in changed_keys(before, resolved) if not key.startswith(open_keys)]:
+            return folder
+    raise UserError(
+        f"No run of {name} with this config has a checkpoint below {Path('runs').absolute()}. Set run.folder to the "
+        "folder of the run, or leave out --resume to start a new one."
+    )
