@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -106,7 +107,8 @@ class RunProgress(Observer):
         _print(self._console, *lines)
 
     def _renderable(self) -> Group:
-        table = Table("step", *(name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows)))
+        shown = (name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows))
+        table = Table("step", *shown, box=box.SIMPLE_HEAD, padding=0)  # all columns fit into a terminal of 80
         for step, row in self._rows:
             table.add_row(str(step), *(_cell(row, column.header) for column in table.columns[1:]))
         return Group(table, self._progress) if self._rows else Group(self._progress)

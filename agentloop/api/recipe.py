@@ -42,6 +42,11 @@ def built_in_recipes() -> dict[str, Path]:
     return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{_CONFIG}")}
 
 
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the names of built-in recipes that begin so; a shell completes the paths of files itself."""
+    return sorted(name for name in built_in_recipes() if name.startswith(incomplete))
+
+
 def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     """Load the config of `recipe` with `key=value` overrides. Raises `UserError` if it is invalid."""
     from agentloop.config.loading import load_config

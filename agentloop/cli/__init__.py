@@ -37,7 +37,7 @@ _COMMANDS = {
         "Estimate which layouts fit on a number of GPUs, and how long a step takes.",
     ),
     "config": ("agentloop.cli.config", "config", "Explain a key of the configuration, or list all keys."),
-    "view": ("agentloop.cli.view", "view", "Show curves, times and trajectories of a run in a browser."),
+    "view": ("agentloop.cli.view", "view", "Show curves, times and episodes of runs in a browser."),
     "workers": ("agentloop.cli.workers", "workers", "Change the number of Ray workers of a running run."),
     "from-verl": (
         "agentloop.cli.from_verl",
@@ -73,13 +73,20 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
+            if ctx.resilient_parsing:  # a shell asks for completions of a command that does not exist
+                return None
             raise UserError(
                 f"There is no command {cmd_name!r}.{nearest(cmd_name, _COMMANDS)} Commands: {', '.join(_COMMANDS)}."
             )
         return _LazyCommand(cmd_name)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _print_version(is_set: bool) -> None:

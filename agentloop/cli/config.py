@@ -42,8 +42,16 @@ class Key:
     is_section: bool
 
 
+def complete_key(incomplete: str) -> list[str]:
+    """Return the keys that begin so."""
+    return [key.name for key in keys() if key.name.startswith(incomplete)]
+
+
 def config(
-    key: Annotated[str | None, typer.Argument(help="A key or a section, such as learner.lr or staleness.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(help="A key or a section, such as learner.lr or staleness.", autocompletion=complete_key),
+    ] = None,
 ) -> None:
     """Explain a key of the configuration, with its type and default; without KEY, list all keys."""
     from rich.console import Console

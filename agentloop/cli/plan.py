@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from agentloop.api.recipe import complete_recipe
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, a folder with a config.yaml, or the name of a recipe.", autocompletion=complete_recipe
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Config keys to set, for example model=Qwen/Qwen3-8B.")
     ] = None,

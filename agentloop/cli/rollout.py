@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from agentloop.api.recipe import complete_recipe
+
 
 def rollout(
     recipe: Annotated[
         str,
         typer.Argument(
             help="A YAML file, a folder with a config.yaml, the name of a recipe, or the folder of a run, whose "
-            "trained model plays."
+            "trained model plays.",
+            autocompletion=complete_recipe,
         ),
     ],
     overrides: Annotated[

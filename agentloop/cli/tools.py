@@ -31,6 +31,8 @@ class IndexEngine(StrEnum):
     TANTIVY = "tantivy"
 
 
+_ANY_WIDTH = 10_000
+
 app = typer.Typer(
     help="List tools, call one, index a corpus, or serve tools and sandboxes.",
     no_args_is_help=True,
@@ -41,7 +43,9 @@ app = typer.Typer(
 @app.command("list")
 def list_tools() -> None:
     """List the registered tools."""
-    table = Table("name", "parameters", "package", "description")
+    table = Table()
+    for column in ("name", "parameters", "package", "description"):
+        table.add_column(column, overflow="fold")
     for name, entry in registry.TOOLS.entry_points().items():
         try:
             about = summary(name)
@@ -51,7 +55,10 @@ def list_tools() -> None:
         except UserError as error:
             parameters, description = "", f"[red]{escape(str(error))}[/red]"
         table.add_row(name, parameters, package_of(entry), description)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width
+        console.width = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+    console.print(table)
 
 
 @app.command("call")

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentloop.api.recipe import complete_recipe
+
 if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, a folder with a config.yaml, or the name of a recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, a folder with a config.yaml, or the name of a recipe.", autocompletion=complete_recipe
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Config keys to set, for example run.steps=100.")
     ] = None,

@@ -13,20 +13,26 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def view(
-    run: Annotated[Path | None, typer.Argument(help="Folder of a run; default: the newest below runs/.")] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of runs to show together; a folder with runs below it stands for all of them. Default: the "
+            "newest run below runs/."
+        ),
+    ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Everyone who can reach it can read the run.")
+        str, typer.Option(help="Address to listen on. Everyone who can reach it can read the runs.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.")] = 8265,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8265,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Show curves, times and trajectories of a run in a browser.
+    """Show curves, times and episodes of runs in a browser.
 
-    New steps appear while the run continues.
+    New steps appear while a run continues.
     """
-    from agentloop.trainer.viewer.records import Records
+    from agentloop.trainer.viewer.runs import newest, open_runs
 
-    records = Records(run or newest(Path("runs")))
+    shown = open_runs(runs or [newest(Path("runs"))])
     try:
         import uvicorn
 
@@ -37,20 +43,12 @@ def view(
         ) from error
     from agentloop.tools.serving.http.listening import address_of, listen
 
-    app = application(records) if host in _LOOPBACK else application(records, hosts=("*",))
+    app = application(shown) if host in _LOOPBACK else application(shown, hosts=("*",))
     with listen(host, port) as listener:
         address = address_of(listener)
-        print(f"Showing {records.folder.root} at {address} (press Ctrl-C to stop)", flush=True)
+        print(f"Showing {', '.join(shown)} at {address} (press Ctrl-C to stop)", flush=True)
         if browser:
             import webbrowser
 
             webbrowser.open(address)
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
-
-
-def newest(folder: Path) -> Path:
-    """Return the newest run below `folder`. Raises `UserError` if there are no runs."""
-    runs = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern)]
-    if not runs:
-        raise UserError(f"There are no runs below {folder.resolve()}. Give the folder of a run: agentloop view FOLDER.")
-    return max(runs, key=lambda path: path.stat().st_mtime)

@@ -2,6 +2,8 @@ import json
 
 import pytest
 from PIL import Image
+from rich.cells import cell_len
+from rich.text import Text
 from typer.testing import CliRunner
 
 from agentloop.cli.tools import app
@@ -36,9 +38,8 @@ def test_list_shows_registered_tools():
     assert "agentloop" in result.output
 
 
-def test_list_shows_required_options(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    lines = run("list").output.splitlines()
+def test_list_shows_required_options():
+    lines = run("list").output.splitlines()  # a pipe, which has no width
     for name, parameter, needed in (
         ("search", "query", "source"),
         ("web_search", "query", "provider_name"),
@@ -49,6 +50,14 @@ def test_list_shows_required_options(monkeypatch):
         assert parameter in line
     assert "cannot be made" not in "".join(lines)
     assert "Search for passages that answer a question." in "".join(lines)
+
+
+def test_list_cuts_nothing_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe in a terminal
+    output = run("list").output
+    assert "…" not in output
+    assert max(map(cell_len, Text.from_ansi(output).plain.splitlines())) == 50
 
 
 def test_call_accepts_pairs_and_json(spec):
@@ -94,7 +103,6 @@ def test_schema_is_printed_as_models_see_it(spec):
 def test_list_reports_invalid_tools_and_continues(tmp_path, monkeypatch):
     install(tmp_path, "agentloop.tools", seven="agentloop.tools.sessions:logging")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     result = run("list")
     assert result.exit_code == 0
     assert "'seven' is module, not a Tool class" in result.output

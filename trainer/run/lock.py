@@ -41,6 +41,24 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def holder(folder: Path) -> dict[str, Any]:
+    """Return the record of the process that writes into a run folder; empty if none is known to."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return {}
+    try:
+        record = _read(descriptor)
+    finally:
+        os.close(descriptor)
+    return {} if record and _is_gone(record) else record
+
+
+def _is_gone(record: dict[str, Any]) -> bool:
+    """Return whether the process of a record is known to have ended; one of another host is not."""
+    return record["host"] == socket.gethostname() and is_dead(record["label"])
+
+
 def _take(descriptor: int, file: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,12 +67,12 @@ def _take(descriptor: int, file: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        if (holder := _read(descriptor)) and not (holder["host"] == socket.gethostname() and is_dead(holder["label"])):
-            raise _in_use(file, holder, f"; if that process is gone, remove {file}") from error
+        if (record := _read(descriptor)) and not _is_gone(record):
+            raise _in_use(file, record, f"; if that process is gone, remove {file}") from error
 
 
-def _in_use(file: Path, holder: dict[str, Any], advice: str = "") -> UserError:
-    who = "process {pid} on {host}, started {started}".format_map(holder) if holder else "a process that just starts"
+def _in_use(file: Path, record: dict[str, Any], advice: str = "") -> UserError:
+    who = "process {pid} on {host}, started {started}".format_map(record) if record else "a process that just starts"
     return UserError(
         f"Another run uses the folder {file.parent} ({who}): wait until it ends, stop it, or set run.folder to another "
         f"folder{advice}."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -24,15 +24,22 @@ _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-in
 """Content security policy: text of a model cannot run or call home, even if the page inserted it as HTML."""
 
 
-def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
-    """Return an application that serves one run, read-only.
+def application(
+    runs: Mapping[str, Records], *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+) -> FastAPI:
+    """Return an application that serves runs, by name and read-only.
 
     Requests for hosts other than `hosts` are refused, so that no other web page can read the run through the user's
     browser (DNS rebinding).
     """
     app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    decode = _once(lambda: _decoder(records))
+    decoders = {name: _once(partial(_decoder, records)) for name, records in runs.items()}
+
+    def records_of(run: str) -> Records:
+        if run not in runs:
+            raise KeyError(f"{run!r} is none of the runs shown here: {', '.join(runs)}")
+        return runs[run]
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -49,29 +56,25 @@ def application(records: Records, *, hosts: tuple[str, ...] = ("127.0.0.1", "loc
     async def unreadable(_: Request, error: UserError) -> Response:
         return JSONResponse({"detail": str(error)}, status_code=422)
 
-    @app.get("/api/run")
-    def run() -> dict[str, Any]:
-        root = records.folder.root.resolve()
-        config = records.config()
-        return {"name": root.name, "path": str(root), "config": config, "over": records.folder.model.is_dir()}
+    @app.get("/api/runs")
+    def states() -> list[dict[str, Any]]:
+        return [{"name": name} | records.state() for name, records in runs.items()]
+
+    @app.get("/api/config")
+    def config(run: str) -> dict[str, Any]:
+        return records_of(run).config()
 
     @app.get("/api/metrics")
-    def metrics(since: int = 0) -> list[dict[str, float]]:
-        if since < 0:
-            raise HTTPException(422, f"since is {since}, but steps count from 0")
-        return records.metrics(since)
+    def metrics(run: str, since: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, float | None]]:
+        return records_of(run).metrics(since)
 
-    @app.get("/api/files")
-    def files() -> list[dict[str, Any]]:
-        return records.files()
+    @app.get("/api/episodes")
+    def episodes(run: str, file: str) -> list[dict[str, Any]]:
+        return records_of(run).episodes(file)
 
-    @app.get("/api/files/{name}")
-    def summaries(name: str) -> list[dict[str, Any]]:
-        return records.summaries(name)
-
-    @app.get("/api/files/{name}/{index}")
-    def trajectory(name: str, index: int) -> dict[str, Any]:
-        return shown(records.trajectory(name, index), decode()) | {"file_kind": records.kind(name)}
+    @app.get("/api/episode")
+    def episode(run: str, file: str, episode: int) -> dict[str, Any]:
+        return shown(records_of(run).episode(file, episode), decoders[run]())
 
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app

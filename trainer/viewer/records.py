@@ -1,8 +1,9 @@
-"""`Records`: the files of a run as plain data for the page."""
+"""`Records`: the files of one run as plain data for the page."""
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -11,10 +12,19 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.trainer.run.folder import RunFolder, step_of
+from agentloop.trainer.run.lock import holder
+from agentloop.trainer.viewer.metrics_file import MetricsFile
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
 """Trajectory files kept in memory, because showing a part of a file reads all of it."""
+_TASK_CHARACTERS = 300
+"""Longest text of a task in a table."""
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether `agentloop train` or `agentloop rollout` wrote the folder."""
+    return RunFolder(folder).config_file.is_file() or (folder / _ROLLOUT).is_file()
 
 
 class Records:
@@ -25,54 +35,71 @@ class Records:
 
     def __init__(self, root: Path) -> None:
         self.folder = RunFolder(root)
-        if not (self.folder.config_file.is_file() or (root / _ROLLOUT).is_file()):
+        if not is_run(root):
             raise UserError(
                 f"{root} is not a run folder: it has neither a config.yaml nor a {_ROLLOUT}. `agentloop train` prints "
                 "the folder of a run at its start."
             )
+        self._metrics = MetricsFile(self.folder.metrics_file)
         self._kept: OrderedDict[tuple[Path, int, int], list[dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes while a run goes on; the page asks for it every few seconds."""
+        generation, lines = self._metrics.read()
+        return {
+            "path": str(self.folder.root.resolve()),
+            "state": self._state(),
+            "generation": generation,
+            "lines": len(lines),
+            "last_step": lines[-1]["step"] if lines else None,
+            "steps": self.config().get("run", {}).get("steps"),
+            "files": self.files(),
+        }
+
+    def _state(self) -> str:
+        if not self.folder.config_file.is_file():
+            return "rollout"
+        if holder(self.folder.root):
+            return "running"
+        return "finished" if self.folder.model.is_dir() else "stopped"
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; empty for a rollout."""
         return self.folder.read_config() or {}
 
-    def metrics(self, since: int = 0) -> list[dict[str, float]]:
-        """Return the metrics of the steps from number `since` on, in order."""
-        return self.folder.read_metrics()[since:]
+    def metrics(self, since: int = 0) -> list[dict[str, float | None]]:
+        """Return the lines of the metrics file from number `since` on, in order."""
+        return self._metrics.read()[1][since:]
 
     def files(self) -> list[dict[str, Any]]:
-        """Return the trajectory files: name, kind (train, eval or rollout), step, MiB."""
-        found = [
-            {"name": path.name, "kind": "eval" if path.name.startswith("eval") else "train", "step": step_of(path)}
-            | _size(path)
-            for path in sorted(self.folder.trajectories.glob("[!.]*.jsonl.gz"))
+        """Return the trajectory files: name, kind (train, eval or rollout), step, bytes."""
+        return [
+            {"name": name, "kind": _kind(name), "step": step_of(path), "bytes": path.stat().st_size}
+            for name, path in self._paths().items()
         ]
-        rollout = self.folder.root / _ROLLOUT
-        if rollout.is_file():
-            found.append({"name": _ROLLOUT, "kind": "rollout", "step": None} | _size(rollout))
-        return found
 
-    def kind(self, name: str) -> str:
-        """Return the kind of a trajectory file. Raises `KeyError` if there is no such file."""
-        kinds = {file["name"]: file["kind"] for file in self.files()}
-        return str(kinds[name])
-
-    def summaries(self, name: str) -> list[dict[str, Any]]:
+    def episodes(self, name: str) -> list[dict[str, Any]]:
         """Return a summary of each trajectory of a file. Raises `KeyError` if there is no such file."""
         return [{"index": index} | _summary(data) for index, data in enumerate(self._read(name))]
 
-    def trajectory(self, name: str, index: int) -> dict[str, Any]:
+    def episode(self, name: str, index: int) -> dict[str, Any]:
         """Return one trajectory as written (`agentloop.types.trajectory_io`). Raises `KeyError` if there is none."""
         trajectories = self._read(name)
         if not 0 <= index < len(trajectories):
-            raise KeyError(f"{name} has {len(trajectories)} trajectories")
-        return trajectories[index]
+            raise KeyError(f"{name} has {len(trajectories)} episodes")
+        return trajectories[index] | {"file_kind": _kind(name)}
+
+    def _paths(self) -> dict[str, Path]:
+        """Return the trajectory files by name, without suffix."""
+        found = sorted(self.folder.trajectories.glob("[!.]*.jsonl.gz"), key=lambda path: (step_of(path) or 0, path))
+        rollout = self.folder.root / _ROLLOUT
+        return {path.name.partition(".")[0]: path for path in [*found, rollout] if path.is_file()}
 
     def _read(self, name: str) -> list[dict[str, Any]]:
-        if name not in {file["name"] for file in self.files()}:
+        path = self._paths().get(name)
+        if path is None:
             raise KeyError(f"there is no trajectory file {name!r}")
-        path = self.folder.root / name if name == _ROLLOUT else self.folder.trajectories / name
         state = path.stat()
         key = path, state.st_mtime_ns, state.st_size
         with self._lock:
@@ -84,8 +111,9 @@ class Records:
             return self._kept[key]
 
 
-def _size(path: Path) -> dict[str, float]:
-    return {"mib": round(path.stat().st_size / 2**20, 2)}
+def _kind(name: str) -> str:
+    """Return what a trajectory file holds, by its name without suffix."""
+    return {"eval": "eval", "step": "train"}.get(name.partition("_")[0], "rollout")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -99,7 +127,7 @@ def _summary(data: dict[str, Any]) -> dict[str, Any]:
     versions = [version for segment in sampled for version, _ in segment["versions"]]
     return {
         "id": data["trajectory_id"],
-        "group": data["group_id"],
+        "task": task_text(data)[:_TASK_CHARACTERS],
         "reward": data["reward"],
         "stop": data["stop_reason"],
         "turns": len(sampled),
@@ -109,5 +137,16 @@ def _summary(data: dict[str, Any]) -> dict[str, Any]:
         "images": len(data["images"]),
         "seconds": data["metrics"].get("seconds"),
         "versions": [min(versions), max(versions)] if versions else None,
-        "failures": data["failures"],
+        "failures": {kind: count for kind, count in data["failures"].items() if count},
+        "error": data["error"],
     }
+
+
+def task_text(data: dict[str, Any]) -> str:
+    """Return the text of the task: the last message of the user before the model's first turn."""
+    before = itertools.takewhile(lambda message: message["role"] != "assistant", data["messages"])
+    asked = [message["content"] for message in before if message["role"] == "user"]
+    if not asked:
+        return ""
+    parts = asked[-1] if isinstance(asked[-1], list) else [{"type": "text", "text": asked[-1]}]
+    return " ".join(part["text"] if part["type"] == "text" else "[image]" for part in parts).strip()

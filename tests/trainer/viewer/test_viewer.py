@@ -4,91 +4,91 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from fastapi.testclient import TestClient
-from PIL import Image
 
-from agentloop.cli.view import newest
+from agentloop.cli import main
 from agentloop.errors import UserError
-from agentloop.recipes.tiny import task
-from agentloop.rendering import renderer_for
-from agentloop.trainer.run.folder import RunFolder
+from agentloop.process.owned_folders import own_label
+from agentloop.tools.serving.http.listening import listen
+from agentloop.trainer.run.lock import locked
 from agentloop.trainer.viewer.app import PAGE, application
-from agentloop.trainer.viewer.records import Records
+from agentloop.trainer.viewer.records import task_text
+from agentloop.trainer.viewer.runs import newest, open_runs
 from agentloop.trainer.viewer.stream import pieces_of
-from agentloop.types.trajectory import SegmentKind, Trajectory
 from agentloop.types.trajectory_io import write_jsonl
-
-CHECKPOINT = Path(task.__file__).parent / "checkpoint"
-
-
-@pytest.fixture(scope="module")
-def renderer():
-    return renderer_for(CHECKPOINT)
-
-
-def trajectory_of(renderer, text, *, reward=1.0, image=None):
-    trajectory = Trajectory(trajectory_id="1-0-0", group_id="1-0", reward=reward, stop_reason="completed")
-    trajectory.append(SegmentKind.PROMPT, renderer.encode("question"), images=[image, image] if image else ())
-    ids = renderer.encode(text)
-    trajectory.append(
-        SegmentKind.SAMPLED, ids, logprobs=[-0.5 * i for i in range(len(ids))], versions=[3] * (len(ids) - 1) + [4]
-    )
-    trajectory.append(SegmentKind.OBSERVATION, renderer.encode("seen"))
-    return trajectory
-
-
-@pytest.fixture
-def folder(tmp_path, renderer):
-    folder = RunFolder(tmp_path / "run")
-    folder.make()
-    folder.write_config({"model": str(CHECKPOINT), "run": {"steps": 2}})
-    folder.append_metrics({"step": 0, "eval/reward/mean": 0.25})
-    folder.append_metrics({"step": 1, "reward/mean": 0.5})
-    image = Image.new("RGB", (4, 3), "red")
-    folder.write_trajectories("step_000001", [trajectory_of(renderer, "dé 漢字!", image=image)])
-    folder.write_trajectories("eval_000000", [trajectory_of(renderer, "no", reward=0.0)] * 2)
-    return folder
 
 
 @pytest.fixture
 def client(folder):
-    return TestClient(application(Records(folder.root)), base_url="http://localhost")
+    return client_of(folder.root)
 
 
-def test_a_run_with_its_metrics_and_files(client, folder):
-    run = client.get("/api/run").json()
-    assert (run["name"], run["over"], run["config"]["run"]) == ("run", False, {"steps": 2})
-    assert client.get("/api/metrics").json() == [
-        {"step": 0, "eval/reward/mean": 0.25},
-        {"step": 1, "reward/mean": 0.5},
+def client_of(*folders):
+    return TestClient(application(open_runs(folders)), base_url="http://localhost")
+
+
+def get(client, what, **parameters):
+    return client.get(f"/api/{what}?{urlencode({'run': 'run'} | parameters)}")
+
+
+def test_a_run_with_its_metrics_and_files(client):
+    (run,) = client.get("/api/runs").json()
+    assert (run["name"], run["lines"], run["last_step"], run["steps"]) == ("run", 2, 1, 2)
+    assert get(client, "config").json()["run"] == {"steps": 2}
+    assert get(client, "metrics").json() == [{"step": 0, "eval/reward/mean": 0.25}, {"step": 1, "reward/mean": 0.5}]
+    assert [(each["name"], each["kind"], each["step"]) for each in run["files"]] == [
+        ("eval_000000", "eval", 0),
+        ("step_000001", "train", 1),
     ]
-    assert [(each["name"], each["kind"], each["step"]) for each in client.get("/api/files").json()] == [
-        ("eval_000000.jsonl.gz", "eval", 0),
-        ("step_000001.jsonl.gz", "train", 1),
-    ]
+
+
+def test_the_state_of_a_run(client, folder):
+    def state():
+        return client.get("/api/runs").json()[0]["state"]
+
+    assert state() == "stopped"
+    with locked(folder.root):
+        assert state() == "running"
+    folder.model.mkdir()
+    assert state() == "finished"
+    ended = own_label() + "0"  # a process of another start time
+    (folder.root / "run.lock").write_text(json.dumps({"host": socket.gethostname(), "label": ended}))
+    assert state() == "finished"  # the process of that record was killed
 
 
 def test_new_steps_come_alone_and_without_an_incomplete_line(client, folder):
     with folder.metrics_file.open("a") as file:
         file.write('{"step": 2, "reward/mean": 0.7')
-    assert client.get("/api/metrics?since=1").json() == [{"step": 1, "reward/mean": 0.5}]
+    assert get(client, "metrics", since=1).json() == [{"step": 1, "reward/mean": 0.5}]
     with folder.metrics_file.open("a") as file:
-        file.write("5}\n")
-    assert client.get("/api/metrics?since=2").json() == [{"step": 2, "reward/mean": 0.75}]
+        file.write('5, "learner/grad_norm": NaN}\n')
+    assert get(client, "metrics", since=2).json() == [{"step": 2, "reward/mean": 0.75, "learner/grad_norm": None}]
+    assert get(client, "metrics", since=-1).status_code == 422
+
+
+def test_a_resumed_run_begins_a_new_generation(client, folder):
+    before = client.get("/api/runs").json()[0]
+    folder.forget_after(0)
+    after = client.get("/api/runs").json()[0]
+    assert after["generation"] != before["generation"]
+    assert get(client, "metrics").json() == [{"step": 0, "eval/reward/mean": 0.25}]
 
 
 def test_a_trajectory_comes_in_pieces_with_logprobs_and_versions(client, renderer):
-    (row,) = client.get("/api/files/step_000001.jsonl.gz").json()
+    (row,) = get(client, "episodes", file="step_000001").json()
     assert (row["reward"], row["turns"], row["images"], row["versions"]) == (1.0, 1, 1, [3, 4])
-    shown = client.get("/api/files/step_000001.jsonl.gz/0").json()
+    assert row["task"] == "question"
+    shown = get(client, "episode", file="step_000001", episode=0).json()
     prompt, sampled, observation = shown["segments"]
     assert (prompt["text"], prompt["images"], observation["text"]) == ("question", [0, 0], "seen")
     assert "".join(sampled["pieces"]) == "dé 漢字!"
@@ -97,6 +97,19 @@ def test_a_trajectory_comes_in_pieces_with_logprobs_and_versions(client, rendere
     assert sum(sampled["logprobs"]) == pytest.approx(sum(-0.5 * i for i in range(len(ids))))
     assert len(sampled["pieces"]) == len(sampled["logprobs"]) == len(sampled["versions"]) < len(ids)
     assert len(shown["images"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([("system", "Be brief."), ("user", " Why? ")], "Why?"),
+        ([("user", "A"), ("assistant", "B"), ("user", "C")], "A"),
+        ([("user", [{"type": "image"}, {"type": "text", "text": "What?"}])], "[image] What?"),
+        ([("assistant", "B")], ""),
+    ],
+)
+def test_the_task_is_what_the_user_asked_first(messages, text):
+    assert task_text({"messages": [{"role": role, "content": content} for role, content in messages]}) == text
 
 
 def test_first_requests_at_once_load_the_model_once(folder, renderer, monkeypatch):
@@ -109,9 +122,9 @@ def test_first_requests_at_once_load_the_model_once(folder, renderer, monkeypatc
         return renderer
 
     monkeypatch.setattr("agentloop.rendering.renderer_for", load)
-    client = TestClient(application(Records(folder.root)), base_url="http://localhost")
+    client = client_of(folder.root)
     with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(client.get, ["/api/files/step_000001.jsonl.gz/0"] * 4))
+        answers = list(threads.map(lambda _: get(client, "episode", file="step_000001", episode=0), range(4)))
     assert [answer.status_code for answer in answers] == [200] * 4
     assert len(loaded) == 1
 
@@ -129,35 +142,40 @@ def test_characters_of_several_tokens_are_one_piece():
 
 def test_without_the_tokenizer_the_ids_are_shown(folder):
     folder.write_config({"model": "/gone"})
-    client = TestClient(application(Records(folder.root)), base_url="http://localhost")
-    shown = client.get("/api/files/eval_000000.jsonl.gz/1").json()
+    shown = get(client_of(folder.root), "episode", file="eval_000000", episode=1).json()
     assert shown["segments"][1]["pieces"] == [f"‹{token}›" for token in shown["segments"][1]["ids"][0]] + [
         f"‹{ids[0]}›" for ids in shown["segments"][1]["ids"][1:]
     ]
 
 
-def test_a_trajectory_says_whether_it_was_trained_on(client, folder, renderer):
-    write_jsonl(folder.root / "trajectories.jsonl", [trajectory_of(renderer, "yes")], append=True)
+def test_a_trajectory_says_whether_it_was_trained_on(client, folder, trajectory_of):
+    write_jsonl(folder.root / "trajectories.jsonl", [trajectory_of("yes")], append=True)
     kinds = {
-        each["name"]: client.get(f"/api/files/{each['name']}/0").json()["file_kind"]
-        for each in client.get("/api/files").json()
+        each["name"]: get(client, "episode", file=each["name"], episode=0).json()["file_kind"]
+        for each in client.get("/api/runs").json()[0]["files"]
     }
-    assert kinds == {"eval_000000.jsonl.gz": "eval", "step_000001.jsonl.gz": "train", "trajectories.jsonl": "rollout"}
-    script = (PAGE / "view.js").read_text()
+    assert kinds == {"eval_000000": "eval", "step_000001": "train", "trajectories": "rollout"}
+    script = (PAGE / "episode.js").read_text()
     [line] = [line for line in script.splitlines() if line.startswith("const LEARNED = ")]
     assert all(f"{kind}: " in line for kind in kinds.values())  # the page has a label for each kind
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/api/files/step_000009.jsonl.gz", "/api/files/eval_000000.jsonl.gz/2", "/api/files/config.yaml", "/api/no"],
+    [
+        "/api/episodes?run=run&file=step_000009",
+        "/api/episode?run=run&file=eval_000000&episode=2",
+        "/api/episodes?run=run&file=config",
+        "/api/metrics?run=other",
+        "/api/no",
+    ],
 )
 def test_missing_files_are_404(client, path):
     assert client.get(path).status_code == 404
 
 
 def test_other_hosts_are_refused(client):
-    assert client.get("/api/run", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/api/runs", headers={"host": "evil.example"}).status_code == 400
     page = client.get("/")
     assert page.status_code == 200
     assert (
@@ -168,7 +186,7 @@ def test_other_hosts_are_refused(client):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
-        Records(tmp_path)
+        open_runs([tmp_path])
     with pytest.raises(UserError, match="no runs below"):
         newest(tmp_path)
 
@@ -181,13 +199,20 @@ def test_the_newest_run_is_taken(tmp_path):
     assert newest(tmp_path) == tmp_path / "b/seed_0"
 
 
-def test_a_rollout_is_shown_too(tmp_path, renderer):
-    write_jsonl(tmp_path / "trajectories.jsonl", [trajectory_of(renderer, "yes")], append=True)
-    client = TestClient(application(Records(tmp_path)), base_url="http://localhost")
-    assert client.get("/api/metrics").json() == []
-    (file,) = client.get("/api/files").json()
-    assert (file["name"], file["kind"]) == ("trajectories.jsonl", "rollout")
-    assert client.get("/api/files/trajectories.jsonl").json()[0]["id"] == "1-0-0"
+def test_runs_have_the_shortest_names_that_differ(tmp_path):
+    for name in ("a/seed_0", "a/seed_1", "b/seed_0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    assert list(open_runs([tmp_path / "a", tmp_path / "a/seed_1"])) == ["seed_0", "seed_1"]
+    assert list(open_runs([tmp_path])) == ["a/seed_0", "a/seed_1", "b/seed_0"]
+
+
+def test_a_rollout_is_shown_too(tmp_path, trajectory_of):
+    write_jsonl(tmp_path / "trajectories.jsonl", [trajectory_of("yes")], append=True)
+    client = client_of(tmp_path)
+    (run,) = client.get("/api/runs").json()
+    assert (run["state"], run["lines"], [file["kind"] for file in run["files"]]) == ("rollout", 0, ["rollout"])
+    assert get(client, "episodes", run=run["name"], file="trajectories").json()[0]["id"] == "1-0-0"
 
 
 @pytest.mark.slow
@@ -199,8 +224,8 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
         address = next(word for word in line.split() if word.startswith("http://"))
         for _ in range(200):  # the socket listens before the server answers
             try:
-                with urllib.request.urlopen(f"{address}/api/run") as reply:
-                    assert json.load(reply)["name"] == "run"
+                with urllib.request.urlopen(f"{address}/api/runs") as reply:
+                    assert json.load(reply)[0]["name"] == "run"
                 break
             except ConnectionError:
                 time.sleep(0.05)
@@ -212,14 +237,28 @@ def test_the_command_serves_and_ends_with_ctrl_c(folder):
 
 
 @pytest.mark.slow
+def test_a_taken_port_is_an_error(folder, capsys):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main(["view", str(folder.root), "--port", str(port), "--no-browser"])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"Cannot listen on 127.0.0.1, port {port}: another program listens there.")
+
+
+@pytest.mark.slow
 def test_the_axes_of_charts(tmp_path):
     """Check the arithmetic of the page with node."""
-    shutil.copy(PAGE / "charts.js", tmp_path / "charts.mjs")  # node 18 needs this suffix for a module
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    for name in ("charts", "dom", "live"):
+        shutil.copy(PAGE / f"{name}.js", tmp_path)
     script = """
-        import { ticks, smoothed, short } from "./charts.mjs";
+        import { ticks, smoothed } from "./charts.js";
+        import { short } from "./dom.js";
         console.log(JSON.stringify([ticks(0, 1), ticks(-3, 117), ticks(5, 5), smoothed([1, 3, 5], 2), short(1e-5)]));
     """
     file = tmp_path / "axes.mjs"
     file.write_text(script)
     printed = subprocess.run(["node", str(file)], capture_output=True, text=True, check=True).stdout
-    assert json.loads(printed) == [[0, 0.5, 1], [0, 50, 100], [5], [1, 2, 4], "1.0e-5"]
+    assert json.loads(printed) == [[0, 0.2, 0.4, 0.6, 0.8, 1], [0, 50, 100], [5], [1, 2, 4], "1.0e-5"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from agentloop.errors import UserError
@@ -21,7 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return open_listener(host, port)
     except OSError as error:
-        reason = error.strerror or str(error)
+        is_taken = error.errno == errno.EADDRINUSE
+        reason = "another program listens there" if is_taken else error.strerror or str(error)
         raise UserError(
             f"Cannot listen on {host}, port {port}: {reason}. Choose another with --host and --port; port 0 "
             "takes any that is free."
