@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentloop.api.recipe import complete_recipe
+from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
@@ -28,8 +29,13 @@ def train(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Load everything but the weights, print the config and the plan, and exit."),
+        typer.Option(
+            "--dry-run",
+            help="Check the run without weights: play a scripted episode, measure the prompts, print what was set and "
+            "what follows from it, and exit.",
+        ),
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --dry-run: print the whole config.")] = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -44,12 +50,13 @@ def train(
     continues it.
     """
     from agentloop.api.recipe import load_run_config, run_name
-    from agentloop.api.training import folder_of, placed, train_config
+    from agentloop.api.training import train_config
 
+    if full and not dry_run:
+        raise UserError("--full prints the whole config of a dry run: add --dry-run.")
     config, name = load_run_config(recipe, overrides or []), run_name(recipe)
     if dry_run:
-        config, placement = placed(config, dry_run=True)
-        _print_plan(config, folder_of(config, name), placement)
+        _print_rehearsal(config, name, full=full)
         return
     again = [word for word in overrides or [] if not word.startswith("run.folder=")]
 
@@ -62,39 +69,25 @@ def train(
         raise typer.Exit(128 + signal.SIGTERM) from error
 
 
-def _print_plan(config: RunConfig, folder: Path, placement: dict[str, str]) -> None:
-    """Print the resolved config and the sizes of the run.
-
-    Datasets, tools, reward and tokenizer are loaded; weights are not.
-    """
+def _print_rehearsal(given: RunConfig, name: str, *, full: bool) -> None:
+    """Check the run without weights, and print what was set, what follows, and what was checked."""
     import yaml
     from rich.console import Console
     from rich.syntax import Syntax
 
-    from agentloop.episodes.setup import RolloutSetup
-    from agentloop.trainer.run.checks import check_trainable
-    from agentloop.trainer.run.model_folder import local_model
-    from agentloop.trainer.sizing.batch_sizes import BatchSizes
+    from agentloop.api.training import folder_of, placed
+    from agentloop.trainer.rehearsal.rehearsal import rehearse, what_was_set
 
-    check_trainable(config)
-    episodes = RolloutSetup.load(config, local_model(config, weights=False))
-    config = config.of_length(len(episodes.train))
-    algorithm, run = config.algorithm, config.run
-    epochs = run.steps * algorithm.groups_per_step / len(episodes.train)
+    config, placement = placed(given, dry_run=True)
+    found = rehearse(config, folder_of(config, name), placement)
     console = Console(soft_wrap=True)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    shown = found.config.model_dump(mode="json") if full else what_was_set(given)
+    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
     console.print(Syntax(text, "yaml", background_color="default") if console.is_terminal else text, markup=False)
-    for name, value in {
-        "folder": folder,
-        "tasks": f"{len(episodes.train)} to train on, {len(episodes.eval)} held out",
-        "tools": ", ".join(tool.name for tool in config.env.tools) or "none",
-        "steps": f"{run.steps}, {epochs:.2f} epochs",
-        **BatchSizes.of(config).lines(),
-        "concurrency": f"{config.engine.max_concurrency} episodes on each of {config.workers.count} workers",
-        **placement,
-        "checkpoints": f"every {run.save_every} steps, keeping the last {run.keep_last}",
-        "evaluation": f"every {config.eval.every} steps, {len(episodes.eval) * config.eval.samples} episodes"
-        if config.eval.every
-        else "never",
-    }.items():
+    for name, value in found.derived.items():
         console.print(f"{name:16} {value}", markup=False, highlight=False)
+    console.print("\nChecked:", style="green")
+    for name, value in found.checked.items():
+        console.print(f"  {name:16} {value}", markup=False, highlight=False)
+    for warning in found.warnings:
+        console.print(warning, style="yellow", markup=False, highlight=False)

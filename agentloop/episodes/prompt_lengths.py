@@ -21,7 +21,7 @@ def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: T
     """
     if most is None or not rows:
         return rows
-    lengths = [_length(row["messages"], renderer, tools) if "messages" in row else 0 for row in rows]
+    lengths = [prompt_length(row["messages"], renderer, tools) if "messages" in row else 0 for row in rows]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
     if not kept:
         raise UserError(
@@ -35,7 +35,7 @@ def check_one_fits(rows: Sequence[Row], key: str, *, most: int, renderer: Render
     """Raise `UserError` if each of the prompts leaves no room to sample within `most` tokens."""
     lengths: list[int] = []
     for row in rows:
-        lengths.append(_length(row["messages"], renderer, tools))
+        lengths.append(prompt_length(row["messages"], renderer, tools))
         if lengths[-1] < most:
             return
     if rows:
@@ -46,5 +46,6 @@ def check_one_fits(rows: Sequence[Row], key: str, *, most: int, renderer: Render
         )
 
 
-def _length(messages: Sequence[Any], renderer: Renderer, tools: ToolSchemas) -> int:
+def prompt_length(messages: Sequence[Any], renderer: Renderer, tools: ToolSchemas) -> int:
+    """Return the tokens of a prompt, tool schemas and images included."""
     return len(renderer.render_prompt(load_images(messages) if has_row_images(messages) else messages, tools))

@@ -36,6 +36,42 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True, frozen=True)
+class RunTasks:
+    """What a run has apart from its model: tasks, tools, environment and reward."""
+
+    train: list[Row]
+    eval: list[Row]
+    """Held-out tasks; empty if the run has none."""
+    toolset: Toolset
+    reward: RewardFunction | None
+    """Reward function; None if the environment alone scores episodes."""
+    factory: Callable[..., Env | AgentProgram]
+    needs_prompt: bool
+
+    @classmethod
+    def load(cls, config: RunConfig) -> RunTasks:
+        """Load what the config names. Raises `UserError` for unusable parts."""
+        data = config.data
+        factory = load_factory(config.env.factory, config.env.options)
+        if isinstance(factory, type) and issubclass(factory, AgentProgram):
+            from agentloop.gateway.server import load_server
+
+            load_server()
+        needs_prompt = getattr(factory, "needs_prompt", False)
+        load = partial(load_dataset, needs_prompt=needs_prompt)
+        return cls(
+            needs_prompt=needs_prompt,
+            reward=_load_reward(config, factory),
+            toolset=Toolset(
+                [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
+            ),
+            train=load(data.train, options=data.train_options, limit=data.train_limit),
+            eval=load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
+            factory=factory,
+        )
+
+
+@dataclass(slots=True, frozen=True)
 class RolloutSetup:
     """Datasets, tools, reward and renderer of a run."""
 
@@ -49,18 +85,14 @@ class RolloutSetup:
     """Reward function; None if the environment alone scores episodes."""
     renderer: Renderer
     make_env: Callable[[Row], Env | AgentProgram]
+    needs_prompt: bool = True
+    """Whether the messages of the rows are the prompts; else the environment writes its own."""
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
         """Load the setup, with the tokenizer in the folder `model`. Raises `UserError` for unusable parts."""
-        data = config.data
-        factory = load_factory(config.env.factory, config.env.options)
-        if isinstance(factory, type) and issubclass(factory, AgentProgram):
-            from agentloop.gateway.server import load_server
-
-            load_server()
-        reward = _load_reward(config, factory)
-        toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
+        tasks = RunTasks.load(config)
+        reward, toolset = tasks.reward, tasks.toolset
         renderer = renderer_for(
             model,
             tool_format=config.rendering.tool_format,
@@ -71,23 +103,20 @@ class RolloutSetup:
             inline=config.rendering.inline,
             calls_in_thinking=config.rendering.calls_in_thinking,
         )
-        fitting = partial(of_length, most=data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
-        needs_prompt = getattr(factory, "needs_prompt", False)
-        load = partial(load_dataset, needs_prompt=needs_prompt)
-        train = fitting(load(data.train, options=data.train_options, limit=data.train_limit))
-        held_out = load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else []
+        fitting = partial(of_length, most=config.data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
         episodes = cls(
             config=config,
-            train=train,
-            eval=fitting(held_out),
+            train=fitting(tasks.train),
+            eval=fitting(tasks.eval),
             toolset=toolset,
             reward=reward,
             renderer=renderer,
-            make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=config.env.options),
+            make_env=partial(make_env, tasks.factory, toolset=toolset, reward=reward, options=config.env.options),
+            needs_prompt=tasks.needs_prompt,
         )
         episodes._check_images()
         longest = config.max_tokens(context_length(model))
-        if needs_prompt:
+        if tasks.needs_prompt:
             for key, rows in (("data.train", episodes.train), ("data.eval", episodes.eval)):
                 check_one_fits(rows, key, most=longest, renderer=renderer, tools=toolset.schemas)
         if not engines.ENGINES.get(config.engine.name).takes_images:

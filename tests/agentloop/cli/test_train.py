@@ -28,20 +28,10 @@ def test_train_writes_a_run_and_a_line_a_step(sums, capsys):
     assert f"step 2: reward {lines[1]['reward/mean']:.3f}" in shown
 
 
-def test_dry_run_prints_config_and_plan_and_writes_nothing(sums, capsys):
-    assert agentloop("train", sums / "config.yaml", "--dry-run", "learner.lr=0.25", f"run.folder={sums}/run") == 0
-    shown = capsys.readouterr().out
-    assert "lr: 0.25" in shown
-    assert f"train: {sums}/sums.py:tasks" in shown
-    assert "10 to train on, 3 held out" in shown
-    assert "12 = 3 tasks x 4" in shown
-    assert not (sums / "run").exists()
-
-
 def test_dry_run_places_a_run_on_gpus_of_other_machines(sums, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     elsewhere = "placement={n_gpus: 16, nnodes: 2, gpu: H200, layout: separate, learner_gpus: 4}"
-    assert agentloop("train", sums, "--dry-run", elsewhere) == 0
+    assert agentloop("train", sums, "--dry-run", "--full", elsewhere) == 0
     shown = capsys.readouterr().out
     assert "separate: 16 GPUs on 2 nodes, 0 of them unused" in shown
     assert "12 of 1 GPUs each on GPUs of their own (4 + 8 by node)" in shown

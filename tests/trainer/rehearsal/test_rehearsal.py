@@ -1,0 +1,175 @@
+"""A dry run: a run without mistakes is described, and each kind of mistake is one paragraph and a code above 0."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from agentloop.api.recipe import built_in_recipes
+from agentloop.cli import main
+from agentloop.trainer.rehearsal import machine, prompts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def dry_run(sums, capsys):
+    """Return a function that makes a dry run with overrides, and returns its code and what it printed."""
+
+    def rehearsed(*overrides, recipe=sums):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", str(recipe), "--dry-run", *overrides])
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return ended.value.code, shown.out, shown.err
+
+    return rehearsed
+
+
+@pytest.fixture
+def refused(dry_run):
+    """Return a function that makes a dry run with a mistake, and returns its error, one paragraph."""
+
+    def of(*overrides):
+        code, _, error = dry_run(*overrides)
+        assert code == 2
+        return error.strip().splitlines()[-1]
+
+    return of
+
+
+def rows(sums, *rows):
+    path = sums / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"data.train={path}", "data.train_options={}"
+
+
+def reward(sums, body):
+    (sums / "mine.py").write_text(f"def reward(trajectory, task):\n    return {body}\n")
+    return f"env.reward={sums}/mine.py:reward"
+
+
+def test_a_dry_run_says_what_was_set_what_follows_and_what_was_checked(sums, dry_run):
+    code, shown, _ = dry_run("learner.lr=0.25", f"run.folder={sums}/run")
+    assert code == 0
+    settings, _, rest = shown.partition("\n\n")
+    assert yaml.safe_load(settings)["learner"]["lr"] == 0.25
+    assert yaml.safe_load(settings)["data"]["train"] == f"{sums}/sums.py:tasks"
+    assert "keep_last" not in settings
+    for text in (
+        "10 to train on, 3 held out",
+        "12 = 3 tasks x 4",
+        "longest episode  512 tokens",
+        "(all 10 rows)",
+        "row '0': 2 turns, ended as completed, reward 0",
+        "add answered a sample call: '",
+        "read answer",
+    ):
+        assert text in rest
+    assert not (sums / "run").exists()
+    assert "keep_last" in dry_run("--full")[1]
+
+
+def test_full_needs_a_dry_run(sums, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(sums), "--full"])
+    assert ended.value.code == 2
+    assert "add --dry-run" in capsys.readouterr().err
+
+
+def test_a_reward_that_reads_a_missing_column(sums, refused):
+    error = refused(reward(sums, "float(task['anser'])"))
+    assert "could not be judged by the reward" in error
+    assert "KeyError: 'anser'" in error
+    assert "the columns answer, id, messages, prompt" in error
+
+
+def test_rows_without_the_column_are_found_behind_the_first(sums, refused):
+    error = refused(*rows(sums, {"prompt": "a", "answer": 1}, {"prompt": "b"}))
+    assert "row '1' could not be judged" in error
+
+
+@pytest.mark.parametrize("value", ["None", "'good'", "float('nan')"])
+def test_a_reward_that_is_no_number(sums, refused, value):
+    assert "could not be judged by the reward" in refused(reward(sums, value))
+
+
+def test_a_column_that_no_row_has_is_a_warning(sums, dry_run):
+    code, shown, _ = dry_run(reward(sums, "float(task.get('anser', 0))"))
+    assert code == 0
+    assert "The column 'anser' is asked for, but no row has it" in shown
+
+
+def test_a_tool_that_fails_is_a_warning(sums, dry_run):
+    (sums / "mine.py").write_text("def broken(a: int) -> str:\n    'Fail.'\n    raise OSError('no server')\n")
+    code, shown, _ = dry_run(f"env.tools=[{sums}/mine.py:broken]")
+    assert code == 0
+    assert "The tool broken failed at a sample call:" in shown
+    assert "no server" in shown
+
+
+def test_prompts_that_are_too_long(sums, dry_run, refused, monkeypatch):
+    short, long = ({"prompt": text, "answer": 1} for text in ("a", "a " * 900))
+    code, shown, _ = dry_run(*rows(sums, short, short, long))
+    assert code == 0
+    assert "1 of 3 prompts leave no room to sample within 512 tokens" in shown
+    monkeypatch.setattr(prompts, "_MOST", 2)
+    assert "(one in 2 of 3 rows)" in dry_run(*rows(sums, short, short, short))[1]
+    assert "limits.max_tokens is 512, but each of the 1 prompts" in refused(*rows(sums, long))
+
+
+def test_templates_without_tools_and_unknown_ones(sums, refused, dry_run):
+    (sums / "plain.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    error = refused(f"rendering.chat_template={sums}/plain.jinja")
+    assert "does not show the tools add" in error
+    assert "rendering.chat_template to builtin:hermes" in error
+    assert "Did you mean 'hermes'?" in refused("rendering.chat_template=builtin:hermse")
+    assert dry_run("rendering.chat_template=builtin:hermes")[0] == 0
+
+
+def test_missing_packages_and_gpus(refused, monkeypatch):
+    found = machine.find_spec
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("wandb", "sglang") else found(name))
+    error = refused("run.loggers=[wandb]", "engine.name=sglang", "engine.options={}")
+    assert "engine.name=sglang needs sglang (pip install 'agentloop[sglang]')" in error
+    assert "run.loggers=wandb needs wandb (pip install 'agentloop[wandb]')" in error
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "learner.device is cuda, but torch finds no GPU" in refused("learner.device=cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "engine.name is vllm, which needs a GPU" in refused("engine.name=vllm", "engine.options={}")
+
+
+def test_an_environment_that_fails(sums, refused):
+    (sums / "mine.py").write_text(
+        "from agentloop import Env\n"
+        "class Broken(Env):\n"
+        "    def __init__(self, row, **parts): pass\n"
+        "    async def reset(self): raise RuntimeError('no board')\n"
+        "    async def step(self, message): raise AssertionError\n"
+    )
+    error = refused(f"env.factory={sums}/mine.py:Broken", "env.tools=[]", "env.reward=null")
+    assert "failed in its environment" in error
+    assert "no board" in error
+
+
+@pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"chain", "tiny"}))
+def test_full_scale_recipes_need_no_weights_and_no_network(name, sums, dry_run, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = (*rows(sums, {"prompt": "a", "answer": "1"}), f"data.eval={sums}/rows.jsonl", "data.eval_options={}")
+    code, shown, error = dry_run("env.tools=[]", *data, recipe=name)
+    assert code == 0, error
+    assert "only its shape is known" in shown
+    assert "Not checked: chat template, prompt lengths, an episode" in shown
+    assert "1 to train on" in shown
+
+
+@pytest.mark.parametrize("name", ["tiny", *(f"{name}/tiny.yaml" for name in ("retool", "search_r1", "frozen_lake"))])
+def test_small_recipes_play_their_episode(name, dry_run):
+    path = built_in_recipes()["tiny"].parents[1] / name
+    code, shown, error = dry_run("data.train_limit=20", "data.eval_limit=3", recipe=path)
+    assert code == 0, error
+    assert "turns, ended as" in shown

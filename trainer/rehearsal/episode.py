@@ -1,0 +1,141 @@
+"""Play scripted episodes through renderer, tools, environment and reward, and report what they did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentloop import engines
+from agentloop.engines.base import SamplingParams
+from agentloop.episodes.setup import RolloutSetup, Row
+from agentloop.errors import FailureKind, UserError
+from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.trainer.rehearsal.calls import sample_turn
+from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.requests import make_requests, play_all
+from agentloop.types.messages import text_of
+from agentloop.types.trajectory import Trajectory
+
+_ANSWER = "<answer>\\boxed{1}</answer> The answer is 1."
+"""In the usual forms, so that rewards read on and compare it."""
+_MOST_TURNS = 3
+_MOST_KINDS = 8
+"""Kinds of rows of which one is played."""
+_SHOWN = 70
+
+
+@dataclass(slots=True, frozen=True)
+class Played:
+    """What the episodes showed."""
+
+    lines: dict[str, str]
+    """Label -> text for the user."""
+    warnings: list[str]
+
+
+class _ReadRow(dict[str, Any]):
+    """A row that remembers which columns were asked for."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
+    """Play one scripted episode on the first row, and on the first of each other set of columns.
+
+    The script calls the first tool once with sample arguments, and then answers; `model` is the folder of the
+    tokenizer. Raises `UserError` if an episode fails,
+    as every real one on such a row would.
+    """
+    chosen = list(_first_of_each_kind(setup.train))
+    rows = [_ReadRow(setup.train[index]) for index in chosen]
+    limits = replace(setup.config.limits, max_turns=min(setup.config.limits.max_turns, _MOST_TURNS))
+    short = replace(setup, train=list(rows), config=setup.config.replace(limits=limits))
+    renderer = setup.renderer
+    assert isinstance(renderer, TemplateRenderer)
+    call = sample_turn(renderer, setup.toolset.schemas) if setup.toolset.schemas else None
+    answer = [*renderer.encode(_ANSWER), renderer.stop_token_ids[0]]
+
+    def script(trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        return call[1] if call is not None and turn == 0 else answer
+
+    engine = engines.create("scripted", script=script, max_model_len=longest, model=str(model))
+    trajectories = asyncio.run(_play(LocalWorkers(short, engine), len(rows)))
+    for index, trajectory in zip(chosen, trajectories, strict=True):
+        _check(trajectory, setup, setup.train[index])
+    return _report(setup, trajectories, rows, call[0] if call is not None else "")
+
+
+async def _play(workers: LocalWorkers, count: int) -> list[Trajectory]:
+    try:
+        await workers.start()
+        groups = await play_all(workers, make_requests("dry-run", range(count), n=1, seed=0))
+        return [group.trajectories[0] for group in groups]
+    finally:
+        await workers.close()
+
+
+def _first_of_each_kind(rows: Sequence[Row]) -> Iterator[int]:
+    seen: set[frozenset[str]] = set()
+    for index, row in enumerate(rows):
+        if (kind := frozenset(row)) not in seen and len(seen) < _MOST_KINDS:
+            seen.add(kind)
+            yield index
+
+
+def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
+    """Raise `UserError` if the episode failed."""
+    reward, error = setup.config.env.reward, trajectory.error
+    where = f"A scripted episode on row {row['id']!r}"
+    if trajectory.failures.get(FailureKind.JUDGE):
+        raise UserError(
+            f"{where} could not be judged by the reward {reward}: {error}. Correct the reward, or the rows: this one "
+            f"has the columns {', '.join(sorted(row))}."
+        )
+    if trajectory.failures.get(FailureKind.ENV):
+        raise UserError(f"{where} failed in its environment ({setup.config.env.factory}): {error}. Correct it there.")
+    if trajectory.error is not None or trajectory.reward is None:
+        raise UserError(f"{where} ended as {trajectory.stop_reason}: {error or 'it has no reward'}. Correct its cause.")
+
+
+def _report(setup: RolloutSetup, trajectories: Sequence[Trajectory], rows: Sequence[_ReadRow], tool: str) -> Played:
+    first = trajectories[0]
+    lines = {
+        "episode": f"row {rows[0]['id']!r}: {first.num_turns} turns, ended as {first.stop_reason}, reward "
+        f"{first.reward:g}" + (f"; {len(rows)} kinds of rows were played" if len(rows) > 1 else "")
+    }
+    warnings = []
+    results = [text_of(message["content"]) for message in first.messages if message["role"] == "tool"]
+    if tool and results:
+        lines["tool"] = f"{tool} answered a sample call: {_short(results[0])}"
+        if first.failures.get(FailureKind.TOOL):
+            warnings.append(f"The tool {tool} failed at a sample call: {_short(results[0])}")
+    elif setup.toolset.schemas:
+        warnings.append("No tool was called: the chat template writes no sample call that is read back.")
+    asked = set.union(*(row.asked for row in rows)) - {"id", "messages"}
+    absent = {column for column in asked if not any(column in row for row in setup.train)}
+    if asked - absent:
+        lines["columns"] = f"reward, tools and environment read {', '.join(sorted(asked - absent))}"
+    if absent:
+        warnings.append(
+            f"The column {' and '.join(map(repr, sorted(absent)))} is asked for, but no row has it. If that is a "
+            "misspelling, correct the reward, the tool or the environment."
+        )
+    return Played(lines, warnings)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
