@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentloop.envs.rewards import Reward
     from agentloop.envs.tool_env import ToolEnv
     from agentloop.episodes.loop import AgentLoop
+    from agentloop.episodes.scripted import play_script
     from agentloop.errors import EnvError, FailureKind, ToolError, UserError
     from agentloop.tools.base import Tool, ToolContext, ToolResult
     from agentloop.tools.function import tool
@@ -70,6 +71,7 @@ _HOME = {
     "UserError": "agentloop.errors",
     "WorkersConfig": "agentloop.config.workers",
     "load_run": "agentloop.api.result",
+    "play_script": "agentloop.episodes.scripted",
     "read_trajectories": "agentloop.api.result",
     "rollout": "agentloop.api.evaluation",
     "tool": "agentloop.tools.function",
@@ -116,6 +118,7 @@ __all__ = [
     "UserError",
     "WorkersConfig",
     "load_run",
+    "play_script",
     "read_trajectories",
     "rollout",
     "tool",

@@ -44,7 +44,18 @@ _COMMANDS = {
         "from_verl",
         "Convert a launch script or a config of verl to a config of agentloop.",
     ),
-    "tools": ("agentloop.cli.tools", "app", "List tools, call one, index a corpus, or serve tools and sandboxes."),
+    "tools": (
+        "agentloop.cli.authoring.tools",
+        "app",
+        "List tools, call one, index a corpus, or serve tools and sandboxes.",
+    ),
+    "init": (
+        "agentloop.cli.authoring.init",
+        "init",
+        "Write a package with an environment, a tool or a recipe that works.",
+    ),
+    "envs": ("agentloop.cli.authoring.envs", "app", "List the environments."),
+    "rewards": ("agentloop.cli.authoring.rewards", "app", "List the rewards, or judge an answer with one."),
 }
 
 

@@ -22,20 +22,15 @@ from gymnasium import spaces
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.envs.base import Env
 from agentloop.episodes.loop import AgentLoop
+from agentloop.episodes.text_renderer import END, TextRenderer
 from agentloop.errors import EnvError
-from agentloop.rendering.base import Continuation, ToolSchemas
-from agentloop.rendering.formats.json_calls import HERMES
-from agentloop.rendering.parsing import TurnParser
 from agentloop.types.limits import Limits
-from agentloop.types.messages import Message, ParsedTurn, text_of
+from agentloop.types.messages import Message, text_of
 from agentloop.types.trajectory import Trajectory
 
 R = TypeVar("R")
 
-_END = 0x110000
-"""Id that ends a turn: the first that is not a code point."""
 _NO_LIMIT = 2**31 - 1
-_PARSER = TurnParser(HERMES)
 
 
 class AnyText(spaces.Text):
@@ -119,7 +114,7 @@ class _Episode:
     def __init__(self, env: Env, limits: Limits) -> None:
         self.trajectory = Trajectory(trajectory_id=f"exported-{uuid.uuid4().hex}")
         self._env = env
-        self._loop = AgentLoop(cast(Engine, self), _TextRenderer(), limits=limits)
+        self._loop = AgentLoop(cast(Engine, self), TextRenderer(), limits=limits)
         self._task: asyncio.Task[Trajectory] | None = None
         self._actions: asyncio.Queue[str] = asyncio.Queue()
         self._is_due = asyncio.Event()
@@ -157,7 +152,7 @@ class _Episode:
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
     ) -> Generation:
         self._is_due.set()
-        ids = array("i", [*map(ord, await self._actions.get()), _END])
+        ids = array("i", [*map(ord, await self._actions.get()), END])
         return Generation(ids, array("f", [0.0]) * len(ids), array("i", [0]) * len(ids), FinishReason.STOP)
 
     def release(self, trajectory_id: str) -> None:
@@ -168,42 +163,6 @@ class _Episode:
             await self._env.close()
         elif self._task.cancel():
             await asyncio.wait([self._task])
-
-
-class _TextRenderer:
-    """Renders text to code points, and images to no tokens."""
-
-    stop_token_ids: tuple[int, ...] = (_END,)
-    stop_strings: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self.vision: Any = self
-
-    def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        return self.encode("".join(text_of(message.get("content", "")) for message in messages))
-
-    def render_continuation(
-        self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
-    ) -> Continuation:
-        return Continuation([], self.render_prompt(messages))
-
-    def parse(self, sampled: Sequence[int], **options: Any) -> ParsedTurn:
-        return _PARSER.parse(self.decode(sampled[:-1]), **options)
-
-    def encode(self, text: str) -> list[int]:
-        return list(map(ord, text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
-
-    def num_tokens(self, image: Any) -> int:
-        return 0
-
-    def see(self, image: Any) -> Any:
-        return image
-
-    def place(self, ids: Sequence[int], images: Sequence[Any], start: int) -> Sequence[Any]:
-        return images
 
 
 @cache

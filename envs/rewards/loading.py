@@ -37,8 +37,9 @@ REWARDS: Registry[Any] = Registry(
         "turn_cost": f"{_HERE}.formats:turn_cost",
         "verl": f"{_HERE}.verl:VerlScore",
     },
+    group="agentloop.rewards",
 )
-"""Classes and functions, each imported on first use."""
+"""Classes and functions, each imported on first use, and those that packages registered."""
 
 
 def load_reward(

@@ -55,6 +55,9 @@ class ScriptedEngine(Engine):
         self.max_model_len = max_model_len
         self.policy_version = 0
 
+    async def start(self) -> None:
+        """Do nothing: there is no model."""
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
     ) -> Generation:

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from typer.testing import CliRunner
 
-from agentloop.cli.tools import app
+from agentloop.cli.authoring.tools import app
 from agentloop.errors import UserError
 from tests.support.installed import install
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentloop.cli.authoring.arguments import read_json, read_pairs
 from agentloop.errors import UserError
 from agentloop.registry.registry import package_of
 from agentloop.tools import registry
@@ -78,14 +79,14 @@ def call_tool(
     ] = False,
 ) -> None:
     """Call a tool once and print its result. Exit with 1 if the result is an error."""
-    toolset = Toolset([registry.load(name, **_read_pairs(option or [], {}))])
+    toolset = Toolset([registry.load(name, **read_pairs(option or []))])
     (schema,) = toolset.schemas
     if show_schema:
         print(json.dumps(schema, indent=2, ensure_ascii=False))
         return
     function = schema["function"]
-    given = _read_json(as_json, "--json") | _read_pairs(arguments or [], function["parameters"]["properties"])
-    row, images = _read_json(task, "--task"), [_read_image(path) for path in image or []]
+    given = read_json(as_json, "--json") | read_pairs(arguments or [], function["parameters"]["properties"])
+    row, images = read_json(task, "--task"), [_read_image(path) for path in image or []]
     result = asyncio.run(_call(toolset, ToolCall(function["name"], given, "call_0"), row, images))
     print(_shown(result.content))
     raise typer.Exit(int(result.is_error))
@@ -146,7 +147,7 @@ def serve_tools(
         slots=slots,
         preload=_names(preload),
         packages=_names(packages),
-        level_options=_read_pairs(level_option or [], {}),
+        level_options=read_pairs(level_option or []),
         memory_mb=memory_mb,
         max_memory_mb=max_memory_mb,
         disk_mb=disk_mb,
@@ -222,33 +223,3 @@ def _read_image(path: Path) -> Any:
         raise UserError(
             f"--image {path} cannot be read as an image: {error}. Give a PNG, a JPEG or another image file."
         ) from error
-
-
-def _read_json(text: str | None, option: str) -> dict[str, Any]:
-    try:
-        given = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{option} {text!r} is not valid JSON: {error}. Give an object: '{{\"key\": value}}'."
-        ) from error
-    if not isinstance(given, dict):
-        raise UserError(f"{option} {text!r} is not a JSON object. Give an object: '{{\"key\": value}}'.")
-    return given
-
-
-def _read_pairs(pairs: list[str], properties: dict[str, Any]) -> dict[str, Any]:
-    """Parse KEY=VALUE pairs. A value is parsed as JSON if it is valid JSON and the parameter is not a string."""
-    given = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise UserError(f"Invalid argument {pair!r}: expected KEY=VALUE.")
-        given[key] = value if properties.get(key, {}).get("type") == "string" else _json_or_text(value)
-    return given
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        return value

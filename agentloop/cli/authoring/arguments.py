@@ -1,0 +1,44 @@
+"""Values on the command line: KEY=VALUE pairs and JSON objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from agentloop.errors import UserError
+
+
+def read_json(text: str | None, option: str) -> dict[str, Any]:
+    """Parse the JSON object of an option; none is an empty one. Raises `UserError`."""
+    try:
+        given = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{option} {text!r} is not valid JSON: {error}. Give an object: '{{\"key\": value}}'."
+        ) from error
+    if not isinstance(given, dict):
+        raise UserError(f"{option} {text!r} is not a JSON object. Give an object: '{{\"key\": value}}'.")
+    return given
+
+
+def read_pairs(pairs: list[str], properties: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Parse KEY=VALUE pairs. A value is parsed as JSON if it is valid JSON and the parameter is not a string.
+
+    `properties` are those of the JSON Schema of the parameters. Raises `UserError`.
+    """
+    given = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise UserError(f"Invalid argument {pair!r}: expected KEY=VALUE.")
+        given[key] = value if properties.get(key, {}).get("type") == "string" else _json_or_text(value)
+    return given
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value

@@ -1,0 +1,113 @@
+"""The commands `agentloop rewards`: list the rewards, and judge an answer with one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentloop.cli.authoring.arguments import read_json, read_pairs
+from agentloop.errors import AgentLoopError, UserError, raised
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentloop.config.run import RunConfig
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.envs.rewards.function import Judgement
+
+app = typer.Typer(help="List the rewards, or judge an answer with one.", no_args_is_help=True, add_completion=False)
+
+
+@app.command("list")
+def list_rewards() -> None:
+    """List the rewards with their options (`env.reward_options`)."""
+    from agentloop.cli.authoring.listing import print_registry
+    from agentloop.envs.rewards import REWARDS
+
+    print_registry(REWARDS, ("trajectory", "task"))
+
+
+@app.command("try")
+def try_reward(
+    reward: Annotated[
+        str,
+        typer.Argument(
+            help="A reward's name, 'package.module:name' or 'path/to/file.py:name'; or the config.yaml of a recipe, "
+            "whose reward and tasks are used."
+        ),
+    ],
+    answer: Annotated[str, typer.Argument(help="Last turn of the model.")],
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the reward; repeat for more.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Row of the task, as a JSON object.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Dataset with the row: a file, a folder, or 'file.py:function'.")
+    ] = None,
+    row: Annotated[int, typer.Option(min=0, help="Index of the row in the dataset.")] = 0,
+) -> None:
+    """Judge an answer for one task, and print the reward and its parts. Exit with 1 if it cannot be judged."""
+    from agentloop.envs.rewards import load_reward
+
+    config = _config(reward)
+    if config is not None and option:
+        raise UserError(f"--option is for a reward that is named itself; {reward} sets the options of its own.")
+    if config is None:
+        function = load_reward(reward, read_pairs(option or []))
+    elif config.env.reward is None:
+        raise UserError(f"{reward} names no reward (env.reward): its environment {config.env.factory!r} scores alone.")
+    else:
+        function = load_reward(config.env.reward, config.env.reward_options)
+    try:
+        judgement = asyncio.run(_judge(function, _task(task, data, row, config), answer))
+    except AgentLoopError:
+        raise
+    except Exception as error:  # the reward may raise anything
+        typer.echo(f"The reward {function.name!r} raised {raised(error)}.", err=True)
+        raise typer.Exit(1) from error
+    turn_rewards = sum(judgement.turn_rewards)
+    lines = {"reward": judgement.reward + turn_rewards, **judgement.metrics}
+    if turn_rewards:
+        lines["turn reward"] = turn_rewards
+    for name, value in lines.items():
+        typer.echo(f"{name:16} {value:g}")
+
+
+def _config(spec: str) -> RunConfig | None:
+    """Return the config of a recipe that is named by its path, or None."""
+    from agentloop.api.recipe import load_run_config
+
+    path = Path(spec).expanduser()
+    return load_run_config(spec, []) if path.suffix in (".yaml", ".yml") or path.is_dir() else None
+
+
+def _task(task: str | None, data: str | None, row: int, config: RunConfig | None) -> dict[str, Any]:
+    """Return the row that `--task` spells out, or one of a dataset: that of `--data`, else that of the recipe."""
+    from agentloop.envs.datasets.dataset import load_dataset
+
+    if task is not None and data is not None:
+        raise UserError("--task and --data both give the row: leave one of them out.")
+    source = data or (None if config is None or task is not None else config.data.train)
+    if source is None:
+        return read_json(task, "--task")
+    options = {} if data is not None or config is None else config.data.train_options
+    rows = load_dataset(source, options=options, limit=row + 1, needs_prompt=False)
+    if len(rows) <= row:
+        raise UserError(f"--row is {row}, but the dataset {source} has only {len(rows)} rows. The first is row 0.")
+    return rows[row]
+
+
+async def _judge(function: RewardFunction, task: Mapping[str, Any], answer: str) -> Judgement:
+    from agentloop.rendering.parsing import TurnParser
+    from agentloop.types.trajectory import Trajectory
+
+    turn = TurnParser(None).parse(answer).message()
+    trajectory = Trajectory(messages=[*task.get("messages", ()), turn], turn_rewards=[0.0], task=dict(task))
+    await function.start()
+    try:
+        return await function.judge(trajectory, task)
+    finally:
+        await function.shutdown()

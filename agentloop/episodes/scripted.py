@@ -1,0 +1,47 @@
+"""`play_script`: plays an episode whose turns are given, to test environments, tools and rewards without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentloop.engines.base import SamplingParams
+from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.episodes.loop import AgentLoop
+from agentloop.episodes.text_renderer import END, TextRenderer
+from agentloop.errors import EngineError
+from agentloop.types.limits import Limits
+
+if TYPE_CHECKING:
+    from agentloop.envs.base import Env
+    from agentloop.types.trajectory import Trajectory
+
+_NO_LIMIT = 2**31 - 1
+
+
+def play_script(env: Env, turns: Sequence[str], **limits: float) -> Trajectory:
+    """Play an episode in which the model says `turns`, with the real tools, checks and scores.
+
+    A turn calls a tool as Hermes models do: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. `limits` are
+    those of `Limits`; tokens are characters. An episode that needs more turns ends with an engine error.
+    """
+
+    def script(trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        if turn >= len(turns):
+            raise EngineError(f"The script has only {len(turns)} turns, and the episode goes on.")
+        return [*map(ord, turns[turn]), END]
+
+    bounds = {"max_turn_tokens": _NO_LIMIT, "max_tokens": _NO_LIMIT} | limits
+    engine = ScriptedEngine(script, max_model_len=_NO_LIMIT)
+    return asyncio.run(_play(AgentLoop(engine, TextRenderer(), limits=Limits(**bounds)), env))  # type: ignore[arg-type]
+
+
+async def _play(loop: AgentLoop, env: Env) -> Trajectory:
+    if env.toolset is None:
+        return await loop.run(env, trajectory_id="scripted")
+    await env.toolset.start()
+    try:
+        return await loop.run(env, trajectory_id="scripted")
+    finally:
+        await env.toolset.shutdown()
