@@ -40,7 +40,7 @@ def main(control_fd: int, plan: dict[str, Any]) -> None:
     try:
         template.build()
     except Exception as error:
-        channel.send(control, {"error": f"{type(error).__name__}: {error}"})
+        channel.send(control, {"error": f"{type(error).__name__}: {error}", "module": template.importing})
         return
     channel.send(control, {"ready": True})
     template.serve()
@@ -55,6 +55,8 @@ class Template:
         self._plan = plan
         self._root = os.geteuid() == 0
         self._made = 0
+        self.importing: str | None = None
+        """Module that is being preloaded."""
         self._slots: dict[int, int] = {}  # pidfd -> pid
         self._poll = select.poll()
         self._cgroups = [
@@ -74,6 +76,7 @@ class Template:
         sys.path_importer_cache.clear()  # it remembers paths that were absent before
         program.start_of_interpreter()
         for name in self._plan["preload"]:
+            self.importing = name
             __import__(name)
             if len(os.listdir("/proc/self/task")) > 1:
                 raise ImportError(f"the module {name!r} starts threads when imported, so it cannot be preloaded")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.registry.options import check_options
 from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, Load, Sandbox, Session, SessionSettings
-from agentloop.sandboxes.levels.registry import AUTOMATIC, Level
-from agentloop.sandboxes.levels.slot_template import preload_packages
+from agentloop.sandboxes.levels.registry import AUTOMATIC
+from agentloop.sandboxes.levels.slot_template import PreloadError
 
 _log = logging.getLogger(__name__)
 
 
 class Auto:
-    """The strongest level that works. Takes the options of all levels and gives each level those that it has.
+    """The strongest level that works, among those that take all the given options.
 
     `start` raises `UserError` if none works, with what each level lacks. It never falls back on `none`.
     """
@@ -26,7 +25,11 @@ class Auto:
         known = sorted({name for level in AUTOMATIC for name in level.options()})
         check_options(options, known, of="sandbox level 'auto'")
         self._options = options
-        AUTOMATIC[0].create(self._options_of(AUTOMATIC[0]))  # report an invalid value now, not as a missing level
+        self._levels = [level for level in AUTOMATIC if set(options) <= set(level.options())]
+        if not self._levels:
+            each = " ".join(f"{level.name} takes {', '.join(sorted(level.options()))}." for level in AUTOMATIC)
+            raise UserError(f"No sandbox level takes the options {', '.join(options)} together. {each}")
+        self._levels[0].create(options)  # report an invalid value now, not as a missing level
         self._chosen: Sandbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Lock | None = None
@@ -48,10 +51,12 @@ class Auto:
 
     async def _choose(self) -> Sandbox:
         reasons: list[str] = []
-        for level in AUTOMATIC:
+        for level in self._levels:
             try:
-                sandbox = level.create(self._options_of(level))
+                sandbox = level.create(self._options)
                 await sandbox.start()
+            except PreloadError:
+                raise
             except UserError as error:
                 reasons.append(str(error))
                 continue
@@ -63,18 +68,14 @@ class Auto:
                 f" Stronger or faster levels do not work here. {' '.join(reasons)}" if reasons else "",
             )
             return sandbox
-        raise UserError(
-            f"No sandbox level works on this machine, and code never runs without one. {' '.join(reasons)} On your own "
-            "machine, for code that you trust, request the level 'none' by name."
+        left_out = [level.name for level in AUTOMATIC if level not in self._levels]
+        others = f" The levels {', '.join(left_out)} lack some of the options {', '.join(self._options)}." * bool(
+            left_out
         )
-
-    def _options_of(self, level: Level) -> Mapping[str, Any]:
-        known = level.options()
-        options = {name: value for name, value in self._options.items() if name in known}
-        if (preload := self._options.get("preload")) and "preload" not in known and "packages" in known:
-            # Preloaded modules can be imported at any level, if not faster.
-            options["packages"] = [*options.get("packages", ()), *preload_packages(preload)]
-        return options
+        raise UserError(
+            f"No sandbox level works on this machine, and code never runs without one. {' '.join(reasons)}{others} On "
+            "your own machine, for code that you trust, request the level 'none' by name."
+        )
 
     async def run(self, execution: Execution, *, max_queue_seconds: float = float("inf")) -> ExecutionResult:
         return await (await self._started()).run(execution, max_queue_seconds=max_queue_seconds)

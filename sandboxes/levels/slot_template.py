@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from agentloop.errors import SandboxError
+from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 from agentloop.sandboxes.worlds import boot
@@ -20,6 +20,10 @@ from agentloop.sandboxes.worlds import boot
 _START_SECONDS = 120.0
 _LINKED = {"LD_BIND_NOW": "1"}
 """Environment that resolves all library functions at the start, instead of once in every fork."""
+
+
+class PreloadError(UserError):
+    """A module of `preload` cannot be imported in advance. No other level could do it."""
 
 
 class SlotTemplate:
@@ -37,7 +41,7 @@ class SlotTemplate:
 
     @classmethod
     async def start(cls, plan: dict[str, Any]) -> SlotTemplate:
-        """Start a template. Raises `SandboxError` if it cannot be set up."""
+        """Start a template. Raises `SandboxError` if it cannot be set up, and `PreloadError`."""
         process, control = await asyncio.to_thread(_popen, plan)
         template = cls(process, control)
         try:
@@ -51,6 +55,9 @@ class SlotTemplate:
             await template.close()
             reason = output.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
             raise SandboxError(f"{reason.rstrip('.')}.") from error
+        except PreloadError:
+            await template.close()
+            raise
         except BaseException:
             template._lost()  # it ends when its socket closes
             raise
@@ -85,7 +92,8 @@ class SlotTemplate:
             return
         if "id" not in message:
             if error := message.get("error"):
-                self._ready.set_exception(SandboxError(error))
+                module = message.get("module")
+                self._ready.set_exception(SandboxError(error) if module is None else _not_preloaded(module, error))
             else:
                 self._ready.set_result(None)
             return
@@ -120,6 +128,13 @@ class SlotTemplate:
         await asyncio.to_thread(self.process.wait)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def _not_preloaded(module: str, error: str) -> PreloadError:
+    return PreloadError(
+        f"The module {module!r} of preload cannot be imported in the sandbox: {error}. Correct its name, install its "
+        "package in this Python, or leave it out of preload."
+    )
 
 
 def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:

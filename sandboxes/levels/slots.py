@@ -15,7 +15,7 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import WORKING_DIRECTORY, WRITABLE
 from agentloop.sandboxes.levels.rootfs import RootFS
 from agentloop.sandboxes.levels.seccomp import build_filter
-from agentloop.sandboxes.levels.slot_template import SlotTemplate, preload_packages
+from agentloop.sandboxes.levels.slot_template import PreloadError, SlotTemplate, preload_packages
 from agentloop.sandboxes.worlds.cgroups import Cgroup, Cgroups
 from agentloop.sandboxes.worlds.pooled import USER_NAMESPACES, PooledSandbox
 from agentloop.sandboxes.worlds.world import PidFd, World
@@ -73,6 +73,9 @@ class Slots(PooledSandbox):
         self.cgroups = Cgroups.find()
         try:
             self.template = await SlotTemplate.start(self._plan(self.cgroups))
+        except PreloadError:
+            self._close_cgroups()
+            raise
         except SandboxError as error:
             self._close_cgroups()
             raise self._unavailable(str(error)) from error

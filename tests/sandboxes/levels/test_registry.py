@@ -101,13 +101,25 @@ async def test_auto_selects_once_and_closes_its_choice(machine):
 
 
 @pytest.mark.slow
-async def test_auto_passes_each_level_its_own_options(machine):
+async def test_auto_tries_only_levels_that_take_every_option(machine):
     made = machine("landlock")
-    await sandboxes.create("auto", slots=3, preload=["numpy"], packages=["pydantic"], image="x").start()
-    options = {sandbox.level: sandbox.options for sandbox in made}
-    assert options["slots"] == {"slots": 3, "preload": ["numpy"], "packages": ["pydantic"]}
-    assert options["bubblewrap"] == options["landlock"] == {"slots": 3, "packages": ["pydantic", "numpy"]}
-    assert options["docker"] == {"slots": 3, "image": "x"}
+    await sandboxes.create("auto", slots=3, packages=["pydantic"]).start()
+    assert {sandbox.level for sandbox in made} == {"slots", "bubblewrap", "landlock"}
+    assert all(sandbox.options == {"slots": 3, "packages": ["pydantic"]} for sandbox in made)
+    with pytest.raises(UserError, match=r"slots is missing something.*bubblewrap, docker, landlock lack .* preload"):
+        await sandboxes.create("auto", preload=["numpy"]).start()
+    with pytest.raises(UserError, match="No sandbox level takes the options preload, image together"):
+        sandboxes.create("auto", preload=["numpy"], image="x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["auto", "slots"])
+async def test_a_misspelt_module_ends_the_start(level):
+    with pytest.raises(
+        UserError, match=r"'nump' of preload cannot be imported .* No module named 'nump'.*Correct"
+    ) as caught:
+        await sandboxes.create(level, preload=["nump"]).start()
+    assert "Linux" not in str(caught.value)
 
 
 def test_unknown_option_raises():

@@ -95,7 +95,7 @@ async def test_module_that_cannot_be_preloaded_fails_the_start(tmp_path, source,
         sandbox.rootfs.links,
         sandbox.rootfs.tmpfs_mb,
     )
-    with pytest.raises(UserError, match=f"'slots' does not work.*{reason}"):
+    with pytest.raises(UserError, match=f"'unfit' of preload cannot be imported .*{reason}"):
         await sandbox.start()
     assert sandbox.template is None
     assert sandbox.cgroups is None

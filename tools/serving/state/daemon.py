@@ -13,6 +13,7 @@ from agentloop import sandboxes
 from agentloop.errors import UserError
 from agentloop.sandboxes.interface.sandbox import Sandbox, Session
 from agentloop.sandboxes.levels.registry import LEVELS
+from agentloop.sandboxes.levels.slot_template import PreloadError
 from agentloop.tools.serving.http.bodies import Reader
 from agentloop.tools.serving.state.leases import Leases
 from agentloop.tools.serving.state.metrics import Metrics
@@ -65,7 +66,7 @@ class Daemon:
         try:
             await self.sandbox.start()
         except UserError as error:
-            if self.settings.isolation == "auto":
+            if self.settings.isolation == "auto" or isinstance(error, PreloadError):
                 raise
             raise UserError(f"{error} {await _other_level()}") from error
 
