@@ -119,6 +119,7 @@ def rollout_config(
     from agentloop.api.figures import summary
     from agentloop.api.progress import EpisodeProgress
     from agentloop.config.resolved import Facts, resolve
+    from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
@@ -131,7 +132,7 @@ def rollout_config(
     folder = output or new_folder(name, "-rollout")
     if (folder / _TRAJECTORIES).exists():
         raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
-    model = local_model(config)
+    model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or leave out --tasks.")
@@ -155,6 +156,7 @@ def rollout_config(
 
 def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[RunConfig, str]:
     """Return the config with the model that plays, and a description of that model."""
+    from agentloop.engines import ENGINES
     from agentloop.trainer.run.export import is_run, trained_model
 
     if run is None or not is_run(run):
@@ -165,6 +167,11 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
         return config, f"the model {config.model}"
     if step == 0:
         return config, f"the model {config.model}"
+    if ENGINES.get(config.engine.name).read_turn is not None:
+        raise UserError(
+            f"engine.name={config.engine.name} does not play the trained model of {run}, which is on this machine. "
+            "Serve it, and set model= to the name under which it is served and engine.options.base_url to its address."
+        )
     folder, description = trained_model(run, step)
     return config.replace(model=str(folder)), description
 

@@ -7,6 +7,16 @@ from math import comb
 
 from agentloop.types.requests import Group
 
+_BILLED = {
+    "api/input_tokens": "input tokens",
+    "api/cached_input_tokens": "input tokens from the cache",
+    "api/output_tokens": "output tokens",
+    "api/cost": "cost in dollars",
+    "api/refusals": "refused turns",
+    "api/retries": "retried requests",
+}
+"""Metrics of the engines that ask a service; the figures have their sums."""
+
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int, *, threshold: float) -> float:
     """Return the unbiased estimate of the share of tasks that at least one of k episodes solves (arXiv 2107.03374).
@@ -35,6 +45,9 @@ def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
     for name in ("turns", "calls"):
         figures[f"{name} an episode"] = sum(t.metrics.get(name, 0.0) for t in trajectories) / len(trajectories)
     figures["tokens an episode"] = sum(map(len, trajectories)) / len(trajectories)
+    for trajectory in trajectories:
+        for name in filter(_BILLED.get, trajectory.metrics):
+            figures[_BILLED[name]] = figures.get(_BILLED[name], 0.0) + trajectory.metrics[name]
     return figures
 
 

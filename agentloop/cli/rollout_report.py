@@ -15,7 +15,7 @@ from agentloop.types.trajectory import Trajectory
 def print_report(console: Console, result: RolloutResult) -> None:
     """Print the figures, the stop reasons, the failures and the most frequent errors."""
     trajectories = result.trajectories
-    _print_table(console, ("", ""), [(name, f"{value:.4g}") for name, value in result.summary.items()])
+    _print_table(console, ("", ""), [(name, _figure(value)) for name, value in result.summary.items()])
     reasons = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
     _print_table(console, ("ended by", "episodes"), [(name, str(count)) for name, count in reasons.most_common()])
     if failures := _failures(trajectories):
@@ -23,6 +23,10 @@ def print_report(console: Console, result: RolloutResult) -> None:
     errors = Counter(trajectory.error for trajectory in trajectories if trajectory.error is not None)
     for error, count in errors.most_common(3):
         console.print(f"{count} times: {error}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
 
 
 def _failures(trajectories: Sequence[Trajectory]) -> Counter[str]:

@@ -38,7 +38,7 @@ class EngineConfig(Config):
     """The engine that samples tokens."""
 
     name: Annotated[str, AfterValidator(ENGINES.check)] = "hf"
-    """`hf`, `vllm`, `sglang` or `scripted`."""
+    """`hf`, `vllm`, `sglang` or `scripted`; `openai` and `anthropic` ask a service, for `agentloop rollout` only."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, except the model."""
     max_concurrency: int = Field(default=256, ge=1)

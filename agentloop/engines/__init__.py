@@ -1,4 +1,7 @@
-"""Engines: token ids in, sampled token ids out. The rollout loop is above them; weights reach them from the learner."""
+"""Engines: token ids in, sampled token ids out. The rollout loop is above them; weights reach them from the learner.
+
+Those of `api` take messages: their ids are a transcript (`agentloop.rendering.transcript`).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,9 @@ class EngineKind:
     """Its option dtype follows learner.compute_dtype; its own default depends on the device."""
     reports_cut: bool = True
     """Its log-probabilities are those of the distribution that top_p and top_k leave, from which it samples."""
+    read_turn: str | None = None
+    """Function that parses its turns, as 'module:function', for an engine that takes messages instead of token ids. It
+    evaluates only: the learner needs token ids and their log-probabilities."""
     may_share_gpu: bool = False
     """It takes the option shares_gpu: several of them run on one GPU."""
 
@@ -36,7 +42,13 @@ ENGINES: Registry[EngineKind] = Registry(
     "engine",
     "engine.name",
     {
+        "anthropic": EngineKind(
+            target="agentloop.engines.api.engine:AnthropicEngine", read_turn="agentloop.engines.api.anthropic:read_turn"
+        ),
         "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", takes_learner_dtype=True),
+        "openai": EngineKind(
+            target="agentloop.engines.api.engine:OpenAiEngine", read_turn="agentloop.engines.api.openai:read_turn"
+        ),
         "scripted": EngineKind(target="agentloop.engines.testing.scripted:ScriptedEngine"),
         "sglang": EngineKind(
             target="agentloop.engines.sglang.engine:SglangEngine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,6 +55,8 @@ class Generation:
     versions: array[int]
     """Typecode i; the policy version that sampled each id."""
     finish_reason: FinishReason
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of this turn, such as the tokens that a service bills; an episode has their sums."""
 
     def __post_init__(self) -> None:
         assert len(self.ids) == len(self.logprobs) == len(self.versions)
@@ -67,6 +69,10 @@ class EngineDead(EngineError):
         super().__init__(message)
         self.sampled = sampled
         """Tokens of the turn sampled before that, as far as they are known."""
+
+
+class ContextExceeded(EngineError):
+    """The prompt leaves no room to sample in the model's context, as the engine found out itself."""
 
 
 class TakesWeights(Protocol):

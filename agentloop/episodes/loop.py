@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.returned import check_parts, checked_messages, checked_step
 from agentloop.envs.returned_numbers import checked_number
@@ -148,6 +148,11 @@ class TurnEpisode:
             if not timeout.expired():
                 raise
             return StopReason.MAX_SECONDS
+        except ContextExceeded as error:
+            if self.trajectory.num_sampled:
+                return StopReason.MAX_TOKENS
+            self.trajectory.error = str(error)
+            return StopReason.PROMPT_TOO_LONG
         except EpisodeError as error:
             self.trajectory.count(error.kind)
             self.trajectory.error = str(error)
@@ -162,7 +167,8 @@ class TurnEpisode:
                 return StopReason.ABORTED
             parsed = await self._parse(turn, generation)
             if generation.finish_reason is FinishReason.LENGTH and not self.env.takes_cut_turns:
-                whole_turn = len(generation.ids) >= self.limits.max_turn_tokens
+                room = self.max_tokens - len(self.trajectory) + len(generation.ids)
+                whole_turn = room >= self.limits.max_turn_tokens
                 return StopReason.MAX_TURN_TOKENS if whole_turn else StopReason.MAX_TOKENS
             new_messages, stop_reason = await self._answer(parsed, generation.finish_reason)
             self.trajectory.messages.extend(new_messages)
@@ -212,6 +218,8 @@ class TurnEpisode:
             SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
         )
         self.trajectory.turn_rewards.append(0.0)
+        for name, value in generation.metrics.items():
+            self._add(name, value)
         self.seconds_generating += self.clock() - started
         return generation
 

@@ -23,7 +23,9 @@ from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.prompt_lengths import check_one_fits, of_length
 from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import UserError
+from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
+from agentloop.rendering.transcript import Transcript
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.types.requests import RolloutRequest, Sampling
@@ -90,19 +92,13 @@ class RolloutSetup:
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
-        """Load the setup, with the tokenizer in the folder `model`. Raises `UserError` for unusable parts."""
+        """Load the setup. Raises `UserError` for unusable parts.
+
+        The tokenizer is that in the folder `model`, which an engine that takes messages does not need.
+        """
         tasks = RunTasks.load(config)
         reward, toolset = tasks.reward, tasks.toolset
-        renderer = renderer_for(
-            model,
-            tool_format=config.rendering.tool_format,
-            chat_template_kwargs=config.rendering.chat_template_kwargs,
-            chat_template=config.rendering.chat_template,
-            min_pixels=config.rendering.min_pixels,
-            max_pixels=config.rendering.max_pixels,
-            inline=config.rendering.inline,
-            calls_in_thinking=config.rendering.calls_in_thinking,
-        )
+        renderer = _load_renderer(config, model)
         fitting = partial(of_length, most=config.data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
         episodes = cls(
             config=config,
@@ -155,6 +151,27 @@ class RolloutSetup:
     def _env_of(self, request: RolloutRequest) -> Env | AgentProgram:
         rows = self.train if request.split == "train" else self.eval
         return self.make_env(rows[request.row])
+
+
+def _load_renderer(config: RunConfig, model: Path) -> Renderer:
+    rendering, engine = config.rendering, config.engine.name
+    if (reader := engines.ENGINES.get(engine).read_turn) is not None:
+        if own := [f"rendering.{name}" for name in ("inline", "chat_template_kwargs") if getattr(rendering, name)]:
+            raise UserError(
+                f"{' and '.join(own)} cannot apply to engine.name={engine}: the service renders messages itself. Unset "
+                f"{' and '.join(own)}; fields of the service's own go into engine.options.extra_body."
+            )
+        return Transcript(load_object(reader, "engine"))
+    return renderer_for(
+        model,
+        tool_format=rendering.tool_format,
+        chat_template_kwargs=rendering.chat_template_kwargs,
+        chat_template=rendering.chat_template,
+        min_pixels=rendering.min_pixels,
+        max_pixels=rendering.max_pixels,
+        inline=rendering.inline,
+        calls_in_thinking=rendering.calls_in_thinking,
+    )
 
 
 def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) -> RewardFunction | None:

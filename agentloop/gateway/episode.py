@@ -116,7 +116,7 @@ class ProgramEpisode:
             for _ in range(count):
                 self.trajectory.count(kind)
         self.trajectory.answer = None if result is None else result.answer
-        self.trajectory.metrics |= {
+        self.trajectory.metrics |= session.metrics | {
             "turns": session.num_turns,
             "calls": session.num_calls,
             "branches": len(self.trajectory.branches),

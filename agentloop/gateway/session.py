@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentloop.engines.base import FinishReason, Generation, SamplingParams
+from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
 from agentloop.engines.episodes import current_episode, playing
 from agentloop.engines.token_listeners import Listener, listening
 from agentloop.errors import EngineError, FailureKind, UserError
@@ -75,6 +75,8 @@ class Session:
         self.num_calls = 0
         """Well-formed tool calls."""
         self.seconds_generating = 0.0
+        self.metrics: dict[str, float] = {}
+        """Sums of the figures that the engine reports."""
 
     async def complete(self, request: ChatRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
         """Sample the turn that follows a conversation, or turn `index` of several.
@@ -230,7 +232,10 @@ class Session:
                 generation = await self._engine.generate(
                     place.prompt, self._params(place, tag, index), trajectory_id=place.name, images=place.images
                 )
-        except EngineError as error:
+        except ContextExceeded as error:
+            reason = StopReason.MAX_TOKENS if self._conversations.streams else StopReason.PROMPT_TOO_LONG
+            raise self._refusal(reason, str(error), code="context_length_exceeded") from error
+        except (EngineError, UserError) as error:
             self.failures[FailureKind.ENGINE] += 1
             self.error = str(error)
             raise self._refusal(StopReason.ENGINE_ERROR, f"The engine failed: {error}.", status=500) from error
@@ -238,6 +243,8 @@ class Session:
             self.seconds_generating += time.perf_counter() - started
         if generation.finish_reason is FinishReason.ABORT:
             raise self._refusal(StopReason.ABORTED, "The engine was stopped.", status=503)
+        for name, value in generation.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
         return generation
 
     def _params(self, place: Place, tag: bytes, index: int) -> SamplingParams:

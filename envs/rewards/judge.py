@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import httpx
 from agentloop.envs.rewards.base import Outcome, Reward, answer_of
 from agentloop.envs.rewards.texts import inside
 from agentloop.errors import EpisodeError, FailureKind, UserError
+from agentloop.process.retries import RETRIED, seconds_before_retry
 from agentloop.types.messages import text_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ Verdict: CORRECT
 Verdict: INCORRECT"""
 
 _VERDICT = re.compile(r"\W*verdict[^\w:]*:\W*(correct|incorrect)\W*", re.IGNORECASE)
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_LONGEST_PAUSE = 20.0
-"""Maximum seconds between attempts."""
 _RETRY_TEMPERATURE = 0.5
 """Minimum temperature after a reply without a verdict: at 0 the reply would be the same again."""
 
@@ -131,6 +128,7 @@ class Judge(Reward):
         client = self._connected()
         for attempt in range(1, self._attempts + 1):
             body = {**self._request, "temperature": temperature, "messages": [{"role": "user", "content": prompt}]}
+            headers = None
             try:
                 async with self._room:
                     response = await client.post("/chat/completions", json=body)
@@ -144,11 +142,11 @@ class Judge(Reward):
                     problem = f"its reply ends without a verdict: {reply[-80:]!r}"
                     temperature = max(temperature, _RETRY_TEMPERATURE)
                     continue
-                problem = f"status {response.status_code}: {response.text[:200]}"
-                if response.status_code not in _RETRIED:
+                problem, headers = f"status {response.status_code}: {response.text[:200]}", response.headers
+                if response.status_code not in RETRIED:
                     break
             if attempt < self._attempts:
-                await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+                await asyncio.sleep(seconds_before_retry(attempt, self._pause, headers))
         raise JudgeError(f"the judge at {self._base_url} gave no verdict in {attempt} attempts: {problem}")
 
     def _connected(self) -> httpx.AsyncClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.config.run import RunConfig
+from agentloop.engines import ENGINES
 from agentloop.errors import UserError
 from agentloop.trainer import advantages, losses
 from agentloop.trainer.batch.outcomes import judges_alone
@@ -15,6 +16,11 @@ from agentloop.trainer.staleness.policy import StalenessPolicy
 
 def check_trainable(config: RunConfig) -> None:
     """Raise one `UserError` that names every wrong setting and a value that works."""
+    if ENGINES.get(config.engine.name).read_turn is not None:
+        raise UserError(
+            f"engine.name={config.engine.name} can only evaluate (agentloop rollout): the service shows neither the "
+            "token ids nor the log-probabilities that the learner needs. Set engine.name to vllm, sglang or hf."
+        )
     advantage = advantages.get(config.algorithm.advantage)
     advantages.parse_options(advantage, config.algorithm.advantage_options)
     Objective(config.learner)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from agentloop.rendering.transcript import is_transcript, text_of_ids
 from agentloop.types.trajectory import Trajectory
 from agentloop.types.trajectory_io import from_dict
 
@@ -23,6 +25,8 @@ def shown(data: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
     A sampled segment has `pieces`, `ids`, `logprobs` and `versions`, with one entry per piece; the others have `text`.
     """
     trajectory = from_dict(data)
+    if is_transcript(trajectory.ids):
+        decode = text_of_ids
     segments = []
     for segment, written in zip(trajectory.segments, data["segments"], strict=True):
         ids = trajectory.ids[segment.start : segment.end]
@@ -47,11 +51,16 @@ def _sampled(trajectory: Trajectory, start: int, end: int, decode: Decode) -> di
         "pieces": [text for text, _ in pieces],
         "ids": [list(ids[first : first + count]) for first, (_, count) in zip(firsts, pieces, strict=True)],
         "logprobs": [
-            round(float(logprobs[first : first + count].sum()), 5)
+            _rounded(float(logprobs[first : first + count].sum()))
             for first, (_, count) in zip(firsts, pieces, strict=True)
         ],
         "versions": [int(versions[first]) for first in firsts],
     }
+
+
+def _rounded(logprob: float) -> float | None:
+    """Return a log-probability for JSON; None if it is unknown."""
+    return None if math.isnan(logprob) else round(logprob, 5)
 
 
 def pieces_of(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:

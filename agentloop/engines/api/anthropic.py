@@ -1,0 +1,131 @@
+"""`AnthropicMessages`: the Messages API of Anthropic, which some other services speak, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentloop.engines.api.protocol import Answer, Line, parts_of, tools_of
+from agentloop.engines.api.usage import Usage
+from agentloop.engines.base import FinishReason, SamplingParams
+from agentloop.types.messages import ParsedTurn, ToolCall
+
+_VERSION = "2023-06-01"
+_FINISH_REASONS = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.STOP,
+    "refusal": FinishReason.STOP,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+}
+
+Block = dict[str, Any]
+
+
+class AnthropicMessages:
+    """Messages. Blocks of thinking are sent back with their signatures, as the API demands between tool calls.
+
+    With `cache` the service caches the prompt of a request, so that the next turn of the episode costs less. Newer
+    models take no temperature, so the one that is the default is left out.
+    """
+
+    name = "anthropic"
+    default_url = "https://api.anthropic.com/v1"
+    key_variable = "ANTHROPIC_API_KEY"
+    path = "/messages"
+
+    def __init__(self, cache: bool = True) -> None:
+        self._cache = cache
+
+    def headers(self, key: str) -> dict[str, str]:
+        return {"x-api-key": key, "anthropic-version": _VERSION}
+
+    def request(self, lines: Sequence[Line], params: SamplingParams, images: Sequence[Any]) -> dict[str, Any]:
+        system, messages = _conversation(lines, iter(images))
+        body: dict[str, Any] = {"messages": messages, "max_tokens": params.max_tokens}
+        optional = {
+            "cache_control": {"type": "ephemeral"} if self._cache else None,
+            "system": system or None,
+            "temperature": params.temperature if params.temperature != 1 else None,
+            "top_p": params.top_p if params.top_p < 1 else None,
+            "top_k": params.top_k or None,
+            "stop_sequences": list(params.stop_strings) or None,
+            "tools": [_tool(tool["function"]) for tool in tools_of(lines)] or None,
+        }
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+    def answer(self, body: Any) -> Answer:
+        reason = body["stop_reason"]
+        if reason not in _FINISH_REASONS:
+            raise ValueError(f"the stop_reason {reason!r} is unknown")
+        finish, blocks = _FINISH_REASONS[reason], list(body["content"])
+        if finish is FinishReason.LENGTH:
+            blocks = [block for block in blocks if block["type"] != "tool_use"]  # the last one is cut
+        usage = body["usage"]
+        cached, written = (usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
+        total = usage["input_tokens"] + cached + written
+        return Answer(
+            {"role": "assistant", "content": blocks},
+            finish,
+            Usage(total, usage["output_tokens"], cached, written),
+            refused=reason == "refusal",
+        )
+
+
+def read_turn(message: Mapping[str, Any]) -> ParsedTurn:
+    """Parse an assistant message."""
+    blocks = message["content"]
+    thinking = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+    return ParsedTurn(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        "\n".join(thinking) if thinking else None,
+        [ToolCall(block["name"], block["input"], block["id"]) for block in blocks if block["type"] == "tool_use"],
+    )
+
+
+def _conversation(lines: Sequence[Line], images: Iterator[Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the system prompt and the messages, in which user and assistant take turns."""
+    system: list[str] = []
+    messages: list[dict[str, Any]] = []
+    for line in lines:
+        if "tools" in line:
+            continue
+        message = line.get("sampled") or line["message"]
+        if message["role"] == "system" and not messages:
+            system.append("".join(block["text"] for block in _content(message, images)))
+            continue
+        role = "assistant" if message["role"] == "assistant" else "user"
+        blocks = list(message["content"]) if "sampled" in line else _blocks(message, images)
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += blocks
+        elif blocks:  # the API refuses empty messages
+            messages.append({"role": role, "content": blocks})
+    return "\n\n".join(system), messages
+
+
+def _blocks(message: Mapping[str, Any], images: Iterator[Any]) -> list[Block]:
+    content = _content(message, images)
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}]
+    calls = [
+        {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": call["function"]["arguments"]}
+        for call in message.get("tool_calls") or ()
+    ]
+    return [*content, *calls]
+
+
+def _content(message: Mapping[str, Any], images: Iterator[Any]) -> list[Block]:
+    """Return the blocks of a message's content, without empty texts, which the API refuses."""
+    parts = parts_of(message.get("content", ""), images, _image)
+    blocks = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+    return [block for block in blocks if block.get("text") != ""]
+
+
+def _image(data: str) -> Block:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    tool = {"name": function["name"], "description": function.get("description", "")}
+    return tool | {"input_schema": function.get("parameters") or {"type": "object", "properties": {}}}

@@ -1,0 +1,70 @@
+"""What an API needs to be an engine: how to write a request, and how to read its answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentloop.engines.api.usage import Usage
+from agentloop.engines.base import FinishReason, SamplingParams
+
+Line = Mapping[str, Any]
+"""A line of a transcript (`agentloop.rendering.transcript`)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """One sampled turn."""
+
+    message: dict[str, Any]
+    """The assistant message as the API wrote it; it is sent back unchanged."""
+    finish_reason: FinishReason
+    usage: Usage
+    refused: bool = False
+    """Whether the model or a filter of the service refused to answer."""
+
+
+class ApiProtocol(Protocol):
+    """One API."""
+
+    name: str
+    default_url: str
+    key_variable: str
+    """Environment variable that usually has the key."""
+    path: str
+
+    def headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry the key."""
+        ...
+
+    def request(self, lines: Sequence[Line], params: SamplingParams, images: Sequence[Any]) -> dict[str, Any]:
+        """Return the body of a request for the next turn, without the model."""
+        ...
+
+    def answer(self, body: Any) -> Answer:
+        """Read the body of an answer. Raises `KeyError`, `IndexError`, `TypeError` or `ValueError` if it is none."""
+        ...
+
+
+def tools_of(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return the tool schemas of a transcript."""
+    return [tool for line in lines for tool in line.get("tools", ())]
+
+
+def png(image: Any) -> str:
+    """Return an image as base64 of a PNG."""
+    buffer = io.BytesIO()
+    image.convert("RGBA" if "A" in image.getbands() else "RGB").save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def parts_of(
+    content: Any, images: Iterator[Any], of_image: Callable[[str], dict[str, Any]]
+) -> str | list[dict[str, Any]]:
+    """Return content for an API: text as it is, and the next of the images at each mark of one."""
+    if isinstance(content, str):
+        return content
+    return [dict(part) if part["type"] == "text" else of_image(png(next(images))) for part in content]
