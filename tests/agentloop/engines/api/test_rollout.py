@@ -72,7 +72,7 @@ def test_a_recipe_is_evaluated_on_an_endpoint(sums, endpoint, capsys):
 
 
 def test_the_example_of_the_guide_works_and_its_table_has_every_option(endpoint, capsys, tmp_path):
-    page = Path("docs/guides/evaluate-services.md").read_text()
+    page = Path("docs/reference/services.md").read_text()
     (command,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     program, *arguments = shlex.split(command.replace("\\\n", " ").replace("http://127.0.0.1:8000/v1", endpoint))
     assert program == "agentloop"
