@@ -103,7 +103,7 @@ async def bare(
     async def one(prompt: list[int]) -> int:
         sampled, name = 0, f"bare-{next(_names)}"
         for turn in range(turns):
-            async for output in engine._llm.generate(tokens_input(prompt, cache_salt="0"), params, f"{name}-{turn}"):
+            async for output in engine.llm.generate(tokens_input(prompt, cache_salt="0"), params, f"{name}-{turn}"):
                 ids = output.outputs[0].token_ids
             sampled += len(ids)
             prompt = [*prompt, *ids, *range(ANSWER)]

@@ -58,7 +58,7 @@ class Outputs:
 
     def __init__(self, engine: VllmEngine) -> None:
         self.times: list[float] = []
-        processor = engine._llm.output_processor
+        processor = engine.llm.output_processor
         process = processor.process_outputs
 
         def noted(outputs: Any, *args: Any, **kwargs: Any) -> Any:

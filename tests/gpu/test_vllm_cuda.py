@@ -21,7 +21,7 @@ model, engine = _tests.model, _tests.engine
 
 
 async def test_it_is_cuda_with_graphs_and_async_scheduling(engine):
-    config = engine._llm.vllm_config
+    config = engine.llm.vllm_config
     assert config.device_config.device_type == "cuda"
     assert not config.model_config.enforce_eager
     assert config.scheduler_config.async_scheduling

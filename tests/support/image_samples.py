@@ -1,15 +1,9 @@
-"""Trajectories of text and images, sampled by the hf engine: some share a prompt with an image, one has none.
-
-As a script (MODEL SAMPLES OUT) each rank computes the gradients of one update over them.
-"""
+"""Trajectories of text and images, sampled by the hf engine: some share a prompt with an image, one has none."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.engines.base import SamplingParams
@@ -87,8 +81,7 @@ def gradients(learner: FsdpLearner, samples: list[Sample]) -> tuple[float, dict[
     def keep() -> None:
         for name, parameter in learner.policy.model.named_parameters():
             if parameter.grad is not None:
-                gradient = parameter.grad
-                found[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+                found[name] = parameter.grad.clone()
 
     learner.optimizer.step = keep
     return learner.step(TrainBatch(samples))["loss"], found
@@ -96,15 +89,3 @@ def gradients(learner: FsdpLearner, samples: list[Sample]) -> tuple[float, dict[
 
 def learner_of(model: Path, **options) -> FsdpLearner:
     return FsdpLearner(LearnerConfig(model=str(model), device="cpu", grad_clip=None, **options))
-
-
-if __name__ == "__main__":
-    model, samples, out = map(Path, sys.argv[1:4])
-    loaded = torch.load(samples, weights_only=False)
-    results = []
-    for once in (False, True):
-        learner = learner_of(model, gather_once=once, token_budget=200)
-        results.append((*gradients(learner, loaded), [part.tolist() for part in learner.logprobs(loaded)]))
-    if dist.get_rank() == 0:
-        torch.save(results, out)
-    dist.destroy_process_group()

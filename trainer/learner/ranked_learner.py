@@ -34,7 +34,7 @@ class RankedLearner:
         """Make the learner on `ranks`, which may have other learners. Raises `UserError` as `make` does."""
         self.ranks = ranks
         self._name = next(_names)
-        config = config.replace(nodes=ranks.nodes)
+        config = config.replace(nodes=config.nodes or ranks.nodes)
         self._local = ranks.run(partial(make, config), _make, self._name, make, config)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:

@@ -74,6 +74,11 @@ class HfEngine(Engine):
         self.max_model_len = max_model_len or 0
         self.policy_version = 0
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that samples, once the engine has started."""
+        return self._alive().model
+
     async def start(self) -> None:
         """Load the model and check that this engine can run it. Raises `UserError`."""
         assert self._worker is None, "start is called once"

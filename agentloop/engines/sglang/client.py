@@ -52,7 +52,7 @@ class SglangClient:
     """Client of one server, with its key if it has one."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url, self.key = url.rstrip("/"), key
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_SECONDS)
         # No limit for a turn: its caller has a limit of its own.
         self._http = httpx.AsyncClient(

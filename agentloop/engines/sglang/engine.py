@@ -113,6 +113,16 @@ class SglangEngine(Engine):
         self.max_model_len = max_model_len or 0
         self.policy_version = 0
 
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._client.url
+
+    @property
+    def api_key(self) -> str | None:
+        """Key that requests to the server need."""
+        return self._client.key
+
     async def start(self) -> None:
         """Start the server, which takes a minute or more, or check the one at `url`. Raises `UserError`."""
         shapes = await asyncio.to_thread(self._look_at_model)

@@ -92,7 +92,8 @@ class VllmEngine(Engine):
         self._sleep = SleepMode()
         self._resumes_awake = True
         """Whether sampling continues after `wake`: no pause began before the sleep or during it."""
-        self._llm: Any = None
+        self.llm: Any = None
+        """vLLM's `AsyncLLM` once the engine has started, for its metrics."""
         self._closed = False
         self._count = 0
         self._updates = 0
@@ -112,18 +113,18 @@ class VllmEngine(Engine):
 
     async def start(self) -> None:
         """Start vLLM, which takes 20 s or more. Raises `UserError` if it cannot start."""
-        assert self._llm is None, "start is called once"
-        self._llm = await asyncio.to_thread(self._launcher.launch)
-        missing = missing_attributes(self._llm)
+        assert self.llm is None, "start is called once"
+        self.llm = await asyncio.to_thread(self._launcher.launch)
+        missing = missing_attributes(self.llm)
         if missing:
             await self.close()
             raise UserError(f"The installed vLLM lacks attributes that the vllm engine uses: {', '.join(missing)}.")
-        self._fence = OutputFence(self._llm)
-        await self._llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
+        self._fence = OutputFence(self.llm)
+        await self.llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
         if self._launcher.sees_images:
             self._images = ImageSender()
-            await self._images.start(self._llm)
-        self.max_model_len = int(self._llm.vllm_config.model_config.max_model_len)
+            await self._images.start(self.llm)
+        self.max_model_len = int(self.llm.vllm_config.model_config.max_model_len)
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
@@ -207,7 +208,7 @@ class VllmEngine(Engine):
 
     def _states(self) -> dict[str, Any]:
         """Return vLLM's states of the requests in flight, by name."""
-        return {state.external_req_id: state for state in self._llm.output_processor.request_states.values()}
+        return {state.external_req_id: state for state in self.llm.output_processor.request_states.values()}
 
     @property
     def cache_tokens(self) -> int:
@@ -340,23 +341,23 @@ class VllmEngine(Engine):
         self._updates += 1
 
     async def _abort_all(self) -> None:
-        await self._llm.abort([turn.name for turn in self._turns])
+        await self.llm.abort([turn.name for turn in self._turns])
 
     def _alive(self) -> Any:
-        if self._llm is None or self._closed:
+        if self.llm is None or self._closed:
             raise EngineError("the vllm engine is closed" if self._closed else "the vllm engine was not started")
-        if self._llm.errored:
+        if self.llm.errored:
             raise EngineDead(DEAD)
-        return self._llm
+        return self.llm
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._llm is not None:
-            if not self._llm.errored:
+        if self.llm is not None:
+            if not self.llm.errored:
                 await self._abort_all()
-            if (handler := getattr(self._llm, "output_handler", None)) is not None:
+            if (handler := getattr(self.llm, "output_handler", None)) is not None:
                 handler.cancel()  # it would report the end of the engine core as a crash
-            await asyncio.to_thread(self._llm.shutdown, 10.0)
+            await asyncio.to_thread(self.llm.shutdown, 10.0)
             await asyncio.to_thread(self._launcher.sockets.remove)

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, Tool, ToolResult, tool
+from agentloop.engines.base import SamplingParams
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.process.threads import threaded
@@ -338,7 +339,7 @@ def test_an_engine_that_fails_ends_its_episode(renderer):
 
 def test_cancelling_releases_everything(renderer, ids_of):
     async def scenario():
-        engine = ScriptedEngine([ids_of("5" + END)])
+        engine = ScriptedEngine([ids_of("5" + END), ids_of("6" + END)])
         await engine.pause()
         env = Talk()
         task = asyncio.create_task(AgentLoop(engine, renderer).run(env, trajectory_id="t"))
@@ -346,9 +347,11 @@ def test_cancelling_releases_everything(renderer, ids_of):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return env.closed, engine._turns
+        await engine.resume()
+        again = await engine.generate([1], SamplingParams(max_tokens=9), trajectory_id="t")
+        return env.closed, list(again.ids)
 
-    assert asyncio.run(scenario()) == (1, {})
+    assert asyncio.run(scenario()) == (1, list(ids_of("5" + END)))  # the engine knows nothing of the first turn
 
 
 def test_tokens_know_the_version_that_sampled_them(renderer, ids_of):

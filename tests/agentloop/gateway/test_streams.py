@@ -17,6 +17,7 @@ from agentloop.engines.token_listeners import listener
 from agentloop.gateway.answers import response_message
 from agentloop.gateway.deltas import Deltas
 from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.stops import without_stop
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +189,7 @@ def test_deltas_together_are_the_turn(renderer, ids_of, parts, sizes, stop):
     request = ChatRequest.parse(json.dumps(body).encode())
     ids = ids_of(text + END)
     deltas = Deltas(request, renderer)
-    whole = deltas._read(ids)
+    whole = without_stop(renderer.parse(ids, complete=True, over=False), stop)
     told = {"content": "", "reasoning_content": ""}
 
     def take(delta):
@@ -214,8 +215,8 @@ def test_a_long_turn_is_not_read_at_every_token(renderer, ids_of, monkeypatch):
     request = ChatRequest.parse(json.dumps({"messages": QUESTION}).encode())
     deltas = Deltas(request, renderer)
     read = []
-    parse = deltas._read
-    monkeypatch.setattr(deltas, "_read", lambda ids: read.append(len(ids)) or parse(ids))
+    parse = renderer.parse
+    monkeypatch.setattr(renderer, "parse", lambda ids, **options: read.append(len(ids)) or parse(ids, **options))
     ids = ids_of("so " * 1024)
 
     async def stream():

@@ -24,7 +24,7 @@ def picture(color):
     return image
 
 
-def full():
+def full(logprob=-0.1):
     first, second = picture("red"), picture("blue")
     trajectory = Trajectory(
         trajectory_id="t",
@@ -42,7 +42,7 @@ def full():
         ],
     )
     trajectory.append(SegmentKind.PROMPT, [1, 2, 3], images=[first])
-    trajectory.append(SegmentKind.SAMPLED, [4, 5, 6], logprobs=[-0.1, -1e-30, -math.inf], versions=[7, 7, 8])
+    trajectory.append(SegmentKind.SAMPLED, [4, 5, 6], logprobs=[logprob, -1e-30, -math.inf], versions=[7, 7, 8])
     trajectory.append(SegmentKind.TEMPLATE, [10])
     trajectory.append(SegmentKind.OBSERVATION, [2**31 - 1], images=[second, first])
     return trajectory
@@ -140,9 +140,7 @@ def test_branches_and_the_answer_come_back(way, tmp_path):
 
 def test_same_tells_differences():
     assert same(full(), full())
-    other = full()
-    other._sampled_logprobs[0] = -1e-31
-    assert not same(full(), other)
+    assert not same(full(), full(logprob=-1e-31))
     other = full()
     other.images[1].putpixel((0, 0), (9, 9, 9))
     assert not same(full(), other)

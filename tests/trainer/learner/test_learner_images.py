@@ -72,19 +72,6 @@ def test_loss_and_gradients_do_not_depend_on_the_plan(model, samples):
         assert_equal(found, expected, case["options"])
 
 
-@pytest.mark.slow
-def test_two_ranks_compute_the_same_where_one_has_no_picture(model, samples, tmp_path, run_on_ranks):
-    mixed = [samples[5], samples[0]]  # text only on one rank, pictures on the other
-    loss, expected = gradients(learner_of(model), mixed)
-    torch.save(mixed, tmp_path / "samples")
-    run_on_ranks(2, _SAMPLES, model, tmp_path / "samples", tmp_path / "out")
-    for other_loss, found, logprobs in torch.load(tmp_path / "out", weights_only=True):
-        assert abs(other_loss - loss) <= _TOLERANCE * abs(loss)
-        assert_equal(found, expected, "two ranks")
-        for sample, part in zip(mixed, logprobs, strict=True):
-            np.testing.assert_allclose(part, sample.logprobs[sample.loss_mask], atol=1e-4)
-
-
 def test_a_frozen_tower_is_left_as_it_is(model, samples):
     learner = learner_of(model, freeze_vision=True, lr=1e-2)
     before = {name: parameter.clone() for name, parameter in learner.policy.model.named_parameters()}

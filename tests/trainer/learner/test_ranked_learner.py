@@ -1,9 +1,11 @@
-"""`learner.ranks`: a learner whose ranks beyond the first are actors of Ray."""
+"""`learner.ranks`: a learner whose ranks beyond the first are actors of Ray computes what one rank does."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -15,22 +17,48 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.cluster.rank_actor import Objects
-from agentloop.trainer.learner.ranked_learner import OwningLearner
+from agentloop.trainer.learner.ranked_learner import RankedLearner
 from agentloop.trainer.run.learners import create, create_critic
 from agentloop.trainer.run.train import train
+from tests.agentloop.vision.models import build_vision_model
+from tests.support.image_samples import image_samples
+from tests.support.parity import (
+    BASIC_CASES,
+    LAYOUTS,
+    OBJECTIVE_LAYOUTS,
+    Case,
+    Layout,
+    Result,
+    assert_equal,
+    cases,
+    compute,
+    grouped_samples,
+    learner_config,
+)
 from tests.support.processes import descendants
+from tests.support.small_models import save_small_model
 from tests.support.tiny import random_batch as _random_batch
 
 pytestmark = pytest.mark.slow
 
 RANK = "ray::RankActor"
 """Beginning of the name that Ray gives the process of a rank."""
+RANKS = 4
+"""Number of ranks of all tests but those whose layout has another."""
+CASES = cases()
+MATRIX = [
+    pytest.param(layout, name, id=f"{layout_name}, {name}")
+    for layout_name, layout in sorted(LAYOUTS.items(), key=lambda item: item[1].ranks)
+    for name in (CASES if layout_name in OBJECTIVE_LAYOUTS else BASIC_CASES)
+]
+MEETINGS = pytest.mark.parametrize("options", [{}, {"gather_once": True}, {"sequence_parallel": 2}], ids=str)
 
 
 def _config(model: Path, **options: object) -> LearnerConfig:
-    values: dict[str, object] = {"device": "cpu", "ranks": 2, "token_budget": 256, "lr": 1e-3, **options}
+    values: dict[str, object] = {"device": "cpu", "token_budget": 256, "lr": 1e-3, **options}
     return LearnerConfig(model=str(model), **values)  # type: ignore[arg-type]
 
 
@@ -65,33 +93,149 @@ async def test_a_run_on_two_ranks_is_the_run_on_one_and_resumes_from_its_checkpo
 
 
 @pytest.fixture(scope="module")
-def learner(sums_model: Path) -> Iterator[OwningLearner]:
-    found = create(_config(sums_model))
-    assert isinstance(found, OwningLearner)
-    yield found
-    found.close()
+def model(tiny_qwen3) -> Path:
+    return tiny_qwen3(tie_word_embeddings=False)
 
 
-def test_a_user_error_of_every_rank_is_raised_once_and_training_continues(learner: OwningLearner):
+@pytest.fixture(scope="module")
+def samples(model: Path) -> list[Sample]:
+    return grouped_samples(model)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, samples: list[Sample]) -> dict[str, Result]:
+    """Return the results of one rank."""
+
+    async def results() -> dict[str, Result]:
+        return {name: await compute(model, case, samples) for name, case in CASES.items()}
+
+    return asyncio.run(results())
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample], Result]:
+    """Return a model, a sample with images and one without, and the results of one rank."""
+    model = build_vision_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
+    samples = image_samples(model)
+    samples = [samples[5], samples[0]]
+    return model, samples, asyncio.run(compute(model, Case(), samples))
+
+
+class _Pool:
+    """Ranks that all learners of this file share, as many as the last test needed."""
+
+    def __init__(self) -> None:
+        self._ranks: LearnerRanks | None = None
+
+    def of(self, count: int) -> LearnerRanks | None:
+        """Return that many ranks; one rank needs none."""
+        if self._ranks is None or self._ranks.ranks != count:
+            self.close()
+            self._ranks = LearnerRanks(count, "cpu") if count > 1 else None
+        return self._ranks
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+
+
+@pytest.fixture(scope="module")
+def pool(expected: dict[str, Result], images: tuple[Path, list[Sample], Result]) -> Iterator[_Pool]:
+    pool = _Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(("layout", "name"), MATRIX)
+async def test_ranks_equal_one(
+    layout: Layout, name: str, model: Path, samples: list[Sample], expected: dict[str, Result], pool: _Pool
+):
+    got = await compute(model, CASES[name], samples, layout, pool.of(layout.ranks))
+    assert_equal(got, expected[name])
+
+
+def test_the_cases_differ_from_each_other(expected: dict[str, Result]):
+    """Options that did nothing would pass unnoticed."""
+    plain = expected["loss ppo"].after
+    for name, result in expected.items():
+        is_plain = result.after.keys() == plain.keys() and all(
+            torch.equal(result.after[key], weight) for key, weight in plain.items()
+        )
+        assert is_plain == (name in ("loss ppo", "ppo, token_mean")), name
+        assert sum(map(result.update_norm, result.after)) > 1e-4, name
+
+
+async def test_ranks_without_images_equal_one(pool: _Pool, images: tuple[Path, list[Sample], Result]):
+    model, samples, expected = images
+    for once in (False, True):
+        layout = Layout(RANKS, {"gather_once": once, "token_budget": 200})
+        assert_equal(await compute(model, Case(), samples, layout, pool.of(RANKS)), expected)
+
+
+@MEETINGS
+def test_ranks_write_a_state_while_they_train_and_resume_from_it(
+    options: dict[str, object], model: Path, pool: _Pool, tmp_path: Path
+):
+    """Neither may wait for the other; and a model is saved as transformers loads it."""
+    config, ranks = learner_config(model, **options, token_budget=60, lora={"rank": 4}), pool.of(RANKS)
+    learner = create(config, ranks)
+    learner.step(_batch())
+    captured = learner.capture()
+    writing = Thread(target=captured.write, args=(tmp_path / "state",))
+    writing.start()
+    expected = [learner.step(_batch(seed))["loss"] for seed in (1, 2)]
+    writing.join()
+    resumed = create(config, ranks)
+    resumed.load(tmp_path / "state")
+    assert [resumed.step(_batch(seed))["loss"] for seed in (1, 2)] == expected
+    resumed.save_hf(tmp_path / "hf")
+    saved = create(learner_config(tmp_path / "hf", token_budget=60), ranks)
+    for got, want in zip(saved.logprobs(_batch().samples), resumed.logprobs(_batch().samples), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@MEETINGS
+def test_ranks_refuse_a_model_together(options: dict[str, object], pool: _Pool, tmp_path: Path):
+    folder = save_small_model("qwen3_next", tmp_path)
+    with pytest.raises(UserError, match="Qwen3NextGatedDeltaNet"):
+        create(learner_config(folder, **options), pool.of(RANKS))
+
+
+def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, pool: _Pool):
+    folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
+    with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model supports 3, 6\."):
+        create(learner_config(folder, sequence_parallel=4), pool.of(RANKS))
+    with pytest.raises(UserError, match=r"sequence_parallel is 3 but learner.ranks is 4"):
+        create(learner_config(folder, sequence_parallel=3), pool.of(RANKS))
+
+
+@pytest.fixture(scope="module")
+def learner(sums_model: Path, pool: _Pool) -> RankedLearner:
+    found = create(_config(sums_model), pool.of(RANKS))
+    assert isinstance(found, RankedLearner)
+    return found
+
+
+def test_a_user_error_of_every_rank_is_raised_once_and_training_continues(learner: RankedLearner):
     with pytest.raises(UserError, match=r"300 tokens, more than the token_budget of 256"):
         learner.step(_random_batch(2, lengths=(300, 301)))
     assert learner.step(_batch())["updates"] == 1
 
 
-async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(learner: OwningLearner, tmp_path: Path):
+async def test_ranks_publish_whole_weights_also_after_an_engine_refused_them(learner: RankedLearner, tmp_path: Path):
     first, second = _Taker(most=2), _Taker()
     with pytest.raises(ValueError, match="full"):
         await learner.publish(first, 1)  # type: ignore[arg-type]
     await learner.publish(second, 1)  # type: ignore[arg-type]
     learner.save_hf(tmp_path / "hf")
     saved = load_file(tmp_path / "hf" / "model.safetensors")
-    assert len(second.parts) == 2
+    assert len(second.parts) == RANKS
     assert second.weights.keys() == saved.keys() - {"lm_head.weight"}  # tied: it is the embedding
     for name, tensor in second.weights.items():
         assert torch.equal(saved[name], tensor), name
 
 
-def test_a_critic_trains_on_the_ranks_of_the_policy(learner: OwningLearner, sums_model: Path, tmp_path: Path):
+def test_a_critic_trains_on_the_ranks_of_the_policy(learner: RankedLearner, sums_model: Path, tmp_path: Path):
     pids = descendants(os.getpid(), RANK)
     critic = create_critic(_config(sums_model, loss="value", lr=1e-2), learner.ranks)
     samples = [replace(sample, old_logprobs=np.zeros(sample.num_sampled, np.float32)) for sample in _batch().samples]
@@ -114,15 +258,15 @@ def _read(objects: Objects, batch: TrainBatch, folder: Path) -> None:
     (folder / "rank").write_text(f"{array.sum()} {array.flags.owndata or array.base.flags.owndata}")
 
 
-def test_arrays_of_a_batch_reach_ranks_without_a_copy(learner: OwningLearner, tmp_path: Path):
+def test_arrays_of_a_batch_reach_ranks_without_a_copy(learner: RankedLearner, tmp_path: Path):
     batch = _batch()
     learner.ranks.run(lambda: None, _read, batch, tmp_path)
     assert (tmp_path / "rank").read_text() == f"{batch.samples[0].token_ids.sum()} False"
 
 
-def test_a_process_has_ranks_of_one_kind_only(learner: OwningLearner, sums_model: Path):
+def test_a_process_has_ranks_of_one_kind_only(learner: RankedLearner, sums_model: Path):
     with pytest.raises(UserError, match=r"several ranks is open in this process.*Close that learner first"):
-        create(_config(sums_model))
+        create(_config(sums_model, ranks=2))
     assert learner.step(_batch())["updates"] == 1
 
 

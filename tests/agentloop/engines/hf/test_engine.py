@@ -139,7 +139,7 @@ async def test_prompts_with_a_common_prefix_share_computation(make):
 def count_tokens(engine):
     """Return a function that counts tokens through the model since its last call."""
     seen = []
-    engine._worker.model.get_input_embeddings().register_forward_hook(lambda _m, args, _o: seen.append(args[0].numel()))
+    engine.model.get_input_embeddings().register_forward_hook(lambda _m, args, _o: seen.append(args[0].numel()))
 
     def since():
         total = sum(seen)

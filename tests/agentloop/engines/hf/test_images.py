@@ -86,7 +86,7 @@ async def test_vision_tower_runs_once_per_image(make, one_folder):
     renderer = renderer_for(one_folder)
     engine = await make(one_folder)
     sizes = []
-    engine._worker.model.base_model.visual.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    engine.model.base_model.visual.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
     first, second = picture(112, 112, 0), picture(56, 56, 1)
     trajectory = await play(engine, renderer, opened(renderer, [first], "a"), [[second], []])
     await play(engine, renderer, opened(renderer, [first], "b"), [])  # its prompt is in a slot already

@@ -96,7 +96,7 @@ async def turns(engine, prompts, params):
 
 async def told(engine):
     async with httpx.AsyncClient() as client:
-        return (await client.get(f"{engine._client.url}/asked")).json()
+        return (await client.get(f"{engine.url}/asked")).json()
 
 
 async def until_running(engine, count):
@@ -278,10 +278,11 @@ async def test_model_with_extra_state_loads_weights_from_a_file(make, caplog):
 async def test_unloadable_files_stop_the_engine_until_the_next_update(make, weights, tmp_path, monkeypatch):
     owner = await make(server_args={"api_key": "k"})
     monkeypatch.setenv("SGLANG_KEY", "k")
-    engine = await make(url=owner._client.url, api_key_variable="SGLANG_KEY", command=None, weights_folder=tmp_path)
-    (tmp_path / "tiny").mkdir()
-    with pytest.raises(EngineError, match="Cannot find any model weights"):
-        await engine._load(engine._file, tmp_path / "tiny", 1)
+    engine = await make(url=owner.url, api_key_variable="SGLANG_KEY", command=None, weights_folder=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("agentloop.engines.sglang.weights.write_weights", lambda *args: None)
+        with pytest.raises(EngineError, match="Cannot find any model weights"):
+            await engine.update_weights(TensorWeights(weights.items()), 1)
     with pytest.raises(EngineError, match="Cannot find any model weights"):
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
     await engine.update_weights(TensorWeights(weights.items()), 2)
@@ -343,7 +344,7 @@ async def test_dead_server_returns_its_partial_turns(make):
     await until_running(engine, 1)
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
-            await client.post(f"{engine._client.url}/crash")
+            await client.post(f"{engine.url}/crash")
     with pytest.raises(EngineDead, match="is gone") as caught:
         await running
     assert set(caught.value.sampled.versions) <= {0}  # the part before the update; the rest is lost
@@ -359,7 +360,7 @@ async def test_dead_server_returns_its_partial_turns(make):
 async def test_external_server_is_used_and_left_running(make, folder, monkeypatch):
     owner = await make(server_args={"api_key": "k"})
     monkeypatch.setenv("SGLANG_KEY", "k")
-    server = {"url": owner._client.url, "api_key_variable": "SGLANG_KEY"}
+    server = {"url": owner.url, "api_key_variable": "SGLANG_KEY"}
     await owner.update_weights(TensorWeights(parrot(11)), 1)  # it now reports another path with the same name
     guest = SglangEngine(folder, **server)
     await guest.start()
@@ -379,17 +380,17 @@ async def test_external_server_is_used_and_left_running(make, folder, monkeypatc
     with pytest.raises(UserError, match="refuses the key"):
         await SglangEngine(folder, **server).start()
     with pytest.raises(UserError, match=r"NO_KEY.* is not set"):
-        SglangEngine(folder, url=owner._client.url, api_key_variable="NO_KEY")
+        SglangEngine(folder, url=owner.url, api_key_variable="NO_KEY")
 
 
 async def test_a_server_answers_only_requests_with_its_random_key(make, weights, monkeypatch, tmp_path):
     """Check every route, and that the key is in no command line and no file that stays."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     engines = [await make(), await make()]
-    keys = [engine._server.key for engine in engines]
+    keys = [engine.api_key for engine in engines]
     assert min(map(len, keys)) >= 32
     assert len(set(keys)) == 2
-    async with httpx.AsyncClient(base_url=engines[0]._client.url) as client:
+    async with httpx.AsyncClient(base_url=engines[0].url) as client:
         for route in (*sglang_client.NEEDED, "/release_memory_occupation", "/resume_memory_occupation"):
             for headers in ({}, {"authorization": f"Bearer {keys[1]}"}):
                 for method in ("GET", "POST"):
@@ -401,11 +402,14 @@ async def test_a_server_answers_only_requests_with_its_random_key(make, weights,
     assert list((await engines[0].generate([7, 8], GREEDY, trajectory_id="a")).ids) == [9] * 8
 
 
-def test_the_file_with_the_key_is_private_until_it_is_removed(tmp_path, monkeypatch):
+async def test_the_file_with_the_key_is_private_until_it_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     server = SglangServer({}, ["true"])
-    path = server._write_key()
+    await server.start()
+    (path,) = tmp_path.glob("agentloop-sglang-*")
     assert (path.stat().st_mode & 0o777, server.key in path.read_text()) == (0o600, True)
+    await server.stop()
+    assert not path.exists()
     with pytest.raises(UserError, match=r"server_args\.config"):
         SglangEngine(tmp_path, server_args={"config": "mine.yaml"})
 

@@ -188,14 +188,14 @@ async def test_eos_token_does_not_stop_a_turn_unless_requested(engine, model):
 
 async def test_later_turns_reuse_the_cached_prefix(engine, model):
     hits = []
-    original = engine._llm.output_processor.process_outputs
+    original = engine.llm.output_processor.process_outputs
 
     def spy(outputs, *args, **kwargs):
         hits.extend(getattr(o, "num_cached_tokens", 0) or 0 for o in outputs)
         hits.extend(s.num_local_cached_tokens for o in outputs if (s := getattr(o, "prefill_stats", None)))
         return original(outputs, *args, **kwargs)
 
-    engine._llm.output_processor.process_outputs = spy
+    engine.llm.output_processor.process_outputs = spy
     try:
         prompt = prompts_of(1, seed=9, low=300, high=301)[0]
         got = await engine.generate(prompt, GREEDY, trajectory_id="a")
@@ -211,7 +211,12 @@ async def test_later_turns_reuse_the_cached_prefix(engine, model):
         await engine.generate(later, GREEDY, trajectory_id="a")
         assert max(hits) == 0  # what older weights computed is not used
     finally:
-        del engine._llm.output_processor.process_outputs
+        del engine.llm.output_processor.process_outputs
+
+
+def lengths(engine):
+    """Return the numbers of tokens that the running turns have sampled."""
+    return [state.detokenizer.num_output_tokens() for state in engine.llm.output_processor.request_states.values()]
 
 
 async def test_turns_wait_during_sleep_and_resume_with_new_weights(engine, model, monkeypatch):
@@ -221,14 +226,14 @@ async def test_turns_wait_during_sleep_and_resume_with_new_weights(engine, model
     running = asyncio.create_task(
         engine.generate([1, 2], SamplingParams(max_tokens=200, temperature=0.0), trajectory_id="a")
     )
-    while not any(state.detokenizer.num_output_tokens() for state in engine._states().values()):  # noqa: ASYNC110
+    while not any(lengths(engine)):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await engine.sleep(keep_weights=False)
-    sampled = [state.detokenizer.num_output_tokens() for state in engine._states().values()]
+    sampled = lengths(engine)
     waiting = asyncio.create_task(engine.generate([1, 2], GREEDY, trajectory_id="b"))
     await engine.update_weights(TensorWeights(parrot(model, 5)), 5)
     await engine.pause()
-    assert await engine._llm.is_sleeping()
+    assert await engine.llm.is_sleeping()
     await engine.wake()
     assert not running.done()  # it was paused meanwhile
     await engine.sleep()
@@ -271,12 +276,11 @@ async def test_pause_stops_sampling_until_resume(engine, model):
     running = asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=300), trajectory_id="a"))
     await asyncio.sleep(0.1)
     await engine.pause()
-    state = next(iter(engine._llm.output_processor.request_states.values()))
-    before = state.detokenizer.num_output_tokens()
+    (before,) = lengths(engine)
     late = asyncio.create_task(engine.generate([1, 2], GREEDY, trajectory_id="b"))
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 5)  # stays paused
     await asyncio.sleep(0.3)
-    assert state.detokenizer.num_output_tokens() == before
+    assert lengths(engine)[0] == before
     assert not running.done()
     assert not late.done()
     await engine.resume()
@@ -292,7 +296,7 @@ async def test_cancelled_turn_aborts_its_request(engine):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert engine._llm.output_processor.request_states == {}
+    assert engine.llm.output_processor.request_states == {}
     assert len((await engine.generate([1, 2], GREEDY, trajectory_id="a")).ids) == 12
     engine.release("a")
     engine.release("unknown")

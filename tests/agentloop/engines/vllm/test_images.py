@@ -116,7 +116,7 @@ async def test_turn_that_waits_through_an_update_keeps_its_images(engine, folder
     await engine.pause()
     waiting = opened(renderer, [shown], "waiting", text="look again")
     running = asyncio.create_task(play(engine, renderer, waiting, []))
-    while not any(turn.added for turn in engine._turns):  # noqa: ASYNC110
+    while not engine.llm.output_processor.request_states:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await engine.update_weights(TensorWeights(model.named_parameters()), 0)
     await engine.resume()
@@ -144,7 +144,7 @@ async def test_image_token_without_an_image_is_a_plain_token(engine, folder, ren
 async def test_unsupported_image_is_rejected_before_sending(engine, renderer, monkeypatch, sent):
     trajectory = opened(renderer, [picture(112, 112, 41)])
     params = SamplingParams(max_tokens=2, seed=0)
-    monkeypatch.setattr(engine._llm.input_processor, "mm_encoder_cache_size", 8)
+    monkeypatch.setattr(engine.llm.input_processor, "mm_encoder_cache_size", 8)
     with pytest.raises(EngineError, match=r"an image of 16 tokens, but vLLM has room for 8\. Raise max_pixels"):
         await engine.generate(trajectory.ids, params, trajectory_id="t", images=trajectory.images)
     monkeypatch.undo()

@@ -15,8 +15,6 @@ from agentloop.trainer.model.packed_lm import load_packed_lm
 from agentloop.trainer.run.learners import create, create_critic
 from tests.support.small_models import save_small_model
 
-_SUPPORT = Path(__file__).parents[3] / "support"
-
 
 @pytest.fixture(scope="module")
 def qwen3_next(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -118,9 +116,3 @@ def test_rows_with_shared_prefixes_are_checked(tiny_qwen3, monkeypatch: pytest.M
     monkeypatch.setattr(attention.SharedPrefixes, "of", forgetful)
     with pytest.raises(UserError, match=r"learner\.share_prefixes.* set it to false"):
         packing_check.check(policy, shares_prefixes=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["gather_once"], ["sequence_parallel"]])
-def test_two_ranks_pass_and_refuse_together(tiny_qwen3, qwen3_next: Path, run_on_ranks, options: list[str]):
-    run_on_ranks(2, _SUPPORT / "packing_check_on_ranks.py", tiny_qwen3(), qwen3_next, *options)

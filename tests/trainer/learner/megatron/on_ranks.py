@@ -10,14 +10,26 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.registry.named_objects import load_object
-from agentloop.trainer.batch.train_batch import TrainBatch
+from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 
-samples = load_object(f"{Path(__file__).parents[3] / 'support' / 'gradients_on_ranks.py'}:samples", "function")
+
+def samples() -> list[Sample]:
+    """Return 13 trajectories of 4 to 60 tokens, sampled by slightly different weights."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number, length in enumerate(rng.integers(4, 60, size=13)):
+        mask = rng.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        ids = rng.integers(0, 64, length).astype(np.int32)
+        logprobs = np.where(mask, rng.normal(-4.1, 0.3, length), 0).astype(np.float32)
+        versions = np.zeros(length, np.int32)
+        found.append(Sample(ids, mask, logprobs, versions, float(rng.normal()), trajectory_id=str(number)))
+    return found
 
 
 @dataclass

@@ -16,7 +16,7 @@ from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.checkpoint_files import CheckpointFiles
 from agentloop.trainer.learner.megatron.learner import MegatronLearner
 from agentloop.trainer.run.learners import create, create_critic
-from tests.support.gradients_on_ranks import samples
+from tests.trainer.learner.megatron.on_ranks import samples
 
 
 def _config(models: Path, name: str = "qwen3", **options: Any) -> LearnerConfig:

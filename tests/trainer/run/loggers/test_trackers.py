@@ -100,7 +100,15 @@ def server(tmp_path, monkeypatch):
     return f"file:{tmp_path}/mlflow"
 
 
-def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server):
+@pytest.fixture
+def client(server):
+    """Read and change what is at the server."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(server)
+
+
+def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server, client):
     killed = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server)
     for step in range(4):
         killed.log(step, {"reward/mean": step / 4, "reward/a + b": 1.0})
@@ -109,7 +117,6 @@ def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server):
     for step in range(3, 6):
         resumed.log(step, {"reward/mean": step / 4})
     resumed.close()
-    client = resumed._client
     (run,) = client.search_runs([client.get_experiment_by_name("agentloop").experiment_id])
     assert run.info.run_id == killed.run_id == resumed.run_id
     assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
@@ -119,9 +126,9 @@ def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server):
     assert len(client.get_metric_history(run.info.run_id, "reward/a _ b")) == 4
 
 
-def test_failing_mlflow_server_loses_only_its_metrics(tmp_path, server, caplog):
+def test_failing_mlflow_server_loses_only_its_metrics(tmp_path, server, client, caplog):
     logger = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server)
-    logger._client.delete_run(logger.run_id)
+    client.delete_run(logger.run_id)
     with caplog.at_level(logging.WARNING):
         logger.log(1, {"reward/mean": 0.5})
         logger.close()
