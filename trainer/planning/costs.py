@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 class CostModel:
     """Cost of one sequence, forward and backward: per_token * n + per_token_pair * n^2 + the pairs within windows.
 
-    Costs are FLOPs after `from_config` and seconds after `refined`.
+    Costs are FLOPs after `from_config` and seconds after `fitted`.
     """
 
     per_token: float
@@ -74,20 +74,13 @@ class CostModel:
             vision=flops.vision,
         )
 
-    def refined(self, lengths_of_rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> CostModel:
+    def fitted(self, rows: Sequence[Measured], seconds: Sequence[float]) -> CostModel:
         """Return the model in seconds, with coefficients fitted to measured micro-batches without images.
 
-        `lengths_of_rows[i]` are the sequences of the micro-batch that took `seconds[i]`. The fit is least squares of
-        relative errors, with little weight for outliers (Huber, 1964) such as a first call that compiles. If the
-        measurements do not tell two terms apart, their ratio stays. Raises `ValueError` without any measurement.
+        `rows[i]` took `seconds[i]`. The fit is least squares of relative errors, with little weight for outliers
+        (Huber, 1964) such as a first call that compiles. If the measurements do not tell two terms apart, their ratio
+        stays. Raises `ValueError` without any measurement.
         """
-        rows = [
-            Measured(sum(row), sum(map(self, row)) - sum(row) * self.per_token) for row in lengths_of_rows if len(row)
-        ]
-        return self.fitted(rows, [time for row, time in zip(lengths_of_rows, seconds, strict=True) if len(row)])
-
-    def fitted(self, rows: Sequence[Measured], seconds: Sequence[float]) -> CostModel:
-        """Return the model of `refined` from micro-batches given by their properties."""
         kept = [(row, time) for row, time in zip(rows, seconds, strict=True) if time > 0]
         if not kept:
             raise ValueError("refining a cost model needs at least one micro-batch with sequences and a time above 0")

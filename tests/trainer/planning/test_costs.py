@@ -3,6 +3,7 @@ import pytest
 from transformers import Gemma3TextConfig, Qwen2_5_VLConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig
 
 from agentloop.trainer.planning import CostModel, ModelFlops
+from agentloop.trainer.planning.costs import Measured
 
 _SHAPE = {
     "hidden_size": 8,
@@ -119,28 +120,33 @@ def _measured(rng: np.random.Generator, count: int) -> tuple[list[list[int]], np
     return rows, np.array(seconds) * rng.normal(1, 0.01, count)
 
 
+def _fitted(cost: CostModel, rows: list[list[int]], seconds: list[float]) -> CostModel:
+    found = [Measured(sum(row), sum(map(cost, row)) - sum(row) * cost.per_token) for row in rows]
+    return cost.fitted(found, seconds)
+
+
 def test_measured_times_correct_the_coefficients():
     rows, seconds = _measured(np.random.default_rng(0), 60)
     seconds[3] *= 40  # the first call of a compiled kernel
-    cost = CostModel(1e9, 3e5, per_micro_batch=1e11).refined(rows, seconds.tolist())
+    cost = _fitted(CostModel(1e9, 3e5, per_micro_batch=1e11), rows, seconds.tolist())
     assert cost.per_token == pytest.approx(2e-6, rel=0.03)
     assert cost.per_token_pair == pytest.approx(1e-10, rel=0.03)
     assert cost.per_micro_batch == pytest.approx(0.01, rel=0.2)
-    again = cost.refined(rows, seconds.tolist())
+    again = _fitted(cost, rows, seconds.tolist())
     assert again.per_token == pytest.approx(cost.per_token, rel=0.01)
 
 
 def test_terms_that_measurements_do_not_tell_apart_keep_their_ratio():
     before = CostModel(1e9, 3e5)
-    cost = before.refined([[1000]] * 5, [0.5] * 5)
+    cost = _fitted(before, [[1000]] * 5, [0.5] * 5)
     assert cost(1000) == pytest.approx(0.5, rel=0.01)
     assert cost.per_token / cost.per_token_pair == pytest.approx(1e9 / 3e5, rel=0.01)
 
 
 def test_no_coefficient_is_negative():
     # A plain fit to times that fall with the length has a negative coefficient.
-    cost = CostModel(1.0, 1e-3, per_micro_batch=100.0).refined([[100], [200], [400], [800]], [1.0, 0.9, 0.8, 0.7])
+    cost = _fitted(CostModel(1.0, 1e-3, per_micro_batch=100.0), [[100], [200], [400], [800]], [1.0, 0.9, 0.8, 0.7])
     assert min(cost.per_token, cost.per_token_pair, cost.per_micro_batch) >= 0
     assert cost(100) >= 0
     with pytest.raises(ValueError, match="at least one micro-batch"):
-        CostModel(1.0, 1.0).refined([], [])
+        CostModel(1.0, 1.0).fitted([], [])
