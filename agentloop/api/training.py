@@ -61,6 +61,8 @@ def train_config(
     `continue_with` returns the command or the call that continues the run in a folder.
     """
     quiet_libraries()
+    from agentloop.trainer.run.train import placed
+
     config, placement = placed(config)
     folder = _folder_to_resume(config, name) if resume else folder_of(config, name)
     from agentloop.api.progress import RunProgress
@@ -74,20 +76,6 @@ def train_config(
     with shown or nullcontext(Observer()) as observer, watching(observer, timeline=config.profiler.timeline) as watched:
         run_blocking(train_run, config, folder, watched)
     return RunResult(folder)
-
-
-def placed(config: RunConfig, *, dry_run: bool = False) -> tuple[RunConfig, dict[str, str]]:
-    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
-    if config.placement.n_gpus is None:
-        return config, {}
-    from agentloop.trainer.run.model_folder import find_model, local_model
-    from agentloop.trainer.sizing.place import check_devices, lines, place
-
-    if not dry_run:
-        check_devices(config)
-        local_model(config)
-    placed_config, placement = place(config, find_model(config).hf_config)
-    return placed_config, lines(placement) if placement is not None else {}
 
 
 def folder_of(config: RunConfig, name: str) -> Path:

@@ -75,8 +75,9 @@ def _print_rehearsal(given: RunConfig, name: str, *, full: bool) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
-    from agentloop.api.training import folder_of, placed
+    from agentloop.api.training import folder_of
     from agentloop.trainer.rehearsal.rehearsal import rehearse, what_was_set
+    from agentloop.trainer.run.train import placed
 
     config, placement = placed(given, dry_run=True)
     found = rehearse(config, folder_of(config, name), placement)

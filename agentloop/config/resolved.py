@@ -57,7 +57,7 @@ class ResolvedConfig(RunConfig):
 
 def resolve(config: RunConfig, facts: Facts) -> ResolvedConfig:
     """Settle every open setting of a run. Raises pydantic's `ValidationError` if the result contradicts itself."""
-    given = config if facts.num_tasks is None else config.of_length(facts.num_tasks)
+    given = config if facts.num_tasks is None else with_steps(config, facts.num_tasks)
     learner = _learner(given, facts)
     settled = {
         "learner": learner,
@@ -70,6 +70,18 @@ def resolve(config: RunConfig, facts: Facts) -> ResolvedConfig:
     }
     sections = {name: getattr(given, name) for name in given.model_fields_set}
     return ResolvedConfig.model_validate(sections | settled)
+
+
+def with_steps(config: RunConfig, num_tasks: int) -> RunConfig:
+    """Return the config with `run.epochs` converted to steps for that number of training tasks."""
+    if config.run.epochs is None:
+        return config
+    steps = max(int(num_tasks * config.run.epochs / config.algorithm.groups_per_step), 1)
+    updates = None if config.learner.lr_schedule == "constant" else steps * config.learner.mini_batches
+    return config.replace(
+        run=config.run.replace(steps=steps, epochs=None),
+        learner=config.learner.replace(total_updates=config.learner.total_updates or updates),
+    )
 
 
 def engine_size(config: RunConfig) -> int:

@@ -89,17 +89,6 @@ class RunConfig(Config):
         own = {key: value for key, value in data["learner"].items() if value != shared.get(key)}
         return {**data, "learner": own}
 
-    def of_length(self, num_tasks: int) -> RunConfig:
-        """Return this config with `run.epochs` converted to steps for that number of training tasks."""
-        if self.run.epochs is None:
-            return self
-        steps = max(int(num_tasks * self.run.epochs / self.algorithm.groups_per_step), 1)
-        updates = None if self.learner.lr_schedule == "constant" else steps * self.learner.mini_batches
-        return self.replace(
-            run=self.run.replace(steps=steps, epochs=None),
-            learner=self.learner.replace(total_updates=self.learner.total_updates or updates),
-        )
-
     def max_tokens(self, context: int | None = None) -> int:
         """Return the most tokens of an episode of a model with this context; None: the context is not known yet.
 

@@ -43,7 +43,8 @@ class Case:
     options: Options = field(default_factory=dict)
     steps: int = 1
     """Number of steps; adapters and heads that start with zeros need two for all gradients."""
-    num_samples: int | None = None
+    chosen: slice = field(default_factory=lambda: slice(None))
+    """Samples that it is computed for."""
 
 
 class Result(NamedTuple):
@@ -109,7 +110,7 @@ def cases() -> dict[str, Case]:
         "adapters": Case(lora, steps=2),
         "adapters, kl": Case(lora | {"loss": "gspo", "kl_coef": 0.3}, steps=2),
         "critic": Case({"loss": "value", "loss_options": {"clip": 0.2}, "lr": 0.1}, steps=2),
-        "fewer samples than ranks": Case(num_samples=1),
+        "fewer samples than ranks": Case(chosen=slice(1, 2)),
     }
 
 
@@ -164,7 +165,7 @@ async def compute(
     """Return what a learner makes of the samples; without a layout it has one rank and one row."""
     config = learner_config(model, **case.options, **(layout.options if layout else {}))
     is_critic = config.loss == "value"
-    samples = samples[: case.num_samples]
+    samples = samples[case.chosen]
     if is_critic:
         samples = [replace(each, old_logprobs=np.zeros(each.num_sampled, np.float32)) for each in samples]
     backwards = layout is not None and layout.backwards and config.mini_batches == 1

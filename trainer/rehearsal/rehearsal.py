@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.resolved import with_steps
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup, RunTasks
 from agentloop.trainer.rehearsal.episode import play
@@ -61,7 +62,7 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
         played = play(setup, model.folder, longest=longest)
         checked |= played.lines
         warnings += played.warnings
-    config = config.of_length(len(tasks.train))
+    config = with_steps(config, len(tasks.train))
     return Rehearsal(config, _derived(config, tasks, folder, longest) | placement, checked, warnings)
 
 

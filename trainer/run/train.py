@@ -16,11 +16,12 @@ from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import make_learner
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.run.loggers import open_loggers
-from agentloop.trainer.run.model_folder import local_model
+from agentloop.trainer.run.model_folder import find_model, local_model
 from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.sizing.place import check_devices, lines, place
 
 
 async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
@@ -29,13 +30,7 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     Afterwards the trained model is in the folder's `model/`. Raises `UserError` for problems that the user can fix; a
     later call resumes from the last checkpoint.
     """
-    check_trainable(config)
-    model = local_model(config)
-    setup = RolloutSetup.load(config, model)
-    facts = Facts(model=model, folder=folder, num_tasks=len(setup.train), has_gpus=has_gpus())
-    resolved = resolve(config, facts)
-    config = resolved.given
-    setup = replace(setup, config=config)
+    resolved, setup = resolve_run(config, folder)
     RunFolder(folder).make()
     with locked(folder):
         return await _train(resolved, setup, folder, observer or Observer())
@@ -66,3 +61,29 @@ async def _train(resolved: ResolvedConfig, setup: RolloutSetup, folder: Path, ob
             await workers.close()
             await asyncio.gather(LEARNER.idle(), FILES.idle())  # if Ctrl-C came during a step
     return run_folder
+
+
+def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, RolloutSetup]:
+    """Return the resolved config of a run in `folder`, and its data and tools.
+
+    This is the one way from the config that a user wrote to the one that everything below gets. The config `given` of
+    the result resolves to the same. Raises `UserError` if the run cannot work.
+    """
+    config, _ = placed(config)
+    check_trainable(config)
+    model = local_model(config)
+    setup = RolloutSetup.load(config, model)
+    facts = Facts(model=model, folder=folder, num_tasks=len(setup.train), has_gpus=has_gpus())
+    resolved = resolve(config, facts)
+    return resolved, replace(setup, config=resolved.given)
+
+
+def placed(config: RunConfig, *, dry_run: bool = False) -> tuple[RunConfig, dict[str, str]]:
+    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
+    if config.placement.n_gpus is None:
+        return config, {}
+    if not dry_run:
+        check_devices(config)
+        local_model(config)
+    placed_config, placement = place(config, find_model(config).hf_config)
+    return placed_config, lines(placement) if placement is not None else {}

@@ -64,13 +64,17 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
     config = _config(tmp_path, "run={epochs: 4}", "algorithm.groups_per_step=3", *schedule)
     check_trainable(config)
     num_tasks = len(RolloutSetup.load(config, CHECKPOINT).train)
-    found = resolve(config, Facts(model=CHECKPOINT, num_tasks=num_tasks)).given
+
+    def resolved(config: RunConfig, num_tasks: int) -> RunConfig:
+        return resolve(config, Facts(model=CHECKPOINT, num_tasks=num_tasks)).given
+
+    found = resolved(config, num_tasks)
     assert (found.run.steps, found.run.epochs) == (6, None)  # 4 x 5 tasks, 3 a step
     assert found.learner.total_updates == 12
     # A resumed run has its steps already.
-    assert found.of_length(100) == found
+    assert resolved(found, 100) == found
     # A run has at least one step.
-    assert config.replace(run=config.run.replace(epochs=0.1)).of_length(5).run.steps == 1
+    assert resolved(config.replace(run=config.run.replace(epochs=0.1)), 5).run.steps == 1
 
 
 def test_steps_and_epochs_together_are_refused(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import yaml
 from transformers import AutoConfig, Qwen3Config
 
 from agentloop.config.loading import load_config
@@ -185,6 +186,24 @@ def test_worker_learner_and_engine_settings_are_derived(config, engine):
     words = " ".join(lines(placed).values())
     assert "mixed: 8 GPUs on 1 nodes, 0 of them unused" in words
     assert "4 GPUs of the first node: data 4 * model 1" in words
+
+
+@pytest.mark.parametrize(
+    ("placement", "options"),
+    [
+        ("{n_gpus: 8}", "{}"),
+        ("{n_gpus: 8, layout: separate}", "{tensor_parallel_size: 2}"),
+        ("{n_gpus: 8, layout: mixed, learner_gpus: 4}", "{tensor_parallel_size: 2}"),
+        ("{n_gpus: 2, layout: colocated}", "{}"),
+        ("{n_gpus: 16, nnodes: 2}", "{}"),
+    ],
+)
+def test_a_placed_config_that_was_written_is_placed_as_before(config, placement, options, tmp_path):
+    settings = config(f"placement={placement}", "placement.gpu=H200", f"engine.options={options}")
+    result, placed = place(settings, SHAPE)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(result.model_dump(mode="json")))
+    assert place(load_config(RunConfig, file), SHAPE) == (result, placed)
 
 
 def test_conflicting_setting_is_named(config):
