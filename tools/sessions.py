@@ -6,13 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentloop.errors import FailureKind, ToolError, nearest
+from agentloop.errors import FailureKind, ToolError, named, nearest
 from agentloop.process.log_once import tell_blocking, tell_once
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
@@ -147,21 +147,26 @@ async def _run(session: _Session, arguments: dict[str, Any], deadline: float) ->
         if expiry is not None and expiry.expired():
             return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
         raise
-    return result if isinstance(result, ToolResult) else ToolResult(_as_text(result, session.tool.name))
+    return result if isinstance(result, ToolResult) else ToolResult(_as_text(result, session.tool))
 
 
-def _as_text(result: object, tool: str) -> str:
+def _as_text(result: object, tool: Tool) -> str:
     """Convert the result of a tool to text. Raises `TypeError` if JSON cannot express it."""
     if isinstance(result, str):
         return result
     if result is None:
-        raise TypeError(f"the tool {tool!r} returned None: return a text for the model")
+        raise TypeError(f"{named(_written(tool))} returned None: return a text for the model")
     try:
         return to_json(result).decode()
     except PydanticSerializationError as error:
         raise TypeError(
-            f"the tool {tool!r} returned {type(result).__name__}: return a string, a ToolResult or a JSON value"
+            f"{named(_written(tool))} returned {type(result).__name__}: return a string, a ToolResult or a JSON value"
         ) from error
+
+
+def _written(tool: Tool) -> Callable[..., Any]:
+    """Return the function that the author of a tool wrote."""
+    return getattr(tool, "function", tool.call)
 
 
 async def _call(session: _Session, arguments: dict[str, Any]) -> Any:

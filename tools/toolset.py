@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentloop.errors import UserError, blaming
+from agentloop.errors import UserError, blaming, named, shown
 from agentloop.tools.base import ArgumentSchema, Tool
 from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
@@ -24,6 +25,11 @@ class Toolset:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools: dict[str, Tool] = {}
         for tool in tools:
+            if not isinstance(tool, Tool):
+                raise UserError(
+                    f"A Toolset has tools, got {shown(tool)}. Create the class, as in Toolset([Weather()]), or "
+                    "decorate the function with @tool."
+                )
             if tool.name in self.tools:
                 raise UserError(f"Two tools have the name {tool.name!r}: rename one of them (`name = ...`).")
             self.tools[tool.name] = tool
@@ -68,4 +74,13 @@ def arguments_of(tool: Tool) -> ArgumentSchema:
         return tool.arguments
     if isinstance(tool, FunctionTool):
         return Arguments(tool.function, skip=int(tool.takes_context))
+    if type(tool).call is Tool.call:
+        raise UserError(f"The tool {tool.name!r} has no method call(self, ctx, ...): define it.")
+    first = next(iter(inspect.signature(tool.call).parameters.values()), None)
+    if first is None or (first.annotation is not first.empty and "ToolContext" not in str(first.annotation)):
+        parameters = "" if first is None else f", {first.name}, ..."
+        raise UserError(
+            f"{named(tool.call)} has no parameter for the ToolContext, which comes first. Write it as "
+            f"call(self, ctx{parameters})."
+        )
     return Arguments(tool.call, skip=1, docstring=type(tool).__doc__)

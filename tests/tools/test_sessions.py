@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-from agentloop.errors import FailureKind, ToolError, UserError
+from agentloop.errors import FailureKind, ToolError, UserError, named
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.function import tool
 from agentloop.tools.schema import SchemaArguments
@@ -127,10 +127,10 @@ async def test_unknown_tools_and_invalid_arguments_are_model_errors():
         ("raises a timeout of its own", "TimeoutError: upstream"),
         ("exits", "SystemExit: 1"),
         ("cancels itself", "The tool was cancelled."),
-        ("returns nothing", "TypeError: the tool 'misbehaves' returned None: return a text for the model"),
+        ("returns nothing", f"TypeError: {named(Misbehaves.call)} returned None: return a text for the model"),
         (
             "returns itself",
-            "TypeError: the tool 'misbehaves' returned Misbehaves: return a string, a ToolResult or a JSON value",
+            f"TypeError: {named(Misbehaves.call)} returned Misbehaves: return a string, a ToolResult or a JSON value",
         ),
     ],
 )
@@ -433,3 +433,39 @@ async def test_failed_start_stops_the_started_tools():
     with pytest.raises(UserError, match="install it"):
         await Toolset([Good(), Bad()]).start()
     assert events == ["shutdown", "start", "shutdown"]
+
+
+def test_tools_that_cannot_be_called_raise_when_the_toolset_is_made():
+    class Nothing(Tool):
+        """Has no call."""
+
+    class City(Tool):
+        """Lacks the context."""
+
+        async def call(self, city: str) -> str:
+            return city
+
+    class Empty(Tool):
+        """Takes nothing."""
+
+        def call(self) -> str:
+            return ""
+
+    for tools, words in (
+        ([Counter], r"got type <class .*Counter'>. Create the class, as in Toolset\(\[Weather\(\)\]\)"),
+        ([print], "or decorate the function with @tool"),
+        ([Nothing()], r"'nothing' has no method call\(self, ctx, ...\)"),
+        ([City()], r"City.call \(test_sessions.py, line \d+\) has no .* Write it as call\(self, ctx, city, ...\)"),
+        ([Empty()], r"Write it as call\(self, ctx\)"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Toolset(tools)
+
+
+async def test_a_wrong_result_names_the_function():
+    @tool
+    def forgets(ctx) -> str:
+        """Forget to return."""
+
+    result = await sessions(forgets).call(call("forgets"), soon())
+    assert result.content.startswith("TypeError: forgets (test_sessions.py, line ")
