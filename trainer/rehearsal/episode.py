@@ -112,10 +112,10 @@ def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
 
 def _report(setup: RolloutSetup, trajectories: Sequence[Trajectory], rows: Sequence[_ReadRow], tool: str) -> Played:
     first = trajectories[0]
-    lines = {
-        "episode": f"row {rows[0]['id']!r}: {first.num_turns} turns, ended as {first.stop_reason}, reward "
-        f"{first.reward:g}" + (f"; {len(rows)} kinds of rows were played" if len(rows) > 1 else "")
-    }
+    turns = f"{first.num_turns} turn{'s' * (first.num_turns != 1)}"
+    kinds = f"; {len(rows)} kinds of rows were played" if len(rows) > 1 else ""
+    outcome = f"{turns}, ended as {first.stop_reason}, reward {first.reward:g}"
+    lines = {"episode": f"row {rows[0]['id']!r}: {outcome}{kinds}"}
     warnings = []
     results = [text_of(message["content"]) for message in first.messages if message["role"] == "tool"]
     if tool and results:

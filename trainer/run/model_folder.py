@@ -60,7 +60,7 @@ def find_model(config: RunConfig) -> FoundModel:
     for name in names:
         if (shape := shape_of(name)) is not None:
             _check_context(config, shape.get_text_config().max_position_embeddings)
-            return FoundModel(shape, None, f"the files of {name} cannot be had here, only its shape is known")
+            return FoundModel(shape, None, f"the files of {name} are not available here, only its shape is known")
     raise missing[0]
 
 

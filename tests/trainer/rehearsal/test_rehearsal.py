@@ -175,4 +175,4 @@ def test_small_recipes_play_their_episode(name, dry_run):
     path = built_in_recipes()["tiny"].parents[1] / name
     code, shown, error = dry_run("data.train_limit=20", "data.eval_limit=3", recipe=path)
     assert code == 0, error
-    assert "turns, ended as" in shown
+    assert ", ended as " in shown
