@@ -109,7 +109,7 @@ class LearnerConfig(Config):
     model: str = ""
     """Folder of the model in Hugging Face format; the run's own model if it is left out."""
     backend: BackendName = "fsdp"
-    """megatron is for models that do not fit on one node (docs/guides/megatron.md)."""
+    """megatron is for models that do not fit on one node (docs/scaling/megatron.md)."""
     tensor_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
     """Number of ranks that divide each matrix. Backend megatron only, like the next four."""
     pipeline_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)

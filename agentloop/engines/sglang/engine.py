@@ -37,7 +37,7 @@ class SglangEngine(Engine):
 
     A server at `url` must serve `model` to no other client: a pause aborts all requests. `server_args` are further
     options of `sglang.launch_server`, such as {"attention_backend": "triton"}. Images are not supported
-    (docs/guides/sglang.md explains why). Stop strings are found after a turn has ended, and later tokens are discarded.
+    (docs/scaling/sglang.md explains why). Stop strings are found after a turn ended, and later tokens are discarded.
     Seeds need {"enable_deterministic_inference": True}. Log-probabilities are those of the whole distribution at the
     temperature; at temperature 0, those at temperature 1.
 
