@@ -17,13 +17,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from agentloop.config.learner import SPARSE, CheckpointingName
 from agentloop.errors import UserError
 from agentloop.trainer.model import activation_checkpointing as recomputed
+from agentloop.trainer.model import recurrent_layers
 from agentloop.trainer.model.compiling import compile_whole
 
 
-def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool) -> None:
+def prepare(
+    layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool, recurrent: bool = False
+) -> None:
     """Replace the forward of each layer in place; hooks of the module (such as FSDP's) stay outside it.
 
-    Raises `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises at
+    Layers of a `recurrent` model are not compiled: the number and lengths of sequences change their graph. Raises
+    `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises at
     its first call (`torch._dynamo.exc`).
     """
     if checkpointing in ("full", "sparse") and recomputed.can_recompute(layers):
@@ -32,8 +36,10 @@ def prepare(layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, co
     if checkpointing == "sparse":
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise UserError(f"learner.checkpointing=sparse does not support layers of the class {kinds}. Set it to full.")
-    run: Callable[..., Any] = _selective if checkpointing == "selective" else _plain
-    if compiled:
+    run: Callable[..., Any] = run_plain if recurrent else _plain
+    if checkpointing == "selective":
+        run = _selective_recurrent if recurrent else _selective
+    if compiled and not recurrent:
         run = compile_whole(run)
     if checkpointing == "full":
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
@@ -46,9 +52,21 @@ def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
 
 
+def run_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer as transformers wrote it, with a new state for each sequence of the row."""
+    with recurrent_layers.reading(kwargs.get("padded")):
+        return _plain(layer, *args, **kwargs)
+
+
 def _selective(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(
         _plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
+    )
+
+
+def _selective_recurrent(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(
+        run_plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
     )
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from agentloop.config.learner import CheckpointingName
 from agentloop.errors import UserError
-from agentloop.trainer.model import layers
+from agentloop.trainer.model import layers, recurrent_layers
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention import tower as tower_attention
 from agentloop.trainer.model.attention.packed import PackedRow
@@ -22,10 +22,12 @@ from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.head.fused_head import ChunkLoss, head_loss
 from agentloop.trainer.model.head.logprobs import token_logprobs
 from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.softmax import Softcapped, Vocabulary
 from agentloop.vision.loading import load_language_model, tower_of
 
-_UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
-"""Options of models that change logits after the LM head -> the value without effect."""
+_RANDOM = ("drop", "jitter", "noise")
+"""Parts of the names of settings that make a model random in training mode."""
 
 
 class PackedCausalLM(nn.Module):
@@ -37,6 +39,12 @@ class PackedCausalLM(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.is_recurrent = recurrent_layers.prepare(model)
+        """Whether rows need the layout of padded batches (`PackedRow.padded`)."""
+        text: Any = model.config.get_text_config()  # type: ignore[union-attr,operator]
+        self._logit_scale = _logit_scale(text)
+        cap = getattr(text, "final_logit_softcapping", None)
+        self._vocabulary: Vocabulary = softmax if cap is None else Softcapped(float(cap))
 
     def forward(
         self,
@@ -55,19 +63,31 @@ class PackedCausalLM(nn.Module):
         `chunk_loss` only the loss is differentiable (`fused_head` explains it and `units`). Without `chunk_loss` the
         loss is None, and the others are differentiable.
         """
-        hidden = hidden_states(self.model.base_model, input_ids, row, pictures).index_select(0, positions)
+        hidden = hidden_states(self.backbone, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        if self._logit_scale != 1.0:
+            hidden = hidden * self._logit_scale
+        options: dict[str, Any] = {"temperature": temperature, "vocabulary": self._vocabulary}
         if chunk_loss is None:
-            return None, *token_logprobs(hidden, head.weight, targets, temperature=temperature)
-        return head_loss(hidden, head.weight, targets, chunk_loss, temperature=temperature, units=units)
+            return None, *token_logprobs(hidden, head.weight, targets, **options)
+        return head_loss(hidden, head.weight, targets, chunk_loss, units=units, **options)
+
+    @property
+    def backbone(self) -> Any:
+        """The model without its LM head."""
+        found = self.model.base_model
+        return found if found is not self.model else self.model.model  # the prefix of Llama 4 names no module
 
     @property
     def has_sliding_window(self) -> bool:
-        """Whether some layer attends only to the nearest tokens."""
+        """Whether some layer attends only to the nearest tokens, or to those of its chunk."""
         model: Any = self.model
         config = model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ()
-        return any("sliding" in kind for kind in kinds) or bool(not kinds and getattr(config, "sliding_window", None))
+        is_local = any("sliding" in kind or "chunked" in kind for kind in kinds)
+        return is_local or bool(not kinds and getattr(config, "sliding_window", None))
+            not kinds and getattr(config, "sliding_window", None)
+        )
 
     def layers(self) -> list[nn.Module]:
         """Return the layers of vision tower and decoder in order; each is a unit of sharding."""
@@ -100,6 +120,26 @@ def hidden_states(backbone: Any, input_ids: Tensor, row: PackedRow, pictures: Ro
     return hidden[0]
 
 
+def _logit_scale(config: Any) -> float:
+    """Return the factor between the output of the LM head and the logits of a model."""
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+    factors = (getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier"))  # Cohere; Falcon-H1
+    scale = 1.0 if divisor is None else 1.0 / divisor
+    for factor in factors:
+        scale *= 1.0 if factor is None else float(factor)
+    return scale
+
+
+def _without_randomness(model: nn.Module) -> None:
+    """Set all probabilities of dropout and sizes of noise to 0, also where a layer reads them from an attribute."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and any(part in name for part in _RANDOM):
+                setattr(module, name, 0.0)
+
+
 def load_packed_lm(
     folder: Path,
     dtype: torch.dtype,
@@ -115,8 +155,7 @@ def load_packed_lm(
 
     `kernel` is the result of `choice.choose`. The ranks of `sequence` share each row. `adapt` changes the modules
     before layers are prepared. The other options are those of `layers.prepare`. Raises `UserError` if the folder cannot
-    be loaded, if its heads cannot be divided, or if the model changes its logits in an unsupported way;
-    `key` is the setting that names the folder.
+    be loaded, or if its heads cannot be divided; `key` is the setting that names the folder.
     """
     if not (folder / "config.json").is_file():
         raise UserError(
@@ -135,19 +174,14 @@ def load_packed_lm(
                 "which needs several sequences packed into one row. Train another model."
             ) from error
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
-    for option, neutral in _UNSUPPORTED.items():
-        value = getattr(model.config.get_text_config(), option, None)
-        if value is not None and value != neutral:
-            raise UserError(f"The model in {folder} sets {option}={value}, which the learner does not support.")
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    _without_randomness(model)
     model.config.use_cache = False
     policy = PackedCausalLM(model.train())
     if adapt is not None:
         adapt(policy)
     tower = policy.tower_layers()
-    layers.prepare([layer for layer in policy.layers() if layer not in tower], checkpointing, compiled=compiled)
+    decoder = [layer for layer in policy.layers() if layer not in tower]
+    layers.prepare(decoder, checkpointing, compiled=compiled, recurrent=policy.is_recurrent)
     # Images and windows differ in number and size from row to row, and sdpa computes them one by one.
     layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
     return policy

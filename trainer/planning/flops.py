@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agentloop.trainer.planning.vision import VisionFlops
 
 
@@ -76,7 +78,10 @@ def head_width(config: Any, heads: int) -> int:
     """Return the features of an attention head; the mean of keys and values where these differ (latent attention)."""
     if getattr(config, "kv_lora_rank", None):
         return (int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim) + int(config.v_head_dim)) // 2
-    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    layers = getattr(config, "per_layer_config", None) or [config]
+    usual = config.hidden_size // heads
+    # Layers of Gemma 4 differ.
+    return round(sum(getattr(layer, "head_dim", None) or usual for layer in layers) / len(layers))
 
 
 def _latent(config: Any) -> int:
@@ -96,6 +101,13 @@ def _linear(config: Any) -> int:
     return int(config.hidden_size * (2 * keys + 3 * values + 2 * config.linear_num_value_heads))
 
 
+def mlp_width(config: Any) -> int:
+    """Return the features inside the MLP of a dense layer, under any of the names that transformers has for them."""
+    names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "moe_intermediate_size")
+    width = next((n for name in names if (n := getattr(config, name, None))), 4 * config.hidden_size)
+    return int(np.mean(width))  # Gemma 3n has one for each layer
+
+
 def causal_pairs(length: int) -> float:
     """Return half of all pairs, the usual convention."""
     return length * length / 2
@@ -112,7 +124,7 @@ def _mlp(config: Any, layer: int) -> int:
     hidden: int = config.hidden_size
     chosen: int = getattr(config, "num_experts_per_tok", None) or 0
     if not chosen or _is_dense(config, layer):
-        return 3 * hidden * int(config.intermediate_size)
+        return 3 * hidden * mlp_width(config)
     width: int = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared: int = getattr(config, "shared_expert_intermediate_size", None) or 0
     shared += (getattr(config, "n_shared_experts", None) or 0) * width

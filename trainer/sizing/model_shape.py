@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from agentloop.trainer.planning.flops import head_width
+from agentloop.trainer.planning.flops import head_width, mlp_width
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ModelShape:
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=head_width(config, heads),
-            mlp=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
+            mlp=mlp_width(config),
             vocab=config.vocab_size,
             # In a model with vision the outer config has this key, and that of the text may not.
             tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),

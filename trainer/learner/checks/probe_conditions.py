@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from agentloop.trainer.model.layers import run_plain
 
 
 @contextmanager
@@ -98,7 +101,9 @@ def _short_windows(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _plain_forwards(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Undo compilation and activation checkpointing of layers: compiling a probe would take long for nothing."""
-    prepared = {layer: layer.__dict__.pop("forward") for layer in layers if "forward" in layer.__dict__}
+    prepared = {layer: layer.__dict__["forward"] for layer in layers if "forward" in layer.__dict__}
+    for layer in prepared:
+        layer.forward = partial(run_plain, layer)
     try:
         yield
     finally:

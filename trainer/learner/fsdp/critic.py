@@ -21,7 +21,7 @@ class ValueModel(PackedCausalLM):
 
     def __init__(self, policy: PackedCausalLM, dtype: torch.dtype) -> None:
         """`dtype` is that of the head, which is trained even if the backbone is frozen in another dtype."""
-        backbone: Any = policy.model.base_model
+        backbone: Any = policy.backbone
         super().__init__(backbone)
         hidden_size = backbone.config.get_text_config().hidden_size
         self.value_head = nn.Linear(hidden_size, 1, dtype=dtype)

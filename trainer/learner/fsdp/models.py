@@ -25,7 +25,7 @@ class Models:
 
     compute_dtype: torch.dtype
     padded: bool
-    """Whether attention needs padded rows."""
+    """Whether attention or recurrent layers need the padded layout of rows."""
     shares_prefixes: bool
     """Whether the prompt of a group is in a row once."""
     gathers_once: bool
@@ -58,7 +58,7 @@ class Models:
             getattr(torch, dtype),
             kernel=self._kernel,
             checkpointing=config.checkpointing,
-            compiled=compiled and not self.padded,
+            compiled=compiled and self._kernel != "sdpa",
             sequence=self.sequence,
             adapt=self._adapt if config.lora else None,
         )
@@ -66,6 +66,7 @@ class Models:
             policy.freeze_vision()
         self.shares_prefixes = self._decide_sharing(policy)
         self._check(policy.to(self._device))
+        self.padded |= policy.is_recurrent
         policy = wrap(policy)
         self.gathers_once = self._decide_gathering(policy)
         return policy.to(self._device)
@@ -77,6 +78,7 @@ class Models:
         key = "learner.reference" if config.reference else "learner.model"
         reference = load_packed_lm(folder, self.compute_dtype, kernel=self._kernel, sequence=self.sequence, key=key)
         reference = reference.requires_grad_(False).to(self._device)
+        self.padded |= reference.is_recurrent
         if folder != Path(config.model).expanduser():
             self._check(reference)
         return reference
@@ -107,7 +109,13 @@ class Models:
                 "learner.share_prefixes is true, but this model has sliding-window layers, which cannot share a "
                 "prompt. Leave share_prefixes out."
             )
-        return not policy.has_sliding_window and (not self.padded if setting is None else setting)
+        if setting and policy.is_recurrent:
+            raise UserError(
+                "learner.share_prefixes is true, but this model has recurrent layers, whose state cannot be shared "
+                "between sequences. Leave share_prefixes out."
+            )
+        can_share = not (policy.has_sliding_window or policy.is_recurrent)
+        return can_share and (self._kernel != "sdpa" if setting is None else setting)
 
     def _decide_gathering(self, policy: PackedCausalLM) -> bool:
         config = self._config

@@ -34,22 +34,32 @@ def packed_attention(
     max_queries: int,
     max_keys: int,
     causal: bool = True,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [n, heads, d] and the log-sum-exp, float32 [heads, n].
 
-    `cu_seqlens` [segments + 1] int32; `window` and `causal` as in `Segments`. The six arguments before `causal` come
-    from `SharedPrefixes`; they are None and 0 without shared prefixes.
+    `cu_seqlens` [segments + 1] int32; `window`, `softcap` and `causal` as in `Segments`. The six arguments before
+    `causal` come from `SharedPrefixes`; they are None and 0 without shared prefixes. `sinks` [heads] are the logits of
+    an attention sink: one more key of each head, whose value is zero.
     """
     forward = KERNELS[kernel].forward
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    out, lse = forward(query, key, value, _own(cu_seqlens, max_length, causal, window, scale))
+    out, lse = forward(query, key, value, _own(cu_seqlens, max_length, causal, window, scale, softcap))
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
-        return out, lse
-    to_prefix = Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale)
+        return (out, lse) if sinks is None else _with_sinks(out, lse, sinks)
+    to_prefix = Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale, softcap)
     rows = query.index_select(0, queries), key.index_select(0, keys), value.index_select(0, keys)
     merge = _merge_compiled() if query.is_cuda else _merge
     merged, merged_lse = merge(out, lse, queries, *forward(*rows, to_prefix))
-    return out.index_copy_(0, queries, merged), lse.index_copy_(1, queries, merged_lse)
+    out, lse = out.index_copy_(0, queries, merged), lse.index_copy_(1, queries, merged_lse)
+    return (out, lse) if sinks is None else _with_sinks(out, lse, sinks)
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge the attention with that to the sinks, which adds nothing but its share."""
+    merged = torch.logaddexp(lse, sinks.float()[:, None])
+    return (out * (lse - merged).exp().t()[..., None]).to(out.dtype), merged
 
 
 def _merge(out: Tensor, lse: Tensor, queries: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,13 +96,17 @@ def packed_attention_backward(
     max_queries: int,
     max_keys: int,
     causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value."""
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value and sinks; the last is empty without sinks."""
     backward = KERNELS[kernel].backward
     grad, query, key, value = grad.contiguous(), query.contiguous(), key.contiguous(), value.contiguous()
-    dq, dk, dv = backward(grad, query, key, value, out, lse, _own(cu_seqlens, max_length, causal, window, scale))
+    own = _own(cu_seqlens, max_length, causal, window, scale, softcap)
+    dq, dk, dv = backward(grad, query, key, value, out, lse, own)
+    of_sinks = _sinks_backward(grad, out, lse, sinks)
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
-        return dq, dk, dv
+        return dq, dk, dv, of_sinks
     of_part = backward(
         grad.index_select(0, queries),
         query.index_select(0, queries),
@@ -100,16 +114,24 @@ def packed_attention_backward(
         value.index_select(0, keys),
         out.index_select(0, queries),
         lse.index_select(1, queries),
-        Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale),
+        Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale, softcap),
     )
     # No token occurs twice in a list.
     for total, rows, part in zip((dq, dk, dv), (queries, keys, keys), of_part, strict=True):
         total.index_add_(0, rows, part)
-    return dq, dk, dv
+    return dq, dk, dv, of_sinks
 
 
-def _own(cu_seqlens: Tensor, max_length: int, causal: bool, window: int, scale: float) -> Segments:
-    return Segments(cu_seqlens, cu_seqlens, max_length, max_length, causal, window, scale)
+def _sinks_backward(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the gradient of the sinks: their value is zero, so it is minus their share of grad times output."""
+    if sinks is None:
+        return lse.new_empty(0)
+    shares = (sinks.float()[:, None] - lse).exp()
+    return -(shares * (grad.float() * out.float()).sum(-1).t()).sum(-1).to(sinks.dtype)
+
+
+def _own(cu_seqlens: Tensor, max_length: int, causal: bool, window: int, scale: float, softcap: float) -> Segments:
+    return Segments(cu_seqlens, cu_seqlens, max_length, max_length, causal, window, scale, softcap)
 
 
 @packed_attention.register_fake
@@ -119,26 +141,30 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 
 
 @packed_attention_backward.register_fake
-def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sinks = rest[-2]
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
         torch.empty_like(key, memory_format=torch.contiguous_format),
         torch.empty_like(value, memory_format=torch.contiguous_format),
+        query.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks),
     )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, cu_seqlens, *numbers, queries, keys, cu_queries, cu_keys, max_queries, max_keys, causal = inputs
-    ctx.save_for_backward(query, key, value, *output, cu_seqlens, queries, keys, cu_queries, cu_keys)
+    query, key, value, cu_seqlens, *numbers = inputs[:-9]
+    queries, keys, cu_queries, cu_keys, max_queries, max_keys, causal, sinks, softcap = inputs[-9:]
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, queries, keys, cu_queries, cu_keys, sinks)
     ctx.numbers = numbers
-    ctx.rest = max_queries, max_keys, causal
+    ctx.rest = max_queries, max_keys, causal, softcap
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, queries, keys, cu_queries, cu_keys = ctx.saved_tensors
-    rest = queries, keys, cu_queries, cu_keys, *ctx.rest
-    grads = packed_attention_backward(grad, *tensors, *ctx.numbers, *rest)
-    return (*grads, *[None] * 12)
+    *tensors, queries, keys, cu_queries, cu_keys, sinks = ctx.saved_tensors
+    *rest, softcap = ctx.rest
+    of_prefix = queries, keys, cu_queries, cu_keys
+    *grads, of_sinks = packed_attention_backward(grad, *tensors, *ctx.numbers, *of_prefix, *rest, sinks, softcap)
+    return (*grads, *[None] * 12, None if sinks is None else of_sinks, None)
 
 
 packed_attention.register_autograd(_backward, setup_context=_keep)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str
     """
     from transformers import AttentionInterface
 
-    name = f"agentloop_{kernel}" if sequence is None else f"agentloop_{kernel}_{sequence.name}"
+    # A name with "sdpa" would be refused for models that cannot use that of transformers.
+    name = f"agentloop_{'torch' if kernel == 'sdpa' else kernel}" + ("" if sequence is None else f"_{sequence.name}")
     AttentionInterface.register(name, partial(packed_attention, kernel=kernel, sequence=sequence))
     return name
 
@@ -48,7 +50,7 @@ class PackedRow:
     """[num_segments + 1], int32: start of each segment, then the end of the row."""
     prefixes: SharedPrefixes | None
     padded: PaddedLayout | None
-    """Layout for the kernel sdpa."""
+    """Layout for the kernel sdpa and for recurrent layers."""
     divided: bool = False
     """Whether `position_ids` cover only this rank's part of the row (see `SequenceGroup`)."""
 
@@ -61,7 +63,7 @@ class PackedRow:
         padded: bool = True,
         parents: Sequence[int | None] = (),
     ) -> PackedRow:
-        """Return the row of segments with these lengths; `padded` is for the kernel sdpa.
+        """Return the row of segments with these lengths; `padded` is for the kernel sdpa and recurrent layers.
 
         `parents[i]` is the earlier segment that is the prefix of segment i, or None (see `SharedPrefixes`).
         """
@@ -117,13 +119,17 @@ def packed_attention(
     prefix: tuple[Tensor, Tensor, Tensor, Tensor] | tuple[None, None, None, None] = (None, None, None, None),
     max_prefix: tuple[int, int] = (0, 0),
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention: query [1, heads, n, d], key and value [1, kv_heads, n, d] to [1, n, heads, d].
 
     With `sequence` the n tokens are this rank's part of a row of `num_tokens`, padded to the length of the first part.
-    There is no dropout, because the trained policy must be the one that sampled. Raises `ValueError` for a row with a
-    mask, with several batch entries, or without the arguments of `PackedRow.kwargs`.
+    `s_aux` [heads] are the logits of attention sinks, as in gpt-oss. Plain torch computes a `softcap`, and chunks of a
+    layer of Llama 4 are sequences of their own. There is no dropout, because the trained policy must be the one that
+    sampled. Raises `ValueError` for a row with a mask, with several batch entries, or without the arguments of
+    `PackedRow.kwargs`.
     """
     if cu_seq_lens_q is None:
         raise ValueError("packed attention needs cu_seq_lens_q: pass PackedRow.kwargs to the forward")
@@ -135,11 +141,18 @@ def packed_attention(
     if sequence is not None:
         length = rows[0].shape[0]
         rows = sequence.to_heads(*rows, num_tokens)
-    if padded is not None:
+        s_aux = None if s_aux is None else s_aux.chunk(sequence.size)[sequence.rank]
+    chunk = _chunk_size(module)
+    chunk = chunk if chunk < max_length_q else 0
+    if chunk and prefix[0] is not None:
+        raise ValueError("packed attention does not support chunks with a shared prefix")
+    if padded is not None and kernel == "sdpa" and softcap is None and s_aux is None and not chunk:
         out = _padded_sdpa(*rows, padded, scaling, sliding_window)
         return (out if sequence is None else sequence.to_tokens(out, length))[None], None
     if prefix[0] is not None and sliding_window is not None:
         raise ValueError("packed attention does not support a sliding window with a shared prefix")
+    if chunk:
+        cu_seq_lens_q, max_length_q = _chunked(cu_seq_lens_q, chunk), chunk
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out, _ = attention_ops.packed_attention(
         *rows,
@@ -147,11 +160,29 @@ def packed_attention(
         max_length_q,
         sliding_window or 0,
         scale,
-        "math" if kernel == "sdpa" else kernel,
+        "math" if kernel == "sdpa" or softcap is not None else kernel,
         *prefix,
         *max_prefix,
+        sinks=s_aux,
+        softcap=softcap or 0.0,
     )
     return (out if sequence is None else sequence.to_tokens(out, length))[None], None
+
+
+def _chunk_size(module: Any) -> int:
+    """Return the tokens of a chunk if the layer attends only within chunks of a sequence, as in Llama 4, else 0."""
+    config = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    index = getattr(module, "layer_idx", len(kinds))
+    return size if size and index < len(kinds) and kinds[index] == "chunked_attention" else 0
+
+
+def _chunked(cu_seqlens: Tensor, size: int) -> Tensor:
+    """Return the starts of all chunks of the sequences, then the end of the row."""
+    ends = cu_seqlens.tolist()
+    starts = [start for begin, end in pairwise(ends) for start in range(begin, end, size)]
+    return torch.tensor([*starts, ends[-1]], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
 
 
 def _padded_sdpa(

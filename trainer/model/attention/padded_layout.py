@@ -55,11 +55,15 @@ class PaddedLayout:
         source = torch.from_numpy(np.concatenate(sources)).to(device, non_blocking=True)
         return cls(tuple(shapes), source, torch.from_numpy(place).to(device, non_blocking=True))
 
-    def pad(self, rows: Tensor) -> list[Tensor]:
-        """Convert [num_tokens, heads, d] to one [sequences, heads, longest, d] per batch."""
+    def batches(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Convert [num_tokens, ...] to one [sequences, longest, ...] per batch."""
         flat: Tensor = _Move.apply(rows, self.source, self.place)
         parts = flat.split([count * longest for count, longest in self.shapes])
-        return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, self.shapes, strict=True)]
+        return tuple(part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True))
+
+    def pad(self, rows: Tensor) -> list[Tensor]:
+        """Convert [num_tokens, heads, d] to one [sequences, heads, longest, d] per batch."""
+        return [batch.transpose(1, 2) for batch in self.batches(rows)]
 
     def unpad(self, flat: Tensor) -> Tensor:
         """Convert [places, heads, d] to [num_tokens, heads, d]."""

@@ -78,5 +78,34 @@ def gradient_(
     return logits.copy_(grad.mul_(inverse_temperature))
 
 
+class Softcapped:
+    """The functions of this module for logits that a model bends: z becomes cap tanh(z / cap), as in Gemma."""
+
+    def __init__(self, cap: float) -> None:
+        self._cap = cap
+
+    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+        """Return the statistics of bent logits; the logits stay as they are."""
+        return statistics(self._bent(logits), targets, inverse_temperature)
+
+    def gradient_(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        found: Statistics,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+        inverse_temperature: float,
+    ) -> Tensor:
+        """Overwrite the logits with their gradient, through the bend."""
+        bent = self._bent(logits)
+        slope = 1 - (bent.float() / self._cap).square()
+        grad = gradient_(bent, targets, found, grad_logprob, grad_entropy, inverse_temperature)
+        return logits.copy_(grad * slope)
+
+    def _bent(self, logits: Tensor) -> Tensor:
+        return torch.tanh(logits / self._cap).mul_(self._cap)
+
+
 def _on_triton(logits: Tensor) -> bool:
     return logits.is_cuda

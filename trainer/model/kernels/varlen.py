@@ -28,6 +28,8 @@ class Segments(NamedTuple):
     window: int
     """Most keys that a query attends to, itself included; 0: no bound."""
     scale: float
+    softcap: float = 0.0
+    """Scores s become softcap tanh(s / softcap); 0: they stay. Only the kernel `math` has it."""
 
 
 class Kernel(NamedTuple):
@@ -123,7 +125,7 @@ def _math_forward(query: Tensor, key: Tensor, value: Tensor, segments: Segments)
     out, lse = torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
     query, key, value = map(_at_least_float32, (query, key, value))
     for queries, keys in _pairs(segments):
-        scores = _scores(query[queries], key[keys], segments)
+        scores, _ = _scores(query[queries], key[keys], segments)
         lse[:, queries] = torch.logsumexp(scores, -1).float()
         p = torch.softmax(scores, -1)
         out[queries] = torch.einsum("hqk,khd->qhd", p, _repeat(value[keys], query)).to(out.dtype)
@@ -136,10 +138,11 @@ def _math_backward(
     dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     grad, query, key, value, out = map(_at_least_float32, (grad, query, key, value, out))
     for queries, keys in _pairs(segments):
-        p = (_scores(query[queries], key[keys], segments) - lse[:, queries, None]).exp()
+        scores, slope = _scores(query[queries], key[keys], segments)
+        p = (scores - lse[:, queries, None]).exp()
         of_p = torch.einsum("qhd,khd->hqk", grad[queries], _repeat(value[keys], query))
         delta = (grad[queries] * out[queries]).sum(-1).t()
-        of_scores = p * (of_p - delta[..., None]) * segments.scale
+        of_scores = p * (of_p - delta[..., None]) * segments.scale * slope
         dq[queries] = torch.einsum("hqk,khd->qhd", of_scores, _repeat(key[keys], query)).to(dq.dtype)
         for total, part in ((dk, (of_scores, query[queries])), (dv, (p, grad[queries]))):
             heads = torch.einsum("hqk,qhd->khd", *part)
@@ -161,16 +164,21 @@ def _repeat(rows: Tensor, query: Tensor) -> Tensor:
     return rows.repeat_interleave(query.shape[1] // rows.shape[1], dim=1)
 
 
-def _scores(query: Tensor, key: Tensor, segments: Segments) -> Tensor:
+def _scores(query: Tensor, key: Tensor, segments: Segments) -> tuple[Tensor, Tensor | float]:
+    """Return the scores [heads, q, k], and their derivative by what they were before the soft cap."""
     scores = torch.einsum("qhd,khd->hqk", query, _repeat(key, query)) * segments.scale
+    slope: Tensor | float = 1.0
+    if segments.softcap:
+        bent = torch.tanh(scores / segments.softcap)
+        scores, slope = segments.softcap * bent, 1 - bent * bent
     if not segments.causal:
-        return scores
+        return scores, slope
     places = torch.arange(len(key), device=key.device)
     distance = (places[len(key) - len(query) :, None]) - places
     hidden = distance < 0
     if segments.window:
         hidden |= distance >= segments.window
-    return scores.masked_fill(hidden, -torch.inf)
+    return scores.masked_fill(hidden, -torch.inf), slope
 
 
 KERNELS = {

@@ -1,0 +1,94 @@
+"""Recurrent and convolution layers over packed rows: every sequence of a row begins with an empty state.
+
+Layers such as Mamba, gated delta nets and short convolutions read tokens in order. The code of transformers would carry
+their state from one sequence of a row into the next. Here they get the sequences as padded batches instead. They are
+causal, so padding after the end of a sequence changes nothing in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from agentloop.trainer.model.attention.padded_layout import PaddedLayout
+
+_LAYOUT: ContextVar[PaddedLayout | None] = ContextVar("layout", default=None)
+"""Layout of the row that a decoder layer computes; None outside of packed rows."""
+_OF_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "padded", "num_tokens")
+"""Keyword arguments of `PackedRow.kwargs` that describe a row; a padded batch has none of them."""
+_NONE = ("attention_mask", "conv_mask", "seq_idx")
+"""Keyword arguments that a padded batch does not need."""
+
+
+def find(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that carry a state from token to token."""
+    return [module for module in model.modules() if _has_state(module)]
+
+
+def _has_state(module: nn.Module) -> bool:
+    # Lightning attention is the one kind without a convolution.
+    return type(module).__name__.endswith("LightningAttention") or any(
+        isinstance(child, nn.Conv1d) for child in module.children()
+    )
+
+
+def prepare(model: nn.Module) -> bool:
+    """Let the recurrent layers of a model start anew at each sequence of a row; return whether it has any.
+
+    Decoder layers have to run inside `reading`.
+    """
+    found = find(model)
+    for module in found:
+        module.forward = partial(_forward, module)  # type: ignore[method-assign]
+    return bool(found)
+
+
+@contextmanager
+def reading(layout: PaddedLayout | None) -> Iterator[None]:
+    """Divide the rows of recurrent layers into sequences as `layout` says."""
+    token = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(token)
+
+
+def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the module with each padded batch of sequences, and return its outputs as those of the row."""
+    forward = type(module).forward
+    layout = _LAYOUT.get()
+    if layout is None:
+        return forward(module, *args, **kwargs)
+    own = {name: None if name in _NONE else value for name, value in kwargs.items() if name not in _OF_ROWS}
+    leaves, structure = pytree.tree_flatten((args, own))
+    num_tokens = len(layout.place)
+    batches = [layout.batches(leaf[0]) if _is_row(leaf, (1, num_tokens)) else leaf for leaf in leaves]
+    outputs = []
+    for number in range(len(layout.shapes)):
+        part_args, part_kwargs = pytree.tree_unflatten(
+            [batch[number] if isinstance(batch, tuple) else batch for batch in batches], structure
+        )
+        outputs.append(forward(module, *part_args, **part_kwargs))
+    return _joined(outputs, layout)
+
+
+def _joined(outputs: Sequence[Any], layout: PaddedLayout) -> Any:
+    parts, structures = zip(*map(pytree.tree_flatten, outputs), strict=True)
+    rows = []
+    for leaves in zip(*parts, strict=True):
+        if all(_is_row(leaf, shape) for leaf, shape in zip(leaves, layout.shapes, strict=True)):
+            rows.append(layout.unpad(torch.cat([leaf.flatten(0, 1) for leaf in leaves]))[None])
+        else:
+            rows.append(leaves[0])
+    return pytree.tree_unflatten(rows, structures[0])
+
+
+def _is_row(value: object, shape: tuple[int, int]) -> bool:
+    return isinstance(value, Tensor) and value.shape[:2] == shape
