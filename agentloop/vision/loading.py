@@ -26,6 +26,19 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
     return loaded
 
 
+def recurrent_modules(model: Any) -> list[Any]:
+    """Return the modules of a model that carry a state from token to token, such as Mamba and gated delta nets.
+
+    All kinds but lightning attention have a convolution over tokens.
+    """
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__.endswith("LightningAttention")
+        or any(type(child).__name__ == "Conv1d" for child in module.children())
+    ]
+
+
 def tower_of(model: Any) -> Any | None:
     """Return the vision tower of a transformers model, or None for text models and unsupported families."""
     return model.base_model.visual if model.config.model_type in FAMILIES else None

@@ -86,8 +86,6 @@ class PackedCausalLM(nn.Module):
         kinds = getattr(config, "layer_types", None) or ()
         is_local = any("sliding" in kind or "chunked" in kind for kind in kinds)
         return is_local or bool(not kinds and getattr(config, "sliding_window", None))
-            not kinds and getattr(config, "sliding_window", None)
-        )
 
     def layers(self) -> list[nn.Module]:
         """Return the layers of vision tower and decoder in order; each is a unit of sharding."""
@@ -155,7 +153,7 @@ def load_packed_lm(
 
     `kernel` is the result of `choice.choose`. The ranks of `sequence` share each row. `adapt` changes the modules
     before layers are prepared. The other options are those of `layers.prepare`. Raises `UserError` if the folder cannot
-    be loaded, or if its heads cannot be divided; `key` is the setting that names the folder.
+    be loaded, or if it cannot be divided over the ranks of `sequence`; `key` is the setting that names the folder.
     """
     if not (folder / "config.json").is_file():
         raise UserError(
@@ -177,6 +175,11 @@ def load_packed_lm(
     _without_randomness(model)
     model.config.use_cache = False
     policy = PackedCausalLM(model.train())
+    if sequence is not None and policy.is_recurrent:
+        raise UserError(
+            "learner.sequence_parallel is set, but this model has recurrent layers, which need all tokens of a sequence "
+            "on one rank. Leave the setting out."
+        )
     if adapt is not None:
         adapt(policy)
     tower = policy.tower_layers()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from agentloop.trainer.model.attention.padded_layout import PaddedLayout
+from agentloop.vision.loading import recurrent_modules
 
 _LAYOUT: ContextVar[PaddedLayout | None] = ContextVar("layout", default=None)
 """Layout of the row that a decoder layer computes; None outside of packed rows."""
@@ -27,24 +28,12 @@ _NONE = ("attention_mask", "conv_mask", "seq_idx")
 """Keyword arguments that a padded batch does not need."""
 
 
-def find(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that carry a state from token to token."""
-    return [module for module in model.modules() if _has_state(module)]
-
-
-def _has_state(module: nn.Module) -> bool:
-    # Lightning attention is the one kind without a convolution.
-    return type(module).__name__.endswith("LightningAttention") or any(
-        isinstance(child, nn.Conv1d) for child in module.children()
-    )
-
-
 def prepare(model: nn.Module) -> bool:
     """Let the recurrent layers of a model start anew at each sequence of a row; return whether it has any.
 
     Decoder layers have to run inside `reading`.
     """
-    found = find(model)
+    found = recurrent_modules(model)
     for module in found:
         module.forward = partial(_forward, module)  # type: ignore[method-assign]
     return bool(found)

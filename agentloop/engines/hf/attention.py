@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from agentloop.engines.hf.cache import SlotCache
@@ -53,7 +54,9 @@ class DecodeRows:
             self._masks[window] = _mask(self.key_positions, self.longest, window, dtype)
         return self._masks[window]
 
-    def attend(self, q: torch.Tensor, layer: int, scale: float, window: int | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, layer: int, scale: float, window: int | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Attend from q [heads, count, dim]; return [count, heads, dim]."""
         keys, values = self.cache.kv[layer, :, :, :, : self.longest]
         kv_heads, dim = keys.shape[1], keys.shape[3]
@@ -64,7 +67,10 @@ class DecodeRows:
                 q = q.new_zeros(self.span, *q.shape[1:]).index_copy_(0, self.index, q)
         else:
             keys, values = (part.index_select(0, self.index) for part in (keys, values))
-        out = sdpa(q, keys, values, attn_mask=self.mask(window, q.dtype), scale=scale)
+        mask = self.mask(window, q.dtype)
+        if sinks is not None:
+            keys, values, mask = _with_sinks(keys, values, mask, sinks.view(kv_heads, -1))
+        out = sdpa(q, keys, values, attn_mask=mask, scale=scale)
         if self.view and not self.dense:
             out = out.index_select(0, self.index)
         return out.reshape(self.count, -1, dim)
@@ -101,13 +107,19 @@ class PromptChunks:
             self._masks[window] = _mask(self.key_positions, self.longest, window, dtype).repeat(1, 1, groups, 1)
         return self._masks[window]
 
-    def attend(self, q: torch.Tensor, layer: int, scale: float, window: int | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, layer: int, scale: float, window: int | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Attend from q [heads, tokens of the step, dim]; return [tokens of the chunks, heads, dim]."""
         keys, values = (part[:, :, : self.longest].index_select(0, self.index) for part in self.cache.kv[layer])
         (heads, _, dim), kv_heads = q.shape, keys.shape[1]
         chunks, width = self.packed.shape
         padded = q[:, self.packed].transpose(0, 1).reshape(chunks, kv_heads, heads // kv_heads * width, dim)
-        out = sdpa(padded, keys, values, attn_mask=self.mask(window, q.dtype, heads // kv_heads), scale=scale)
+        mask = self.mask(window, q.dtype, heads // kv_heads)
+        if sinks is not None:
+            of_queries = sinks.view(kv_heads, -1).repeat_interleave(width, dim=1)
+            keys, values, mask = _with_sinks(keys, values, mask, of_queries)
+        out = sdpa(padded, keys, values, attn_mask=mask, scale=scale)
         out = out.reshape(chunks, heads, width, dim).transpose(1, 2).reshape(chunks * width, heads, dim)
         return out.index_select(0, self.real)
 
@@ -120,6 +132,16 @@ def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch
         hidden |= keys <= positions[..., None] - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def _with_sinks(
+    keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add one key of zeros with the logit `sinks` [kv heads, queries] and the value zero, as gpt-oss has it."""
+    rows, _, _, length = mask.shape
+    whole = mask.expand(rows, *sinks.shape, length)
+    last = sinks.to(mask.dtype)[None, :, :, None].expand(rows, -1, -1, 1)
+    return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), torch.cat([whole, last], dim=-1)
 
 
 @dataclass
@@ -153,6 +175,7 @@ def slot_attention(
     scaling: float,
     slot_step: SlotStep,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for the interface of transformers.
@@ -169,6 +192,7 @@ def slot_attention(
     cache.kv[layer, 1][rows, :, positions] = value[0].transpose(0, 1)
     parts = []
     if slot_step.decode is not None:
-        parts.append(slot_step.decode.attend(query[0, :, : slot_step.decode.count], layer, scaling, sliding_window))
-    parts += [chunk.attend(query[0], layer, scaling, sliding_window) for chunk in slot_step.prompts]
+        decoded = query[0, :, : slot_step.decode.count]
+        parts.append(slot_step.decode.attend(decoded, layer, scaling, sliding_window, s_aux))
+    parts += [chunk.attend(query[0], layer, scaling, sliding_window, s_aux) for chunk in slot_step.prompts]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None

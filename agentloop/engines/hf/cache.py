@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from agentloop.engines.hf.states import SlotStates
 
 GROWTH = 256
 """Number of tokens by which slots grow."""
@@ -27,8 +32,11 @@ class SlotCache:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: SlotStates | None = None,
     ) -> None:
         self.slots = slots
+        self.states = states
+        """States of recurrent layers; None for a model without such layers."""
         self.max_len = max_len
         self.length = 0
         self._rows = 0
@@ -65,6 +73,8 @@ class SlotCache:
         """Free the memory of all keys and values. Tokens stay known."""
         self.kv, self._rows = self._empty(0, self.length), 0
         self.kv_len[:] = 0
+        if self.states is not None:
+            self.states.drop()
 
     def common_prefix(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return [slots]: how many leading tokens of each slot equal those of `tokens`."""
@@ -75,9 +85,20 @@ class SlotCache:
         first = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
         return np.minimum(first, self.tok_len)
 
+    def ready_prefix(self, common: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return [slots]: how many of the first `common` tokens of each slot are computed and can be used.
+
+        A state is that after all tokens of a slot, so it can be used as a whole only.
+        """
+        if self.states is None:
+            return np.minimum(common, self.kv_len)
+        return np.where(common >= self.kv_len, self.kv_len, 0)
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give `target` the keys and values of the first `length` tokens of `source`."""
+        """Give `target` the keys and values of the first `length` tokens of `source`, and its state."""
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
+        if self.states is not None:
+            self.states.copy(source, target)
 
     @staticmethod
     def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

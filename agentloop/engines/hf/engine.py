@@ -19,7 +19,7 @@ import torch
 from agentloop.engines.base import Engine, Generation, SamplingParams
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.images import Shown
-from agentloop.engines.hf.model import copy_weights, load_model, shape_of
+from agentloop.engines.hf.model import copy_weights, load_model, shape_of, states_of
 from agentloop.engines.hf.worker import Request, Worker
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.token_listeners import Listener, listener
@@ -111,6 +111,7 @@ class HfEngine(Engine):
             max_len=self.max_model_len,
             dtype=self.dtype,
             device=self._device,
+            states=states_of(model),
         )
         return Worker(model, cache, max_batch_tokens=self._max_batch_tokens)
 

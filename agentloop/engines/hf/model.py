@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import torch
 from agentloop.engines.hf.attention import NAME, DecodeRows, PromptChunks, SlotStep, slot_attention
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.images import VisionStep
+from agentloop.engines.hf.states import SlotStates, replace_forward
 from agentloop.errors import EngineError, UserError
-from agentloop.vision.loading import load_language_model, tower_of
+from agentloop.vision.loading import load_language_model, recurrent_modules, tower_of
 from agentloop.vision.tower import embedded
 
 _PROBES = (8, 11)
@@ -49,7 +50,7 @@ def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype:
     else:
         folder = os.fspath(model)
         try:
-            own = load_language_model(folder, dtype=dtype, attention="sdpa")
+            own = load_language_model(folder, dtype=dtype, attention="eager")
             own = torch.nn.Module.to(own, device)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise UserError(
@@ -75,19 +76,25 @@ def shape_of(model: Any) -> ModelShape:
     )
 
 
+def states_of(model: Any) -> SlotStates | None:
+    """Return empty states for the recurrent layers of a model; None if it has no such layers."""
+    return SlotStates(model.config.get_text_config()) if recurrent_modules(model) else None
+
+
 def forward(
     model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor, vision: VisionStep | None = None
 ) -> torch.Tensor:
     """Compute logits [kept, vocabulary] after the tokens of index `keep` among ids [tokens]."""
     if vision is not None:
         return _forward_with_images(model, ids, step, keep, vision)
-    out = model(
-        input_ids=ids[None],
-        position_ids=step.position_index[None],
-        use_cache=False,
-        logits_to_keep=keep,
-        slot_step=step,
-    )
+    with nullcontext() if step.cache.states is None else step.cache.states.reading(step):
+        out = model(
+            input_ids=ids[None],
+            position_ids=step.position_index[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            slot_step=step,
+        )
     return out.logits[0]
 
 
@@ -118,15 +125,19 @@ def _use_slots(model: Any, device: torch.device) -> None:
             max_len=max(_PROBES),
             dtype=torch.float32,
             device=device,
+            states=states_of(model),
         )
         ids = [torch.arange(count, device=device) % shape.vocabulary for count in _PROBES]
         with torch.inference_mode(), _in_float32(model):
             expected = torch.cat([model(input_ids=part[None], use_cache=False).logits[0] for part in ids])
+            recurrent = recurrent_modules(model)
+            for module in recurrent:
+                replace_forward(module)
             model.set_attn_implementation(NAME if tower_of(model) is None else {"text_config": NAME})
             logits = _probe(model, cache, ids)
     except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError) as error:
         raise UserError(f"The hf engine cannot run {name}: {type(error).__name__}: {error}. {hint}") from error
-    if not all(layer.any() for layer in cache.kv):
+    if not recurrent and not all(layer.any() for layer in cache.kv):
         raise UserError(f"The hf engine cannot run {name}: it does not take its attention from transformers. {hint}")
     scale = float(expected.abs().max()) + 1e-6
     if not float((logits - expected).abs().max()) <= _TOLERANCE * scale:

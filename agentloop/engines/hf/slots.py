@@ -33,7 +33,7 @@ class SlotTable:
         """
         cache = self._cache
         common = np.where(self._fresh, cache.common_prefix(prompt[:-1]), 0)
-        ready = np.minimum(common, cache.kv_len)
+        ready = cache.ready_prefix(common)
         source = int(ready.argmax())
         row = self._row_of.get(trajectory_id)
         best = int(ready[source])

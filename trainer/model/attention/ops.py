@@ -141,8 +141,28 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 
 
 @packed_attention_backward.register_fake
-def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sinks = rest[-2]
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    window: int,
+    scale: float,
+    kernel: str,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    cu_queries: Tensor | None,
+    cu_keys: Tensor | None,
+    max_queries: int,
+    max_keys: int,
+    causal: bool = True,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
         torch.empty_like(key, memory_format=torch.contiguous_format),

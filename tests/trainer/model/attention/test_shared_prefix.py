@@ -62,18 +62,23 @@ def test_prefix_positions_match_hand_computed_example():
     assert prefixes.longest == (3, 2)
 
 
-def _attend(rows, lengths, parents, window=0):
+def _attend(rows, lengths, parents, window=0, **options):
     prefixes = SharedPrefixes.of(lengths, parents) if any(p is not None for p in parents) else None
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
     prefix = (*prefixes.tensors, *prefixes.longest) if prefixes else (None, None, None, None, 0, 0)
-    return packed_attention(*rows, cu, max(lengths), window, 0.4, "math", *prefix)
+    return packed_attention(*rows, cu, max(lengths), window, 0.4, "math", *prefix, **options)
 
 
-def _eager(rows, mask):
+def _eager(rows, mask, sinks=None, softcap=0.0):
     query, key, value = rows
     key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * 0.4
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+        value = torch.cat([value, torch.zeros_like(value[:1])])
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
 
 
@@ -100,6 +105,24 @@ def test_attention_matches_float64_mask(data: st.DataObject):
     # The log-sum-exp through which parts are merged is float32.
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     gradients = (torch.autograd.grad(out, rows, grad) for out in (got, want))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("parents", [[None] * 3, [None, 0, 0]], ids=["plain", "shared prefix"])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_sinks_and_soft_caps_match_float64(has_sinks: bool, softcap: float, parents: list[int | None]):
+    """Output and gradients match, those of the sinks too."""
+    torch.manual_seed(1)
+    lengths = [4, 3, 6]
+    rows = [torch.randn(13, heads, 5, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True) if has_sinks else None
+    grad = torch.randn(13, 4, 5, dtype=torch.float64)
+    got = _attend(rows, lengths, parents, sinks=sinks, softcap=softcap)[0]
+    want = _eager(rows, _mask(lengths, parents), sinks, softcap)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    inputs = [*rows, sinks] if has_sinks else rows
+    gradients = (torch.autograd.grad(out, inputs, grad) for out in (got, want))
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
@@ -139,6 +162,9 @@ def test_op_passes_custom_op_checks():
     cu = torch.tensor([0, 4, 7, 13], dtype=torch.int32)
     for prefix in ((None, None, None, None, 0, 0), (*prefixes.tensors, *prefixes.longest)):
         torch.library.opcheck(packed_attention, (*rows, cu, 6, 0, 0.4, "math", *prefix))
+    sinks = torch.randn(4, requires_grad=True)
+    more = {"sinks": sinks, "softcap": 2.0}
+    torch.library.opcheck(packed_attention, (*rows, cu, 6, 0, 0.4, "math", *prefix), more)
 
 
 def test_nested_prefix_raises():

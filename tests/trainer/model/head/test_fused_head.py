@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from agentloop.trainer.model.head.fused_head import head_loss
 from agentloop.trainer.model.head.head_chunks import chunks, groups
 from agentloop.trainer.model.head.logprobs import token_logprobs
+from agentloop.trainer.model.kernels.softmax import Softcapped
 
 _TOKENS, _HIDDEN, _VOCAB = 23, 8, 50
 
@@ -26,9 +27,11 @@ def _loss(logprobs, entropy, rows):
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum() - 0.1 * entropy.sum()
 
 
-def _exact(hidden, weight, targets, temperature):
+def _exact(hidden, weight, targets, temperature, cap=None):
     hidden, weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
-    log_p = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
+    logits = hidden @ weight.t()
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
     logprobs, entropy = log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
     loss = _loss(logprobs, entropy, slice(None))
     return loss, logprobs, entropy, *torch.autograd.grad(loss, (hidden, weight))
@@ -42,6 +45,23 @@ def test_loss_and_gradients_match_float64(chunk_tokens: int | None, temperature:
     got = (*found, *torch.autograd.grad(found[0], (hidden, weight)))
     for one, other in zip(got, _exact(hidden, weight, targets, temperature), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_bent_logits_match_float64(temperature: float):
+    """A model with a soft cap bends its logits; both heads differentiate through the bend."""
+    hidden, weight, targets = _inputs()
+    options = {"temperature": temperature, "chunk_tokens": 7, "vocabulary": Softcapped(1.5)}
+    exact = _exact(hidden, weight, targets, temperature, cap=1.5)
+    found = head_loss(hidden, weight, targets, _loss, **options)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, **options)
+    loss = _loss(logprobs, entropy, slice(None))
+    for results in (
+        (*found, *torch.autograd.grad(found[0], (hidden, weight))),
+        (loss, logprobs, entropy, *torch.autograd.grad(loss, (hidden, weight))),
+    ):
+        for one, other in zip(results, exact, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
 
 
 _UNITS = (5, 1, 9, 0, 6, 2)
