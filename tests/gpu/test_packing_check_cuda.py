@@ -26,8 +26,14 @@ def test_a_model_passes_and_nothing_of_it_changes(tmp_path: Path, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "layer"), [("qwen3_next", "Qwen3NextGatedDeltaNet"), ("bamba", "BambaMixer")])
-def test_a_layer_with_a_state_is_named(tmp_path: Path, dtype: torch.dtype, family: str, layer: str):
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "bamba", "lfm2", "gpt_oss", "gemma2", "llama4_text"])
+def test_hybrids_sinks_and_soft_caps_are_exact(tmp_path: Path, dtype: torch.dtype, family: str):
     policy = load_packed_lm(save_small_model(family, tmp_path), dtype, kernel="fa2", compiled=True).to("cuda")
-    with pytest.raises(UserError, match=layer):
+    packing_check.check(policy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_differs_is_named(tmp_path: Path, dtype: torch.dtype):
+    policy = load_packed_lm(save_small_model("phimoe", tmp_path), dtype, kernel="fa2", compiled=True).to("cuda")
+    with pytest.raises(UserError, match="PhimoeAttention"):
         packing_check.check(policy)

@@ -177,8 +177,8 @@ def load_packed_lm(
     policy = PackedCausalLM(model.train())
     if sequence is not None and policy.is_recurrent:
         raise UserError(
-            "learner.sequence_parallel is set, but this model has recurrent layers, which need all tokens of a sequence "
-            "on one rank. Leave the setting out."
+            "learner.sequence_parallel is set, but this model has recurrent layers, which need all tokens of a "
+            "sequence on one rank. Leave the setting out."
         )
     if adapt is not None:
         adapt(policy)

@@ -87,7 +87,7 @@ def forward(
     """Compute logits [kept, vocabulary] after the tokens of index `keep` among ids [tokens]."""
     if vision is not None:
         return _forward_with_images(model, ids, step, keep, vision)
-    with nullcontext() if step.cache.states is None else step.cache.states.reading(step):
+    with nullcontext() if step.cache.states is None else step.cache.states.reading(step.rows, step.positions):
         out = model(
             input_ids=ids[None],
             position_ids=step.position_index[None],

@@ -1,6 +1,6 @@
 """States of recurrent layers, one for each slot: what Mamba, gated delta nets and convolutions keep between steps.
 
-The forward of each recurrent layer is replaced. It takes the packed row of a step apart, and computes the tokens of each
+The forward of each recurrent layer is replaced. It divides the packed row of a step, and computes the tokens of each
 slot with the state of that slot, one slot after the other.
 """
 
@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from agentloop.engines.hf.attention import SlotStep
-
-_STEP: ContextVar[SlotStep | None] = ContextVar("step", default=None)
+_STEP: ContextVar[tuple[SlotStates, NDArray[np.int64]] | None] = ContextVar("step", default=None)
+"""The states, and the slot of each token of the step that is computed; None outside of steps."""
 _CACHES = ("cache_params", "past_key_values", "past_key_value")
 """Names that transformers has for the argument with the state."""
 _NOT_OURS = ("slot_step", "attention_mask", "conv_mask", "seq_idx", "use_cache", *_CACHES)
@@ -33,13 +34,16 @@ class SlotStates:
         self._of_slot: dict[int, Any] = {}
 
     @contextmanager
-    def reading(self, step: SlotStep) -> Iterator[None]:
-        """Let recurrent layers compute `step`. Slots that start at their first token start with an empty state."""
+    def reading(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[None]:
+        """Let recurrent layers compute a step; `rows` and `positions` [tokens] are those of `SlotStep`.
+
+        Slots that start at their first token start with an empty state.
+        """
         from transformers import DynamicCache
 
-        for slot in step.rows[step.positions == 0].tolist():
+        for slot in rows[positions == 0].tolist():
             self._of_slot[slot] = DynamicCache(config=self._config)
-        token = _STEP.set(step)
+        token = _STEP.set((self, rows))
         try:
             yield
         finally:
@@ -74,15 +78,15 @@ def _forward(
     step = _STEP.get()
     if step is None:
         return forward(module, hidden_states, *args, **kwargs)
-    assert step.cache.states is not None
+    states, rows = step
     own = {name: value for name, value in kwargs.items() if name not in _NOT_OURS}
     own |= {"attention_mask": None} if takes_mask else {}
-    num_tokens = len(step.rows)
-    starts = [0, *(np.flatnonzero(np.diff(step.rows)) + 1).tolist(), num_tokens]
+    num_tokens = len(rows)
+    starts = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), num_tokens]
     outputs = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         part = {name: _cut(value, start, end, num_tokens) for name, value in own.items()}
-        state = {cache: step.cache.states.of(int(step.rows[start]))}
+        state = {cache: states.of(int(rows[start]))}
         outputs.append(forward(module, hidden_states[:, start:end], **part, **state))
     if isinstance(outputs[0], tuple):
         return (torch.cat([output[0] for output in outputs], dim=1), *outputs[0][1:])
