@@ -56,7 +56,7 @@ $(BIN)/python:
 
 $(VENV)/.installed-train: pyproject.toml | $(BIN)/python
 	scripts/system-packages $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[train]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,serve]'
 	touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python

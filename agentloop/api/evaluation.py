@@ -9,11 +9,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentloop.api.extras import naming_extras
 from agentloop.api.recipe import new_folder, run_name
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
 from agentloop.process.quiet import quiet_libraries
+from agentloop.registry.extras import naming_extras
 
 if TYPE_CHECKING:
     from agentloop.api.config import ConfigSource

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.api.extras import naming_extras
 from agentloop.api.recipe import new_folder, run_folders, run_name
 from agentloop.api.result import RunResult
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
 from agentloop.process.quiet import quiet_libraries
+from agentloop.registry.extras import naming_extras
 
 if TYPE_CHECKING:
     from agentloop.api.config import ConfigSource

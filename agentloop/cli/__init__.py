@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from agentloop.api.extras import naming_extras
 from agentloop.errors import UserError, nearest
 from agentloop.process.quiet import quiet_libraries
+from agentloop.registry.extras import naming_extras
 
 _COMMANDS = {
     "demo": (

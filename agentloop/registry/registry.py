@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from agentloop.errors import UserError, nearest, raised
+from agentloop.registry.extras import naming_extras
 from agentloop.registry.named_objects import load_object, registered
 
 T = TypeVar("T")
@@ -110,7 +111,10 @@ def package_of(entry: EntryPoint) -> str:
 
 def _load_entry_point(entry: EntryPoint, kind: str) -> Any:
     try:
-        return entry.load()
+        with naming_extras():
+            return entry.load()
+    except UserError:
+        raise
     except Exception as error:  # the package is not ours and may raise anything
         raise UserError(
             f"The {kind} {entry.name!r} of the package {package_of(entry)!r} fails to import: {raised(error)}. Update "

@@ -73,7 +73,7 @@ def _engine_of(path: Path) -> Literal["sqlite", "duckdb"]:
             import duckdb  # noqa: F401
         except ImportError as error:
             raise UserError(
-                f"{path} is a DuckDB database, which needs duckdb: `pip install agentloop[sql]`."
+                f"{path} is a DuckDB database, which needs duckdb: `pip install 'agentloop[sql]'`."
             ) from error
         return "duckdb"
     raise UserError(f"{path} is neither a SQLite nor a DuckDB database.")

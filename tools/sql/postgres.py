@@ -18,7 +18,7 @@ class PostgresDatabase:
         try:
             import psycopg
         except ImportError as error:
-            raise UserError("A PostgreSQL database needs psycopg: `pip install agentloop[sql]`.") from error
+            raise UserError("A PostgreSQL database needs psycopg: `pip install 'agentloop[sql]'`.") from error
         self._psycopg = psycopg
         self._dsn = dsn
         self._size = connections

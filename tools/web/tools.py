@@ -99,7 +99,7 @@ class WebFetch(Tool):
         try:
             import trafilatura  # noqa: F401
         except ImportError as error:
-            raise UserError("web_fetch needs trafilatura: `pip install agentloop[web]`.") from error
+            raise UserError("web_fetch needs trafilatura: `pip install 'agentloop[web]'`.") from error
 
     async def shutdown(self) -> None:
         await self._fetcher.close()
