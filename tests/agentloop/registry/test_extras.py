@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli import _COMMANDS
-from agentloop.cli.tools import app as tools_app
+from agentloop.cli import _COMMANDS, _LazyCommand
 from agentloop.registry.extras import extra_with
 
 pytestmark = pytest.mark.slow
@@ -65,6 +64,8 @@ ARGUMENTS = {
     "from-verl": ["--", "python3", "-m", "verl.trainer.main_ppo"],
     "tools call": ["code_interpreter", "code=print(1)"],
     "tools index": ["corpus.jsonl", "index"],
+    "init": ["env", "mine"],
+    "rewards try": ["exact", "3", "answer=3"],
 }
 """Arguments with which a command does its work. One that is not here runs without."""
 
@@ -117,8 +118,9 @@ def run_without(extras, calls, folder):
 
 
 def test_every_command_of_a_bare_installation_works_or_names_its_extra(tmp_path):
-    names = [name for name in _COMMANDS if name != "tools"]
-    names += [f"tools {command.name or command.callback.__name__}" for command in tools_app.registered_commands]
+    loaded = {name: getattr(_LazyCommand(name).load(), "commands", {"": None}) for name in _COMMANDS}
+    names = [f"{name} {below}".strip() for name, commands in loaded.items() for below in commands]
+    assert {*ARGUMENTS, *NEEDS} <= set(names)
     calls = [[*name.split(), *ARGUMENTS.get(name, [])] for name in names]
     ended = run_without(EXTRAS, [*calls, ["train", "tiny", "--dry-run"]], tmp_path)
     for name, (call, code, shown) in zip([*names, "train"], ended, strict=True):
