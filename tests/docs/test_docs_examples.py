@@ -30,7 +30,6 @@ PAGES = (
     "guides/datasets.md",
     "guides/gateway.md",
     "guides/sandboxes.md",
-    "start/python.md",
     "coming-from/verl.md",
     "guides/view.md",
 )
