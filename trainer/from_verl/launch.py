@@ -1,8 +1,8 @@
 """Read the command that starts verl from a command line or a shell script.
 
-`shell` follows the script, so variables, arrays, conditions and arguments have the values of a real run. Nothing is
-started, written or read. Every program of the script counts as having succeeded, and its output (`$(nvidia-smi -L)`)
-as empty, with a note if a setting depends on it.
+`shell` runs the script in a sandbox, so variables, arrays, conditions and arguments have the values of a real run.
+Programs are not started there. Each counts as having succeeded, and its output (`$(nvidia-smi -L)`) as empty, with a
+note if a setting depends on it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.errors import UserError
-from agentloop.trainer.from_verl.shell.interpreter import follow
-from agentloop.trainer.from_verl.shell.unknown import plain
+from agentloop.trainer.from_verl.shell.running import Record, follow
 
 _SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward", "reward_model", "trainer")
 """Sections of verl's config; a command that sets a key of one of them starts verl."""
@@ -85,38 +84,47 @@ class Script:
 
 
 def read_script(script: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> Script:
-    """Follow a script with its arguments; of the environment it sees `variables` only.
+    """Run a script with its arguments in a sandbox; of the environment it sees `variables` only.
 
-    Raises `UserError` if the file cannot be read.
+    Raises `UserError` if the file cannot be read, or if this machine has no sandbox.
     """
     try:
         text = script.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The script {script} cannot be read: {error}. Check its path.") from error
     record = follow(text, str(script), arguments, variables)
-    found = launches(record.commands)
-    notes = list(record.notes)
-    for launch in found[:1]:
-        for override in launch.overrides:
-            key = plain(override).partition("=")[0]
-            for description in record.unknowns.described(override):
-                notes.append(f"{key} has nothing in the place of {description}.")
+    found = tuple(launches(record.commands))
+    notes = [*record.notes, *_unknown(found[:1], launches(record.marked)[:1], record)]
     notes += [
         f"The script reads {name}, which your environment sets, but this command does not name. Add --env {name} if "
         "the run has it."
-        for name in sorted((record.missed & set(os.environ)) - set(variables) - _COMMON)
+        for name in sorted((_read_first(text) & set(os.environ)) - set(variables) - _COMMON)
     ]
-    return Script(tuple(_without_marks(launch) for launch in found), record.complaint, tuple(notes))
+    return Script(found, record.complaint, tuple(dict.fromkeys(notes)))
+
+
+def _unknown(known: Sequence[Launch], marked: Sequence[Launch], record: Record) -> Iterator[str]:
+    """Yield a note for each setting that has a mark if unknown values have."""
+    for launch, with_marks in zip(known, marked, strict=True) if len(known) == len(marked) else ():
+        for override in with_marks.overrides:
+            key = record.plain(override).partition("=")[0]
+            is_empty = record.plain(override) in launch.overrides
+            for description in record.unknowns(override):
+                if is_empty:
+                    yield f"{key} has nothing in the place of {description}."
+                elif not description.startswith("$"):
+                    yield f"{key} depends on {description}."
 
 
 _COMMON = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"}
 """Variables that scripts extend for the programs they start."""
 
 
-def _without_marks(launch: Launch) -> Launch:
-    return Launch(
-        plain(launch.module),
-        tuple(map(plain, launch.overrides)),
-        None if launch.config_path is None else plain(launch.config_path),
-        None if launch.config_name is None else plain(launch.config_name),
-    )
+def _read_first(text: str) -> set[str]:
+    """Return the variables that a script reads in a line before any that sets them, or in the same."""
+    read: set[str] = set()
+    is_set: set[str] = set()
+    for line in text.splitlines():
+        read |= set(re.findall(r"\$\{?(\w+)", line)) - is_set
+        is_set |= set(re.findall(r"(?<![\w.])(\w+)=", line))
+    return read

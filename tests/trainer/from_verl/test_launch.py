@@ -48,6 +48,7 @@ def _read(script: Path, *arguments: str, **variables: str) -> Script:
     return read_script(script, arguments, visible(variables))
 
 
+@pytest.mark.slow
 def test_a_script_is_followed_without_any_effect(tmp_path: Path):
     script = _script(tmp_path, SCRIPT)
     kept = tmp_path / "examples" / "logs" / "old.log"
@@ -72,6 +73,7 @@ def test_a_script_is_followed_without_any_effect(tmp_path: Path):
     assert kept.read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_named_variables_count_as_in_a_run(tmp_path: Path):
     variables = {"MODEL": "./mine"}
     converted = convert(_script(tmp_path, SCRIPT), "trainer.total_training_steps=9", variables=variables)
@@ -79,6 +81,7 @@ def test_named_variables_count_as_in_a_run(tmp_path: Path):
     assert len(converted.config["data"]["train"]) == 2
 
 
+@pytest.mark.slow
 def test_a_missing_variable_of_a_script_is_reported(tmp_path: Path):
     script = _script(tmp_path, "M=${MODEL_DIR:?set it to a folder}\npython -m verl.trainer.main_ppo trainer.nnodes=1\n")
     with pytest.raises(UserError, match=r"does not start verl \(line 1: MODEL_DIR: set it to a folder\).*--env NAME"):
@@ -87,6 +90,7 @@ def test_a_missing_variable_of_a_script_is_reported(tmp_path: Path):
         convert(tmp_path / "nothing.sh")
 
 
+@pytest.mark.slow
 def test_a_number_from_a_program_that_does_not_run_is_an_error(tmp_path: Path):
     """Check that `$(...)` of such a program is empty."""
     script = _script(tmp_path, 'python -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L) "$@"\n')
@@ -122,6 +126,7 @@ def test_a_command_inside_a_command():
     )
 
 
+@pytest.mark.slow
 def test_configs_written_by_the_user(tmp_path: Path):
     """Check that the keys of a config given by --config-path and --config-name count as set."""
     (tmp_path / "config").mkdir()
@@ -158,6 +163,7 @@ def test_other_trainers_than_that_of_verl():
         convert("nothing")
 
 
+@pytest.mark.slow
 def test_the_command_from_verl(tmp_path: Path, capsys):
     script = _script(tmp_path, SCRIPT)
     for words in (

@@ -1,6 +1,4 @@
-"""Reads shell scripts without running them: bash's grammar, expansions and builtins, with no program behind them.
+"""Runs a launch script in a sandbox, to see which commands it would start.
 
-`statements` and `words` read a script into the classes of `syntax`. `interpreter` follows it with `expansion`,
-`arithmetic`, `patterns`, `conditions`, `builtins` and `programs`. Nothing in this folder starts a process, writes a
-file, or reads one other than the script. What a script asks of the machine is `unknown`.
+`running` starts bash in a sandbox and reads its records. `prelude.sh` is what that bash executes before the script.
 """

@@ -1,53 +1,31 @@
-"""No script, with whatever is in it, starts a process, opens a file or keeps the converter busy."""
+"""No script, with whatever is in it, changes this machine, reaches it, sees its secrets or keeps the converter busy."""
 
-import sys
+import asyncio
+import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentloop.cli import main
-from agentloop.trainer.from_verl.shell.interpreter import follow
+from agentloop.trainer.from_verl.shell.running import Record, follow
 
-_events: list[str] | None = None
-
-
-def _heard(event: str, arguments: tuple[object, ...]) -> None:
-    if _events is not None and event.split(".")[0] in (
-        "open",
-        "os",
-        "subprocess",
-        "socket",
-        "shutil",
-        "signal",
-        "ctypes",
-    ):
-        _events.append(f"{event}{arguments!r:.200}")
+pytestmark = pytest.mark.slow
 
 
-def _effects(script: str, **variables: str) -> list[str]:
-    """Return the audit events of a script: system calls that could start, open or change anything."""
-    global _events
-    if not _effects.__dict__.setdefault("hooked", False):
-        sys.addaudithook(_heard)  # cannot be removed again
-        _effects.__dict__["hooked"] = True
-    _events = []
-    try:
-        follow(script, "run.sh", ["first", "second"], {"PWD": "/tmp", "HOME": "/root", **variables})
-        return _events
-    finally:
-        _events = None
+@pytest.fixture
+def neighbour() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that scripts try to end."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
 
 
-def test_the_hook_hears_what_a_script_could_do(tmp_path: Path):
-    _effects("")
-    global _events
-    _events = []
-    (tmp_path / "made").write_text("x")
-    heard, _events = _events, None
-    assert heard
+def _follow(script: str, folder: Path) -> Record:
+    variables = {"PWD": str(folder), "HOME": str(folder), "x": "$(touch made)"}
+    return follow(script, str(folder / "run.sh"), ["first", "second"], variables)
 
 
 @pytest.mark.parametrize(
@@ -66,95 +44,79 @@ def test_the_hook_hears_what_a_script_could_do(tmp_path: Path):
         "mapfile -C 'touch made' -c 1 x < /etc/passwd; read x < /etc/passwd; x=$(</etc/passwd); cat /etc/passwd",
         "exec {fd}>/dev/tcp/127.0.0.1/80; echo GET >/dev/tcp/localhost/80",
         "history -w made; hash -p ./evil ls; ls; set -o posix; ulimit -c unlimited; umask 0; kill -STOP 1",
+        "builtin trap - DEBUG; PATH=/usr/bin:/bin; touch made; cat key; pkill sleep; python3 -c 'open(\"made\", \"w\")'",
+        "builtin cd FOLDER; builtin exec /bin/sh -c 'echo x > FOLDER/made; cat FOLDER/key; kill -9 NEIGHBOUR'",
     ],
 )
-def test_an_attack_has_no_effect(script: str):
-    for each in (script, *script.split("; ")):
-        assert _effects(each) == []
+def test_an_attack_has_no_effect(script: str, tmp_path: Path, monkeypatch, neighbour):
+    """Check that files, processes and the environment of this machine stay as they are, and out of sight."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    (tmp_path / "key").write_text("s3cr3t")
+    script = script.replace("FOLDER", str(tmp_path)).replace("NEIGHBOUR", str(neighbour.pid))
+    record = _follow(f"cd {tmp_path}\n{script}\nshow $(cat key) $(env) $WANDB_API_KEY\n", tmp_path)
+    assert os.listdir(tmp_path) == ["key"]
+    assert neighbour.poll() is None
+    assert "s3cr3t" not in f"{record}"
 
 
-_PIECES = st.sampled_from(
-    [
-        " ", " ", "\n", ";", "&", "|", "&&", "||", "(", ")", "((", "))", "{ ", " }", "[[ ", " ]]", "$(", "`", "${", "}",
-        "'", '"', "\\", "<(", ">(", "> made", "< /etc/passwd", "<<EOF\n", "\nEOF\n", "<<< ", "$x", "$@", "$((", "x=",
-        "x+=", "x=(", "x[1]=", "${x:-", "${x//", "${!x}", "${x@P}", "if ", "; then ", "; fi", "while ", "; do ",
-        "; done",
-        "for i in ", "case $x in ", ") ", ";; ", "esac", "f() ", "! ", "{1..9}", "{a,b}", "* ", "~", "$'\\x41'",
-        "eval ",
-        "exec ", "builtin ", "command ", "kill -9 -1", "source x", "sort -o made", "python -c x", "touch made",
-        "curl x",
-        "cat made", "read x", "echo ", "printf '%s' ", "export x=1", "declare -A x", "local y", "set -- ", "shift",
-        "unset x", "trap 'touch made' 0", "test -f x", "[ a = b ]", "let x=1", "break", "exit", "return", "true",
-        "a", "1",
-        "-o", "==", "+", "*", "/", "%", "**", "?", ":", ",", "#", "\U000f0001", "é", "\x00", "\ud800",
-    ]
-)  # fmt: skip
+async def test_a_script_reaches_no_server_of_this_machine():
+    reached = asyncio.Event()
+    server = await asyncio.start_server(lambda *_: reached.set(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        script = f"exec {{fd}}<>/dev/tcp/127.0.0.1/{port}; echo GET >/dev/tcp/127.0.0.1/{port} && show reached"
+        record = await asyncio.to_thread(_follow, script, Path("/tmp"))
+        await asyncio.sleep(0.1)
+    assert not reached.is_set()
+    assert ["show", "reached"] not in record.commands
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.one_of(st.lists(_PIECES, max_size=40).map("".join), st.text(max_size=80)))
-def test_no_text_has_an_effect(script: str):
-    assert _effects(script, x="$(touch made)") == []
+@pytest.mark.parametrize("script", ["\0\ud800\n\U000f0001", "a\r\nb\r\n", "$(" * 500, "((" * 500, "echo $((" + "-" * 5000])
+def test_any_text_can_be_followed(script: str, tmp_path: Path):
+    assert isinstance(_follow(script, tmp_path).complaint, str)
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        "while true; do sleep 1; done",
-        "until curl x; do :; done",
+        "while true; do :; done",
         "f() { f; }; f",
-        "f() { echo $(f); }; f",
+        "f() { f | f & }; f; while :; do :; done",
         "x=a; while :; do x=$x$x; done",
-        "x='x'; echo $((x))",
         "echo {1..999999999}",
-        "echo " + "{a,b}" * 40,
-        "echo $(seq 1 999999999)",
-        "echo " + "$((" * 500,
-        "echo " + "$(" * 500,
-        "((" * 500,
-        "echo " + '"${x:-' * 500,
-        "[[ " + "( " * 500,
-        "echo $((" + "(" * 500 + "1" + ")" * 500 + "))",
-        "echo $((" + "-" * 5000 + "1))",
-        "x=" + "a" * 50_000 + "; echo ${x//*a*a*a*a*a*b/c} ${x%%*b*c*d}",
-        "[[ " + "a" * 20_000 + " == " + "*a" * 50 + "b ]]",
-        "printf '%999d%999d' " + "1 " * 5000,
-        "for ((;;)); do :; done",
-        "eval 'eval \"eval $0\"'; f() { eval f; }; f",
-        "a=(); while :; do a+=(x); done",
-        "x=1; while :; do export x$x=1; x=$((x + 1)); done",
+        "while :; do echo x >> x; curl x; done",
+        "builtin kill -9 -1",
     ],
-    ids=lambda script: script[:30],
 )
-def test_a_script_without_end_is_left(script: str):
-    """Check that work is bounded: within seconds, where a shell runs for ever or until memory is full."""
-    begun = time.process_time()
-    record = follow(script, "run.sh", [], {})
-    assert record.complaint or len(script) > 1000
-    assert time.process_time() - begun < 30
+def test_a_script_without_end_is_left(script: str, tmp_path: Path):
+    begun = time.monotonic()
+    assert _follow(script, tmp_path).complaint
+    assert time.monotonic() - begun < 60
 
 
 def test_secrets_do_not_reach_the_config(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
     (tmp_path / "key").write_text("s3cr3t")
     values = [
-        "$WANDB_API_KEY", "${WANDB_API_KEY:-none}", "${!name}", "$(env)", "$(printenv WANDB_API_KEY)", "$(export -p)",
-        "$(declare -p)", "$(set)", f"$(cat {tmp_path}/key)", f"$(<{tmp_path}/key)", f"$(head -n 1 < {tmp_path}/key)",
-        "$(cat /proc/self/environ)", "${WANDB_API_KEY:+${WANDB_API_KEY}}", r"\${oc.env:WANDB_API_KEY,none}",
-        f"$line$(read -r l < {tmp_path}/key; echo $l)",
-        "$((WANDB_API_KEY))", "$(python -c 'print(1)')", "$(compgen -e)",
+        "${WANDB_API_KEY:-none}", "${!name}", "$(env)", "$(printenv WANDB_API_KEY)", "$(export -p | wc -c)",
+        f"$(cat {tmp_path}/key)", f"$(<{tmp_path}/key)", f"$(head -n 1 < {tmp_path}/key)",
+        "$(tr -d '\\0' < /proc/self/environ | wc -c)", "${WANDB_API_KEY:+${WANDB_API_KEY}}",
+        f"$line$(read -r l < {tmp_path}/key; echo $l)", "$((WANDB_API_KEY))", "$(python -c 'print(1)')", "$(compgen -e)",
     ]  # fmt: skip
-    for number, value in enumerate(values):
-        script = tmp_path / f"{number}.sh"
-        script.write_text(
+    settings = [f'+data.x{number}="{value}"' for number, value in enumerate(values)]
+    for number, value in enumerate(["$WANDB_API_KEY", r"\${oc.env:WANDB_API_KEY,none}"]):
+        (tmp_path / f"{number}.sh").write_text(
             f"name=WANDB_API_KEY\nread -r line < {tmp_path}/key\npython3 -m verl.trainer.main_ppo "
             f'data.train_files=a.parquet actor_rollout_ref.model.path="m{value}" '
-            f'trainer.experiment_name="e{value}" +data.x="{value}"\n'
+            f'trainer.experiment_name="e{value}" {" ".join(settings)}\n'
         )
         with pytest.raises(SystemExit) as ended:
-            main(["from-verl", str(script)])
+            main(["from-verl", str(tmp_path / f"{number}.sh")])
         printed = capsys.readouterr()
-        assert (not ended.value.code, "s3cr3t" in printed.out + printed.err) == (True, False), value
+        assert (not ended.value.code, "s3cr3t" in printed.out + printed.err) == (True, False), printed.err
+    for value in ("$(declare -p)", "$(set)", "$(export -p)", "$(tr '\\0' ' ' < /proc/self/environ)"):
+        assert "s3cr3t" not in f"{_follow(f'show "{value}"', tmp_path)}"
     with pytest.raises(SystemExit):
         main(["from-verl", str(tmp_path / "0.sh"), "--env", "WANDB_API_KEY"])
     assert "model: ms3cr3t" in capsys.readouterr().out

@@ -1,0 +1,211 @@
+"""Run a script in a sandbox: every program of it is recorded and counts as having succeeded, and none is started.
+
+The sandbox has no network, no file but the script, and no variable but the given ones. The script runs twice: once with
+unknown outputs as empty, which gives the commands, and once with marks in their place. A mark is a word that goes where
+the value goes, so the settings and conditions that depend on an unknown value can be named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from agentloop import sandboxes
+from agentloop.errors import UserError
+from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult
+
+_SECONDS = 3
+"""Time limit of one run of a script."""
+_PASSES = 4
+_FILE = "unknown_file"
+"""Mark of the content of a file that is not there."""
+_SOURCED = "sourced"
+"""Kind of the record of a file that the script sources."""
+_READ = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+"""A variable that is read without a default."""
+_PROGRAM = re.compile(r"/[\w.+/-]*bin/[\w.+-]+")
+_WORD = r"(?:\"[^\"]*\"|'[^']*'|\$\([^()]*\)|[^\s;|&<>\"'()])+"
+_OUTPUT, _INPUT = re.compile(rf"((?<!\S)[\d&]?>>?)\|?\s*(?!&){_WORD}"), re.compile(rf"(?<!<)<\s*(?![<&(]){_WORD}")
+_ERROR = re.compile(r"^.*?: line (\d+): (.*)$", re.MULTILINE)
+_NO_FILE = re.compile(r"(.*): (?:No such file or directory|Permission denied|Read-only file system|Is a directory)")
+_CONDITION = re.compile(r"(?:\[\[|'\['|test|case|\(\() .*")
+_FILE_TEST = re.compile(r"-[defrswx] ('[^']+'|[^\s']+)")
+_MAIN = """\
+for mode in plain marked; do
+    mkdir -p $mode run
+    marked=; [ $mode = plain ] || marked=1
+    echo ${{marked:+{file}}} > file
+    # The pipe ends when every process of the script has ended: all of them hold descriptor 9.
+    (cd run && timeout {seconds} env -i __records=$OLDPWD/$mode __marked=$marked {variables} bash -c '. ../start.sh' \\
+        {words} 8> ../$mode.trace 9>&1 > /dev/null 2> ../$mode.errors < /dev/null; echo $? > ../$mode.status) | cat
+    find $mode -type f | sort | xargs -r cat > $mode.commands
+    [ $(< $mode.status) != 124 ] || break
+done
+"""
+_FETCHED = tuple(f"{mode}.{kind}" for mode in ("plain", "marked") for kind in ("commands", "trace", "errors", "status"))
+
+
+@dataclass(slots=True)
+class Record:
+    """What a script did."""
+
+    commands: list[list[str]]
+    """Words of every command that a real shell would start."""
+    marked: list[list[str]]
+    """The same with marks in the place of unknown values."""
+    marks: dict[str, str]
+    """Mark -> what it stands for."""
+    notes: list[str]
+    """What a person should check."""
+    complaint: str
+    """Why the script was not followed to its end; empty if it was."""
+
+    def unknowns(self, value: str) -> list[str]:
+        """Return what the marks in a value stand for."""
+        return list(dict.fromkeys(self.marks[mark] for mark in self._pattern().findall(value)))
+
+    def plain(self, value: str) -> str:
+        """Return a value without its marks."""
+        return self._pattern().sub("", value)
+
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(sorted(self.marks, key=len, reverse=True)))
+
+
+def follow(text: str, script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Record:
+    """Run a script with its arguments, and with `variables` as its environment.
+
+    Raises `UserError` if no level of isolation works on this machine.
+    """
+    return asyncio.run(_follow(text, [script, *arguments], variables))
+
+
+async def _follow(text: str, words: Sequence[str], variables: Mapping[str, str]) -> Record:
+    sandbox = sandboxes.create(slots=1)
+    try:
+        try:
+            await sandbox.start()
+        except UserError as error:
+            raise UserError(
+                "Launch scripts are read in a sandbox, and no isolation level works on this machine. Start Docker or "
+                "allow user namespaces (docs/guides/sandboxes.md), or give the command itself: agentloop from-verl -- "
+                "COMMAND."
+            ) from error
+        programs = set(_PROGRAM.findall(text))
+        for _ in range(_PASSES):
+            result = await sandbox.run(_execution(text, words, variables, sorted(programs)))
+            errors = _ERROR.findall(_text(result, "plain.errors"))
+            missing = [(int(line), found[1]) for line, message in errors if (found := _NO_FILE.fullmatch(message))]
+            changed = _without_files(text, {line for line, _ in missing})
+            called = programs | {path for _, path in missing if re.fullmatch(r"[\w.+-]*/[\w./+-]+", path)}
+            if (changed, called) == (text, programs):
+                break
+            text, programs = changed, called
+    finally:
+        await sandbox.close()
+    return _record(result, text)
+
+
+def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], programs: Sequence[str]) -> Execution:
+    prelude = resources.files(__package__).joinpath("prelude.sh").read_text(encoding="utf-8")
+    named = [f"{name}={value}" for name, value in variables.items() if name.isidentifier()]
+    functions = [f'function {path} {{ {path.rpartition("/")[2]} "$@"; }}' for path in programs]
+    # Bash sets PWD when it starts.
+    folder = f"PWD={shlex.quote(variables.get('PWD', '/'))}"
+    start = "\n".join([prelude, *functions, folder, "builtin . $__records.sh\n"])
+    main = _MAIN.format(seconds=_SECONDS, file=_FILE, variables=shlex.join(named), words=shlex.join(words))
+    plain = text.replace("BASH_SOURCE", "SCRIPT_SOURCE")  # which nobody can set, and is the path in the sandbox
+    marked = _READ.sub(lambda found: f"${{{(name := found[1] or found[2])}-unknown_{name}}}", plain)
+    texts = {"start.sh": start, "plain.sh": plain, "marked.sh": marked}
+    files = {name: each.encode(errors="replace") for name, each in texts.items()}
+    return Execution(
+        code=main.encode(errors="replace").decode(),
+        language="bash",
+        timeout=4 * _SECONDS,
+        memory_mb=512,
+        files=files,
+        fetch_files=_FETCHED,
+        fetch_bytes=8 << 20,
+    )
+
+
+def _names(text: str) -> list[str]:
+    return sorted({first or second for first, second in _READ.findall(text)})
+
+
+def _without_files(text: str, lines: set[int]) -> str:
+    """Replace the files of redirections in the commands of these lines."""
+    changed = text.split("\n")
+    for line in lines:
+        for place in range(line - 1, len(changed)):
+            output = _OUTPUT.sub(r"\1 /dev/null", changed[place])
+            changed[place] = _INPUT.sub("< ../file", output)
+            if not changed[place].rstrip().endswith("\\"):
+                break
+    return "\n".join(changed)
+
+
+def _text(result: ExecutionResult, name: str) -> str:
+    return result.files.get(name, b"").decode(errors="replace")
+
+
+def _record(result: ExecutionResult, text: str) -> Record:
+    commands, marked = (list(_commands(_text(result, f"{mode}.commands"))) for mode in ("plain", "marked"))
+    marks = {mark: f"the output of {_short(words)}, which does not run" for mark, words in marked}
+    marks |= {f"unknown_{name}": f"${name}, which is not set" for name in _names(text)}
+    marks[_FILE] = "a file, which is not read"
+    notes = [
+        f"The script reads {_short(words)}, which is not followed: check what it sets."
+        for kind, words in commands
+        if kind == _SOURCED
+    ]
+    plain, with_marks = ([words for kind, words in each if kind != _SOURCED] for each in (commands, marked))
+    record = Record(plain, with_marks, marks, notes, _complaint(result))
+    for condition, _ in _conditions(_text(result, "marked.trace")):
+        for unknown in record.unknowns(condition):
+            if not unknown.startswith("$"):
+                notes.append(f"A condition of the script depends on {unknown}; it counts as empty.")
+    for condition, folder in _conditions(_text(result, "plain.trace")):
+        for name in _FILE_TEST.findall(condition):
+            if os.path.exists(path := os.path.join(folder, name.strip("'"))):
+                notes.append(f"A condition of the script asks for {path}, which a script cannot see here: check it.")
+    notes[:] = dict.fromkeys(notes)
+    return record
+
+
+def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Read records: a mark, the number of words, and the words, with a NUL after each."""
+    words = iter(text.split("\0"))
+    for mark in words:
+        count = next(words, "")
+        if count.isdecimal():
+            yield mark, [word for _, word in zip(range(int(count)), words, strict=False)]
+
+
+def _conditions(trace: str) -> Iterator[tuple[str, str]]:
+    """Yield the conditions of the script in a trace, expanded, and their folders."""
+    for line in trace.split("\x1e"):
+        source, _, rest = line.partition("\x1f")
+        folder, _, command = rest.partition("\x1f")
+        if source in ("plain.sh", "marked.sh") and _CONDITION.match(command):
+            yield command, folder
+
+
+def _short(words: Sequence[str]) -> str:
+    text = " ".join(" ".join(words).split())
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def _complaint(result: ExecutionResult) -> str:
+    status = _text(result, "plain.status").strip()
+    errors = [each for each in _ERROR.findall(_text(result, "plain.errors")) if not each[1].startswith("`")]
+    if status in ("124", "125"):
+        return f"it still ran after {_SECONDS} seconds or 100 sleeps, as if it waited for something"
+    if not status or result.files_truncated:
+        return "it did not end by itself within the limits of its sandbox"
+    return f"line {errors[-1][0]}: {errors[-1][1]}" if status != "0" and errors else ""
