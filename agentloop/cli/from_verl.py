@@ -32,8 +32,9 @@ def from_verl(
 ) -> None:
     """Convert a launch script or a config of verl to a config of agentloop.
 
-    Comments at the top list the settings that have no counterpart, and the differences to check by hand. A script is
-    read, not run. Of the environment it sees HOME, USER and PWD, and the variables of --env.
+    Comments at the top list the settings that have no counterpart, and the differences to check by hand. bash expands
+    a script in a sandbox and starts no program of it. Of the environment the script sees HOME, USER and PWD, and the
+    variables of --env.
     """
     import yaml
 

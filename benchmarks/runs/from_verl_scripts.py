@@ -84,6 +84,8 @@ def _plain(said: list[str], root: Path) -> list[str]:
 
 def _check(settings: dict[str, Any], model: Path) -> None:
     """Run the checks that a dry run makes before it loads data."""
+    from transformers import AutoConfig
+
     settings = settings | {"model": str(model), "placement": settings["placement"] | {"gpu": "H100"}}
     if "reference" in settings["learner"]:
         settings["learner"] = settings["learner"] | {"reference": str(model)}
@@ -91,7 +93,7 @@ def _check(settings: dict[str, Any], model: Path) -> None:
         yaml.safe_dump(settings, file)
         file.flush()
         config = load_config(RunConfig, Path(file.name))
-    config, _ = place(config, model)
+    config, _ = place(config, AutoConfig.from_pretrained(model))
     check_trainable(config)
 
 
