@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import socket
@@ -89,12 +90,14 @@ def pick_device(name: str) -> torch.device:
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:
     """Return a one-dimensional mesh over all ranks.
 
-    A process that has not joined a group is the only rank. Raises `UserError` under torchrun.
+    A process that has not joined a group is the only rank, in a group that lasts as long as the process. Raises
+    `UserError` under torchrun.
     """
     if not dist.is_initialized():
         if dist.is_torchelastic_launched():
             raise UserError("A learner starts its ranks itself. Run it without torchrun, and set learner.ranks.")
         dist.init_process_group(_backend(device.type), store=HashStore(), rank=0, world_size=1)
+        atexit.register(leave)  # torch warns of a group that outlives the program
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 

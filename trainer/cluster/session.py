@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
 
+_log = logging.getLogger(__name__)
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's default niceness of 15 would starve an engine if other programs run on the machine.
@@ -61,6 +63,8 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
         for name, value in (_ENVIRONMENT | (_OF_OUR_HEAD if config.address is None else {})).items():
             os.environ.setdefault(name, value)
         options = {"log_to_driver": config.show_logs, "logging_level": "ERROR"}
+        if not config.show_logs:
+            _log_deaths()
         if config.address is None:
             check_cores(config, os.cpu_count() or 1)
             cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))
@@ -86,6 +90,7 @@ def connect_learner(ranks: int, on_nodes: int) -> bool:
     if ray.is_initialized():
         return False
     options = {"log_to_driver": False, "logging_level": "ERROR"}
+    _log_deaths()
     for name, value in (_ENVIRONMENT | (_OF_OUR_HEAD if on_nodes == 1 else {})).items():
         os.environ.setdefault(name, value)
     if on_nodes == 1:
@@ -200,6 +205,19 @@ def _fit(node: Node, cpus: float, gpus: float) -> int:
 def _times(whole: float, part: float) -> int:
     """Return how often `part` fits into `whole`, in Ray's unit of 1/10000."""
     return round(whole * 10_000) // max(round(part * 10_000), 1)
+
+
+def _log_deaths() -> None:
+    """Log at level DEBUG what Ray would print: a paragraph for each process that ends without being asked to.
+
+    Our own messages name the worker or rank, and say what to do. Ray has no setting for this.
+    """
+
+    def log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        _log.debug("Ray: %s", " ".join(data["lines"]))
+
+    worker: Any = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream = log
 
 
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from agentloop.envs.sampler import SamplerState
 from agentloop.errors import UserError
 from agentloop.process.atomic import atomic_folder, replaced
+from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.threads import LEARNER
 from agentloop.trainer.learner.protocol import Captured, Learner
 from agentloop.trainer.run.folder import step_name, step_of
@@ -73,7 +74,8 @@ class CheckpointWriter:
         if writing is None:
             return
         try:
-            await asyncio.to_thread(writing.result)
+            with naming_full_disk(self._folder):
+                await asyncio.to_thread(writing.result)
         except OSError as error:
             raise UserError(
                 f"A checkpoint could not be written to {self._folder}: {error}. Make room there or lower "

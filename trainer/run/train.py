@@ -10,6 +10,7 @@ from pathlib import Path
 from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
+from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
@@ -31,9 +32,10 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     later call resumes from the last checkpoint.
     """
     resolved, setup = resolve_run(config, folder)
-    RunFolder(folder).make()
-    with locked(folder):
-        return await _train(resolved, setup, folder, observer or Observer())
+    with naming_full_disk(folder):
+        RunFolder(folder).make()
+        with locked(folder):
+            return await _train(resolved, setup, folder, observer or Observer())
 
 
 async def _train(resolved: ResolvedConfig, setup: RolloutSetup, folder: Path, observer: Observer) -> RunFolder:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def _sleep(objects: Objects, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_rank_that_is_killed_ends_a_collective_with_its_name():
+def test_a_rank_that_is_killed_ends_a_collective_with_its_name(capfd: pytest.CaptureFixture[str]):
     ranks = LearnerRanks(3, "cpu")
     ranks.run(dist.barrier, _meet)
     victim = next(iter(descendants(os.getpid(), RANK)))
@@ -66,6 +67,7 @@ def test_a_rank_that_is_killed_ends_a_collective_with_its_name():
     ranks.close()
     ranks.close()
     assert not ray.is_initialized()
+    assert "raylet" not in "".join(capfd.readouterr())  # Ray's own paragraph about the death
 
 
 def test_an_error_on_one_rank_ends_all_with_its_text():
@@ -131,9 +133,11 @@ def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):
     _, output, seconds = ended[-1]
     assert "Learner rank 1 of 2 died on node" in " ".join(output.split())
     assert "Traceback" not in output
+    assert "raylet" not in output
     assert seconds < 30
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search("raylet|died|SIGTERM|destroy_process_group", done.stdout + done.stderr)
     steps = [line["step"] for line in RunFolder(sums / "run").read_metrics()]
     assert steps == list(range(1, 10))
 

@@ -118,7 +118,7 @@ async def test_write_error_is_raised_and_the_previous_checkpoint_stays(tmp_path)
     writer = CheckpointWriter(tmp_path, keep_last=1)
     await writer.save(Learner(), state(1))
     await writer.save(Learner(error=OSError(28, "No space left on device")), state(2))
-    with pytest.raises(UserError, match=r"could not be written.*No space left on device.*Make room"):
+    with pytest.raises(UserError, match=r"is full \(No space left on device\). Make room"):
         await writer.save(Learner(), state(3))
     await writer.save(Learner(), state(4))
     await writer.close()

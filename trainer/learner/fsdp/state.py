@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
+from agentloop.process.full_disk import naming_full_disk
 from agentloop.trainer.learner.checkpoint_files import copy_model_extras, saved_dtype, write_model_config
 from agentloop.trainer.learner.fsdp.restricted_reading import RestrictedPlanner, RestrictedReader
 from agentloop.trainer.learner.progress import (
@@ -58,7 +59,7 @@ class LearnerState:
 
     def write(self, folder: Path) -> None:
         """Write `folder` atomically. Every rank calls this, in any thread."""
-        with Together(folder, self._group) as (target, is_first):
+        with naming_full_disk(folder), Together(folder, self._group) as (target, is_first):
             save_checkpoint(self._state, checkpoint_id=target, process_group=self._group)
             torch.save(self._random_state, target / f"random-{dist.get_rank()}.pt")
             if is_first:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentloop.errors import UserError
+from agentloop.process.full_disk import naming_full_disk
 from agentloop.trainer.learner.checkpoint_files import (
     copy_model_extras,
     saved_dtype,
@@ -46,7 +47,7 @@ class MegatronState:
 
     def write(self, folder: Path) -> None:
         """Write `folder` atomically. Every rank calls this, in any thread."""
-        with Together(folder, self._group) as (target, is_first):
+        with naming_full_disk(folder), Together(folder, self._group) as (target, is_first):
             torch.save(self._state, target / _file())
             if is_first:
                 self._progress.write(target)
