@@ -206,6 +206,6 @@ def _complaint(result: ExecutionResult) -> str:
     errors = [each for each in _ERROR.findall(_text(result, "plain.errors")) if not each[1].startswith("`")]
     if status in ("124", "125"):
         return f"it still ran after {_SECONDS} seconds or 100 sleeps, as if it waited for something"
-    if not status or result.files_truncated:
+    if not status or int(status) > 128 or result.files_truncated:  # 128 + N: killed, as without memory
         return "it did not end by itself within the limits of its sandbox"
     return f"line {errors[-1][0]}: {errors[-1][1]}" if status != "0" and errors else ""
