@@ -75,7 +75,7 @@ def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
     trajectories = asyncio.run(_play(LocalWorkers(short, engine), len(rows)))
     for index, trajectory in zip(chosen, trajectories, strict=True):
         _check(trajectory, setup, setup.train[index])
-    return _report(setup, trajectories, rows, call[0] if call is not None else "")
+    return _report(setup, trajectories, rows, call)
 
 
 async def _play(workers: LocalWorkers, count: int) -> list[Trajectory]:
@@ -110,7 +110,12 @@ def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
         raise UserError(f"{where} ended as {trajectory.stop_reason}: {error or 'it has no reward'}. Correct its cause.")
 
 
-def _report(setup: RolloutSetup, trajectories: Sequence[Trajectory], rows: Sequence[_ReadRow], tool: str) -> Played:
+def _report(
+    setup: RolloutSetup,
+    trajectories: Sequence[Trajectory],
+    rows: Sequence[_ReadRow],
+    call: tuple[str, list[int]] | None,
+) -> Played:
     first = trajectories[0]
     turns = f"{first.num_turns} turn{'s' * (first.num_turns != 1)}"
     kinds = f"; {len(rows)} kinds of rows were played" if len(rows) > 1 else ""
@@ -118,10 +123,16 @@ def _report(setup: RolloutSetup, trajectories: Sequence[Trajectory], rows: Seque
     lines = {"episode": f"row {rows[0]['id']!r}: {outcome}{kinds}"}
     warnings = []
     results = [text_of(message["content"]) for message in first.messages if message["role"] == "tool"]
-    if tool and results:
+    if call and results:
+        tool = call[0]
         lines["tool"] = f"{tool} answered a sample call: {_short(results[0])}"
         if first.failures.get(FailureKind.TOOL):
             warnings.append(f"The tool {tool} failed at a sample call: {_short(results[0])}")
+    elif call and len(call[1]) > setup.config.limits.max_turn_tokens:
+        warnings.append(
+            f"No tool was called: a sample call of {call[0]} has {len(call[1])} tokens, more than "
+            f"limits.max_turn_tokens={setup.config.limits.max_turn_tokens}. Raise that limit."
+        )
     elif setup.toolset.schemas:
         warnings.append("No tool was called: the chat template writes no sample call that is read back.")
     asked = set.union(*(row.asked for row in rows)) - {"id", "messages"}

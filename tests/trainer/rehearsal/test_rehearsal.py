@@ -104,6 +104,12 @@ def test_a_column_that_no_row_has_is_a_warning(sums, dry_run):
     assert "The column 'anser' is asked for, but no row has it" in shown
 
 
+def test_a_call_that_does_not_fit_into_a_turn_is_a_warning(sums, dry_run):
+    code, shown, _ = dry_run("limits.max_turn_tokens=4")
+    assert code == 0
+    assert "tokens, more than limits.max_turn_tokens=4. Raise that limit." in " ".join(shown.split())
+
+
 def test_a_tool_that_fails_is_a_warning(sums, dry_run):
     (sums / "mine.py").write_text("def broken(a: int) -> str:\n    'Fail.'\n    raise OSError('no server')\n")
     code, shown, _ = dry_run(f"env.tools=[{sums}/mine.py:broken]")
