@@ -20,6 +20,7 @@ _COMMANDS = {
         "demo",
         "Train a tiny model on this machine and show how it learns.",
     ),
+    "doctor": ("agentloop.cli.doctor", "doctor", "Report what works on this machine, and how to mend what does not."),
     "train": ("agentloop.cli.train", "train", "Train a model with a recipe."),
     "rollout": (
         "agentloop.cli.rollout",

@@ -55,7 +55,7 @@ def test_the_fused_head_equals_float64(chunk_tokens: int | None):
 
 def _kernels() -> list[str]:
     names = ("fa4", "fa2")
-    return [name for name in names if not attention_choice._obstacle(name, _CUDA, torch.bfloat16)]
+    return [name for name in names if not attention_choice.obstacle(name, _CUDA, torch.bfloat16)]
 
 
 @pytest.mark.parametrize("window", [0, 100])

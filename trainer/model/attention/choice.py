@@ -15,13 +15,13 @@ _HALF = (torch.float16, torch.bfloat16)
 def choose(name: AttentionName, device: torch.device, dtype: torch.dtype) -> str:
     """Return the fastest kernel that runs, or the configured one. Raises `UserError` if that one cannot run."""
     if name == "auto":
-        return next(kernel for kernel in ("fa4", "fa2", "sdpa") if not _obstacle(kernel, device, dtype))
-    if obstacle := _obstacle(name, device, dtype):
-        raise UserError(f"learner.attention={name} {obstacle} learner.attention=auto uses the fastest one that runs.")
+        return next(kernel for kernel in ("fa4", "fa2", "sdpa") if not obstacle(kernel, device, dtype))
+    if reason := obstacle(name, device, dtype):
+        raise UserError(f"learner.attention={name} {reason} learner.attention=auto uses the fastest one that runs.")
     return name
 
 
-def _obstacle(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def obstacle(kernel: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why a kernel cannot run here, and a fix; None if it can run."""
     if kernel == "sdpa":
         return None
