@@ -77,5 +77,6 @@ def programs_on_ray(folder: Path) -> Iterator[Callable[..., Trajectory]]:
         try:
             yield run
         finally:
-            for workers in running.values():
+            # The first ones have started Ray and end it; calls after its end would start it again.
+            for workers in reversed(running.values()):
                 runner.run(workers.close())
