@@ -225,7 +225,8 @@ class Producer:
         del self._tasks[queued]
         self._starting.discard(queued)
         if not task.cancelled():
-            self._error = self._error or task.exception()
+            error = task.exception()  # asked of every task: asyncio prints errors that nobody asked for
+            self._error = self._error or error
             if self.queue.policy.overlaps:
                 self.admit()
         self._changed.set()
