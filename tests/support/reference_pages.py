@@ -9,13 +9,15 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from agentloop.cli import app
 from agentloop.cli.config import keys
+from agentloop.trainer.run.metrics.names import METRICS
 
 _MADE = "`scripts/reference` writes this page from the code."
 
 
 def pages() -> dict[str, str]:
     """Return the content of each generated page, by its name in docs/reference/."""
-    return {"config.md": "\n".join(_config()) + "\n", "commands.md": "\n".join(_commands()) + "\n"}
+    made = {"config.md": _config(), "commands.md": _commands(), "metrics.md": _metrics()}
+    return {name: "\n".join(lines) + "\n" for name, lines in made.items()}
 
 
 def _config() -> Iterator[str]:
@@ -40,6 +42,20 @@ def _config() -> Iterator[str]:
             is_in_table = True
         default = f"`{_cell(key.default)}`" if key.default else "must be set"
         yield f"| `{key.name}` | {_cell(key.type)} | {default} | {_cell(key.help)} |"
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics"
+    yield ""
+    yield "Every metric of metrics.jsonl, in which each step is a line. `agentloop view RUN` draws them, and loggers"
+    yield f"get them too. `*` stands for any text; the first line that matches a name explains it. {_MADE}"
+    yield ""
+    yield "The bounds in the last column are rules of thumb."
+    yield ""
+    yield "| metric | unit | meaning | when to worry |"
+    yield "|---|---|---|---|"
+    for metric in METRICS:
+        yield f"| `{metric.name}` | {_cell(metric.unit)} | {_cell(metric.meaning)} | {_cell(metric.worry)} |"
 
 
 def _commands() -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agentloop.episodes.setup import RolloutSetup
-from agentloop.trainer.run.metrics import reward_metrics, tool_call_rate
+from agentloop.trainer.run.metrics.rollout import reward_metrics, tool_call_rate
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import make_requests, play_all

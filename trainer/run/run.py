@@ -43,8 +43,8 @@ from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState
 from agentloop.trainer.run.evaluation import evaluate
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.loggers import Logger
-from agentloop.trainer.run.metrics import learner_metrics, rollout_metrics
-from agentloop.trainer.run.sampling_metrics import sampling_metrics
+from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metrics
+from agentloop.trainer.run.metrics.sampling import sampling_metrics
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
 from agentloop.trainer.schedule.observers import Observer, Stage, StageTimer

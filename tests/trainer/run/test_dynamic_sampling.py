@@ -6,7 +6,7 @@ import pytest
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
-from agentloop.trainer.run.sampling_metrics import sampling_metrics
+from agentloop.trainer.run.metrics.sampling import sampling_metrics
 from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.schedule.producer import Producer

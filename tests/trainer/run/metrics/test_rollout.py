@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from agentloop.trainer.run.metrics import learner_metrics, rollout_metrics
+from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metrics
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.types.limits import StopReason
 from agentloop.types.requests import Group, RolloutRequest
