@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
+from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.registry.options import check_options
 from agentloop.registry.registry import Registry
@@ -32,6 +35,15 @@ class Level:
     def create(self, options: Mapping[str, Any]) -> Sandbox:
         """Make a sandbox. Raises `UserError` for an unknown option or an invalid value."""
         check_options(options, sorted(self.options()), of=f"sandbox level {self.name!r}")
+        types = get_type_hints(self._class().__init__)
+        for name, value in options.items():
+            try:
+                TypeAdapter(types[name]).validate_python(value)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"]
+                raise UserError(
+                    f"The option {name!r} of the sandbox level {self.name!r} is {value!r}: {problem}."
+                ) from error
         sandbox: Sandbox = self._class()(**options)
         return sandbox
 

@@ -19,7 +19,7 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import ClientGoneError
-from agentloop.tools.serving.routes import fusion, health, notebooks, retrieval, sessions, tool_calls
+from agentloop.tools.serving.routes import fusion, health, notebooks, pages, retrieval, sessions, tool_calls
 from agentloop.tools.serving.routes.front import Front
 from agentloop.tools.serving.state.daemon import Daemon
 
@@ -32,7 +32,7 @@ _CLIENT_GONE = 499
 def application(daemon: Daemon) -> ASGIApp:
     """Return the ASGI application of a running daemon.
 
-    /openapi.json describes it. There is no /docs, because FastAPI's page loads scripts from other sites.
+    /openapi.json describes it. /docs is a page of our own, because FastAPI's loads scripts from other sites.
     """
     app = FastAPI(
         title="agentloop tools",
@@ -42,7 +42,7 @@ def application(daemon: Daemon) -> ASGIApp:
         redoc_url=None,
     )
     app.state.daemon = daemon
-    for part in (fusion, notebooks, sessions, tool_calls, retrieval, health):
+    for part in (fusion, notebooks, sessions, tool_calls, retrieval, health, pages):
         app.include_router(part.router)
     _shorten(app)
     app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]

@@ -103,6 +103,7 @@ def _banner(daemon: Daemon, address: str) -> str:
     meaning = f": {LEVELS.get(level).protects}" if level in LEVELS else ""
     lines = [
         f"agentloop tools: {address}",
+        f"  routes     {address}/docs, in a browser",
         f"  isolation  {level}{meaning}",
         f"  slots      {load.slots} at once, {settings.memory_mb} MiB each unless a request says otherwise",
         f"  preload    {', '.join(settings.preload) or 'nothing'}",
@@ -118,7 +119,9 @@ def _prepare_logs(level: str) -> None:
     if number is None:
         raise UserError(f"--log-level {level!r} is none of debug, info, warning, error.")
     logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+    # The start message has the address and the level; the log has what is unusual about them.
+    for name in ("uvicorn.error", "agentloop.sandboxes.levels.auto"):
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_log.addHandler(handler)

@@ -1,6 +1,7 @@
 """The daemon as a process: start, refusal, drain and end."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -189,6 +190,14 @@ def test_auto_reports_the_selected_level(start):
     assert "isolation  slots: " in process.banner
 
 
+def test_start_logs_nothing_that_was_not_asked_for(start):
+    process = start("--isolation", "auto")
+    assert process.post("/run_code", {"code": "print(1)"}).status_code == 200
+    wait_for(lambda: process.log.read_text())
+    lines = process.log.read_text().splitlines()
+    assert [json.loads(line)["route"] for line in lines] == ["/run_code"]
+
+
 def test_non_loopback_addresses_need_a_token():
     assert "set a token with AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
 
@@ -204,9 +213,15 @@ def test_occupied_port_raises():
         (("--isolation", "slotz"), "Did you mean 'slots'?"),
         (("--slots", "0"), "--slots must be at least 1"),
         (("--level-option", "colour=red"), "colour"),
+        (("--level-option", "max_processes=many"), "The option 'max_processes' of the sandbox level 'slots' is 'many'"),
+        (("--level-option", "packages=numpy"), "is 'numpy'"),
+        (("--memory-mb", "5"), "at least 16"),
+        (("--preload", "nump"), "'nump' of preload cannot be imported"),
         (("--packages", "no-such-thing-1"), "no-such-thing-1"),
         (("--tool", "nowhere:thing"), "nowhere"),
         (("--tool", "search={'a'}"), "not a JSON object"),
+        (("--tool", 'search={"source": 1'), "not a JSON object"),
+        (("--tool", 'search={"source": "nowhere.db"}'), "nowhere.db is not a search index"),
         (("--tool", 'search={"colour": 1}'), "Options it takes: source"),
         (("--log-level", "loud"), "--log-level"),
         (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),

@@ -38,7 +38,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Body(BaseModel):
     """Base of request bodies. Types are exact: neither true nor "1" is a number. Unknown fields are ignored."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def _within(option: str) -> AfterValidator:

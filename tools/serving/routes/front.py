@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentloop.tools.serving.routes.health import PING
+from agentloop.tools.serving.routes.pages import ROUTES, START
 from agentloop.tools.serving.state.daemon import Daemon
 from agentloop.tools.serving.state.settings import is_loopback
 
@@ -71,7 +72,7 @@ class Front:
         if path == PING:
             return None
         if self._bearer is not None:
-            if hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
+            if path in (START, ROUTES) or hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
                 return None
             return 401, "The token is missing or wrong: send it as `Authorization: Bearer TOKEN`."
         if b"host" in headers and not is_loopback(_host_of(headers[b"host"])):  # a name that was bound again

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.sandboxes.interface.sandbox import check_limits
+from agentloop.sandboxes.interface.sandbox import check_limits, check_memory
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class Settings:
     def __post_init__(self) -> None:
         bounds = ("memory_mb", "max_memory_mb", "max_seconds", "max_sessions", "max_body_mb")
         check_limits(self, *bounds, "max_connections", "body_seconds", "drain_seconds")
+        check_memory(self.memory_mb)
         if self.slots is not None and self.slots < 1:
             raise UserError(f"--slots must be at least 1, got {self.slots}.")
         if self.disk_mb is not None and self.disk_mb < 1:

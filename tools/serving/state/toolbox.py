@@ -1,11 +1,10 @@
-"""`Toolbox`: the tools that the daemon offers. Each is started when it is first called."""
+"""`Toolbox`: the tools that the daemon offers. Those of `--tool` start with it, the others at their first call."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,8 +21,6 @@ from agentloop.tools.toolset import Toolset
 
 _logger = logging.getLogger(__name__)
 
-_WITH_OPTIONS = re.compile(r"(?P<name>[^={]+)=(?P<options>\{.*\})", re.DOTALL)
-
 
 class Toolbox:
     """The tools of `specs`, and the registered tools that need no options and reach nothing of this host.
@@ -35,8 +32,8 @@ class Toolbox:
 
     def __init__(self, specs: Sequence[str], max_sessions: int, sandbox: Sandbox) -> None:
         named = [tool for spec in specs for tool in _named(spec)]
-        taken = {tool.name for tool in named}
-        self.toolset = Toolset([*named, *_registered(taken)])
+        self._named = {tool.name for tool in named}
+        self.toolset = Toolset([*named, *_registered(self._named)])
         for tool in self.toolset.tools.values():
             if isinstance(tool, CodeInterpreter):
                 tool.sandbox = sandbox  # shared by all, with the level and the limits of the daemon
@@ -51,20 +48,25 @@ class Toolbox:
         tools = self.toolset.tools
         if name not in tools:
             raise HTTPException(404, f"Unknown tool {name!r}.{nearest(name, tools)} Tools: {', '.join(tools)}.")
-        if name not in self._started:
-            async with self._starting[name]:
-                if name not in self._started:
-                    try:
-                        with blaming(f"The tool {name!r} cannot start"):
-                            await tools[name].start()
-                    except UserError as error:
-                        raise HTTPException(501, f"The tool {name!r} does not work here: {error}") from error
-                    self._started.add(name)
+        try:
+            await self._start(name)
+        except UserError as error:
+            raise HTTPException(501, f"The tool {name!r} does not work here: {error}") from error
         return tools[name]
+
+    async def _start(self, name: str) -> None:
+        async with self._starting[name]:
+            if name not in self._started:
+                with blaming(f"The tool {name!r} cannot start"):
+                    await self.toolset.tools[name].start()
+                self._started.add(name)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Keep the tools until the block ends. Raises `UserError` if one of `specs` cannot start."""
         try:
+            for name in self._named:
+                await self._start(name)
             async with self.sessions.kept():
                 yield
         finally:
@@ -73,13 +75,18 @@ class Toolbox:
 
 def _named(spec: str) -> list[Tool]:
     """Load the tools of a spec. Raises `UserError`."""
-    match = _WITH_OPTIONS.fullmatch(spec)
-    if match is None:
-        return registry.load_all(spec)
+    name, has_options, rest = spec.partition("={")
     try:
-        return registry.load_all(match["name"], **json.loads(match["options"]))
+        options = json.loads("{" + rest) if has_options else {}
     except json.JSONDecodeError as error:
-        raise UserError(f"The options of --tool {match['name']} are not a JSON object: {error}.") from error
+        raise UserError(f"The options of --tool {name} are not a JSON object: {error}.") from error
+    tools = registry.load_all(name, **options)
+    if "sandbox" in options and any(isinstance(tool, CodeInterpreter) for tool in tools):
+        raise UserError(
+            f"--tool {name} uses the sandbox of this daemon: remove its option 'sandbox', and choose the level with "
+            "--isolation."
+        )
+    return tools
 
 
 def _registered(taken: Collection[str]) -> list[Tool]:
@@ -89,7 +96,7 @@ def _registered(taken: Collection[str]) -> list[Tool]:
         try:
             loaded = Toolset(registry.load_all(name)).tools
         except UserError as error:
-            _logger.info("Not offered: %s With options: --tool '%s={...}'.", error, name)
+            _logger.debug("Not offered: %s With options: --tool '%s={...}'.", error, name)
         else:
             free = {each: tool for each, tool in loaded.items() if each not in taken and each not in tools}
             tools |= {each: tool for each, tool in free.items() if not tool.by_name_only}

@@ -22,7 +22,7 @@ async def test_requests_without_token_are_rejected(by_hand, header):
         assert sandbox.executions == []
 
 
-async def test_only_ping_is_open_without_token(by_hand):
+async def test_routes_need_the_token_except_ping(by_hand):
     async with by_hand(token="s3cret") as (client, _):
         assert (await client.get("/v1/ping")).json() == "pong"
         for route in ROUTES:
@@ -154,7 +154,7 @@ async def test_openapi_document_lists_all_routes_and_bodies(by_hand):
         assert schema["properties"]["run_timeout"]["exclusiveMinimum"] == 0
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/run_code"), ("PUT", "/v1/sessions"), ("GET", "/docs")])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/run_code"), ("PUT", "/v1/sessions"), ("GET", "/redoc")])
 async def test_unknown_paths_and_methods_are_rejected(by_hand, method, path):
     async with by_hand() as (client, _):
         assert (await client.request(method, path)).status_code in (404, 405)

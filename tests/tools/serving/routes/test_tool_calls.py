@@ -64,7 +64,7 @@ def raising() -> str:
 @pytest.fixture
 def specs(tmp_path) -> tuple[str, ...]:
     (tmp_path / "tools.py").write_text(TOOLS)
-    return tuple(f"{tmp_path}/tools.py:{name}" for name in ("Counter", "picture", "Broken", "slow", "raising"))
+    return tuple(f"{tmp_path}/tools.py:{name}" for name in ("Counter", "picture", "slow", "raising"))
 
 
 async def call(client, name, arguments=None, **fields) -> dict:
@@ -140,7 +140,6 @@ async def test_code_interpreter_uses_the_daemon_sandbox(by_hand):
     ("path", "body", "status", "says"),
     [
         ("countre/call", {}, 404, "Did you mean 'counter'?"),
-        ("broken/call", {}, 501, "Install the database."),
         ("counter/call", {"arguments": []}, 422, "arguments"),
         ("counter/call", {"session": 5}, 422, "session"),
         ("sessions", {"images": ["%"]}, 422, "images.0"),
@@ -166,6 +165,27 @@ async def test_disconnected_client_cancels_its_call(by_hand, specs, until):
 def test_requested_tool_must_load(by_hand):
     with pytest.raises(UserError, match="nowhere"):
         Toolbox(["nowhere:thing"], 10, None)
+
+
+async def test_requested_tool_that_cannot_start_ends_the_start(by_hand, specs, tmp_path):
+    with pytest.raises(UserError, match=r"Install the database\."):
+        async with by_hand(tools=(f"{tmp_path}/tools.py:Broken",)):
+            pass
+
+
+async def test_registered_tool_that_cannot_start_fails_its_calls(by_hand, specs, tmp_path, monkeypatch):
+    (tmp_path / "tools.py").rename(tmp_path / "registered_tools.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "agentloop.tools", broken="registered_tools:Broken")
+    async with by_hand() as (client, _):
+        response = await client.post("/v1/tools/broken/call", json={})
+        assert response.status_code == 501
+        assert "Install the database." in response.json()["detail"]
+
+
+def test_requested_code_interpreter_takes_no_other_sandbox():
+    with pytest.raises(UserError, match="--isolation"):
+        Toolbox(['code_interpreter={"sandbox": "none"}'], 10, None)
 
 
 def test_unusable_or_duplicate_registered_tools_are_skipped(tmp_path, monkeypatch):
