@@ -1,8 +1,11 @@
 """What `pip install agentloop` brings: pyproject.toml names packages and data by hand, since folders are renamed."""
 
+import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -29,4 +32,19 @@ def test_the_wheel_has_every_file_of_the_sources(tmp_path):
     (wheel,) = tmp_path.glob("agentloop-*.whl")
     expected = {name.replace(folder := name.split("/")[0], _PREFIXES[folder], 1) for name in listed}
     assert expected
-    assert expected - set(zipfile.ZipFile(wheel).namelist()) == set()
+    with zipfile.ZipFile(wheel) as archive:
+        assert expected - set(archive.namelist()) == set()
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = message_from_bytes(archive.read(metadata))
+    check_page_of_the_index(about)
+
+
+def check_page_of_the_index(about: Message) -> None:
+    """The page says what the README says first, has no link into the repository, and can be found."""
+    page = str(about.get_payload(decode=True), "utf-8").strip()
+    opening = (_ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[:3]
+    assert page.split("\n\n")[:3] == opening
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about["Keywords"]
+    assert "Typing :: Typed" in about.get_all("Classifier")

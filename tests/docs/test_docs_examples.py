@@ -64,8 +64,21 @@ def check_config(config: dict, page: str) -> None:
         validated(RunSettings, config["run"], page)
 
 
+@pytest.fixture(scope="module")
+def daemon():
+    """The address of a daemon and its token, as variables of the environment."""
+    command = [sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--log-level", "warning"]
+    environment = {"AGENTLOOP_TOKEN": "s3cret"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as process:
+        assert process.stdout is not None
+        yield environment | {"AGENTLOOP_DAEMON": process.stdout.readline().split()[-1]}
+        process.terminate()
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_run_with_the_documented_results(page, tmp_path, monkeypatch):
+def test_examples_run_with_the_documented_results(page, tmp_path, monkeypatch, daemon):
+    for variable, value in daemon.items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.chdir(tmp_path)
     for language, name, content in blocks(page):
         if language == "python" and name:
