@@ -76,7 +76,7 @@ RANGES: dict[str, tuple[Any, ...]] = {
 _MAIN = ("staleness.mode", "algorithm.advantage", "learner.loss", "learner.corrections")
 
 LEFT_OUT = {
-    "model data env": "what is played is drawn by `case`",
+    "model base_model data env": "what is played is drawn by `case`",
     "engine.name engine.options": "likewise",
     "workers": "likewise; its times bound what a busy machine takes",
     "run.folder run.steps run.epochs run.loggers run.max_failure_fraction": "the fuzz needs its own",

@@ -246,7 +246,8 @@ async def test_figures_are_shown_and_closed(session):
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.figure(); plt.plot([2, 1]); plt.show()"
     result = await session.run(code, max_seconds=120)
     assert result.ok, result
-    assert result.stderr == ""
+    # On a busy machine matplotlib says that its first import takes long.
+    assert result.stderr.removeprefix("Matplotlib is building the font cache; this may take a moment.\n") == ""
     images = [display["image/png"] for display in result.displays if "image/png" in display]
     assert [image[:4] for image in images] == [b"\x89PNG"] * 2
     assert await shown(session, "plt.get_fignums()") == "[]"
