@@ -12,11 +12,10 @@ from agentloop.registry.options import check_call
 from agentloop.registry.registry import Registry
 
 if TYPE_CHECKING:
-    from agentloop.envs.agent.program import AgentProgram
     from agentloop.envs.rewards import RewardFunction
     from agentloop.tools.toolset import Toolset
 
-    Factory = Callable[..., Env | AgentProgram]
+    Factory = Callable[..., Any]  # an `Env` or an `AgentProgram`
 
 GROUP = "agentloop.envs"
 
@@ -64,7 +63,7 @@ def make_env(
     toolset: Toolset | None = None,
     reward: RewardFunction | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Env | AgentProgram:
+) -> Any:
     """Return the environment of one episode: factory(row, toolset=..., reward=..., **options).
 
     A factory need not take `toolset` and `reward`. This function sets the attributes `task`, `toolset` and

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agentloop.envs.base import BaseEnv, Observation
-from agentloop.envs.returned_numbers import checked_number, scalar
 from agentloop.errors import WrongTypeError, named, shown
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ROLES, Message, is_content
+from agentloop.types.returned_numbers import checked_number, scalar
 
 _EXAMPLE = "Observation([{'role': 'user', 'content': ...}])"
 _STEP = "(Observation, reward, terminated, truncated)"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.returned import check_parts, checked_messages, checked_step
-from agentloop.envs.returned_numbers import checked_number
 from agentloop.episodes.overruns import within_limit
 from agentloop.episodes.tool_calls import CallAnswers, answer_calls
 from agentloop.errors import EnvError, EpisodeError, FailureKind, WrongTypeError, raised
@@ -26,6 +25,7 @@ from agentloop.process.threads import DECODING
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import Message, ParsedTurn, images_of, text_of
 from agentloop.types.requests import Sampling
+from agentloop.types.returned_numbers import checked_number
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 if TYPE_CHECKING:

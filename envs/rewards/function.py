@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.returned_numbers import checked_number
 from agentloop.envs.rewards.base import RawReward, Reward
 from agentloop.errors import WrongTypeError, blaming, named, shown
 from agentloop.process.threads import REWARDS
+from agentloop.types.returned_numbers import checked_number
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
