@@ -18,7 +18,7 @@ _ROLLOUT = "trajectories.jsonl"
 class RunResult:
     """The folder of a training run, as Python objects.
 
-    Everything is read from disk when it is asked for, so the run may still go on.
+    Each property reads from disk when it is used, so it also works while the run goes on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,8 +64,8 @@ class RunResult:
     def model(self) -> Path:
         """Folder of the trained model in Hugging Face format.
 
-        It is the model that the run ended with. For a run that has not ended it is that of the newest checkpoint, which
-        is exported first. Raises `UserError` if there is no checkpoint.
+        If the run has not ended, the model of the newest checkpoint is exported and returned. Raises `UserError` if the
+        run has no checkpoint.
         """
         from agentloop.trainer.run.export import trained_model
 
@@ -98,7 +98,7 @@ class RunResult:
                 `learner.save_dtype` of the run.
 
         Raises:
-            UserError: The folder exists, or there is no such checkpoint.
+            UserError: The folder exists already, or the run has no such checkpoint.
         """
         from agentloop.trainer.run.export import export
 
@@ -129,7 +129,7 @@ def read_trajectories(path: str | PathLike[str]) -> list[Trajectory]:
     ids, loss mask, logprobs and policy versions, arrays of shape [num_tokens], and the messages, reward and stop reason
     of the episode. A last line that a kill left unfinished is skipped.
 
-    Raises `UserError` if there is no such file, or for a line that is not a trajectory, with its number.
+    Raises `UserError` if the file does not exist, or if a line is not a trajectory; the message has its number.
     """
     from agentloop.types.trajectory_io import read_jsonl
 

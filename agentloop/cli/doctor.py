@@ -57,7 +57,7 @@ class Finding:
     state: Literal["ok", "untested", "low", "missing"]
     found: str
     cost: str = ""
-    """What does not work, or what may not."""
+    """What does not work or may fail because of it."""
     fix: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Package -> installed version; the line can also be asked for by the name of a package."""

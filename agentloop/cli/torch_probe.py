@@ -1,4 +1,4 @@
-"""What torch finds on this machine, as JSON. `agentloop doctor` runs it in a process with a time limit."""
+"""Print what torch finds on this machine, as JSON. `agentloop doctor` runs it in a process with a time limit."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True, frozen=True)
 class RunTasks:
-    """What a run has apart from its model: tasks, tools, environment and reward."""
+    """The parts of a run that need no model: tasks, tools, environment and reward."""
 
     train: list[Row]
     eval: list[Row]

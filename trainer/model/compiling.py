@@ -25,4 +25,5 @@ def compile_whole(function: F, **options: Any) -> F:
         function.__defaults__,
         function.__closure__,
     )
+    own.__kwdefaults__ = function.__kwdefaults__
     return cast(F, torch.compile(own, dynamic=True, fullgraph=True, **options))

@@ -38,7 +38,7 @@ def prepare(
         raise UserError(f"learner.checkpointing=sparse does not support layers of the class {kinds}. Set it to full.")
     run: Callable[..., Any] = run_plain if recurrent else _plain
     if checkpointing == "selective":
-        run = _selective_recurrent if recurrent else _selective
+        run = partial(_selective, plain=run_plain) if recurrent else _selective
     if compiled and not recurrent:
         run = compile_whole(run)
     if checkpointing == "full":
@@ -58,15 +58,9 @@ def run_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _plain(layer, *args, **kwargs)
 
 
-def _selective(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _selective(layer: nn.Module, *args: Any, plain: Callable[..., Any] = _plain, **kwargs: Any) -> Any:
     return checkpoint(
-        _plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
-    )
-
-
-def _selective_recurrent(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(
-        run_plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
+        plain, layer, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts, **kwargs
     )
 
 

@@ -16,9 +16,9 @@ from agentloop.tools import docstrings
 
 
 def print_registry(registry: Registry[Any], given: Collection[str]) -> None:
-    """Print the name, the options, the package and the description of each thing.
+    """Print the name, options, package and description of each entry.
 
-    `given` are the parameters that are no options. A thing that does not import has the reason instead.
+    `given` names the parameters that are not options. An entry that cannot be imported shows the reason instead.
     """
     table = Table("name", "options", "package", "description")
     packages = {name: package_of(entry) for name, entry in registry.entry_points().items()}

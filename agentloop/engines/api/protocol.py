@@ -1,4 +1,4 @@
-"""What an API needs to be an engine: how to write a request, and how to read its answer."""
+"""`ApiProtocol`: how an engine writes a request to an API and reads its answer."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ScriptedEngine(Engine):
         self.policy_version = 0
 
     async def start(self) -> None:
-        """Do nothing: there is no model."""
+        """Do nothing, because there is no model."""
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
