@@ -27,7 +27,7 @@ def config_of(source: ConfigSource, overrides: Mapping[str, Any]) -> RunConfig:
     """
     base: Path | Mapping[str, Any]
     if isinstance(source, RunConfig):
-        base = source.as_written()
+        base = source.model_dump(mode="json", exclude_unset=True)
     elif isinstance(source, Mapping):
         base = _plain("", source)
     else:
@@ -59,10 +59,8 @@ def _section(schema: type[Config], name: str) -> type[Config] | None:
 
 def _plain(key: str, value: Any) -> Any:
     """Return plain data: classes and functions by name, and of config objects the keys that were set."""
-    if isinstance(value, RunConfig):
-        return value.as_written()
     if isinstance(value, Config):
-        return value.model_dump(mode="json", exclude_unset=True)
+        return _plain(key, {name: getattr(value, name) for name in value.model_fields_set})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(key, dataclasses.asdict(value))
     if isinstance(value, PathLike):

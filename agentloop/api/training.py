@@ -93,8 +93,8 @@ def _folder_to_resume(config: RunConfig, name: str) -> Path:
         if not RunResult(folder).checkpoints:
             raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
         return folder
-    # With run.epochs the stored length of a schedule is computed from the number of tasks.
-    open_keys = ("learner.total_updates",) if config.run.epochs is not None else ()
+    # With run.epochs the stored number of steps is computed from the number of tasks.
+    open_keys = ("run.steps", "run.epochs") if config.run.epochs is not None else ()
     resolved = config.model_dump(mode="json")
     for folder in (path for path in run_folders(name) if RunResult(path).checkpoints):
         before = RunFolder(folder).read_config()

@@ -29,11 +29,11 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     # Pydantic puts the tag of a union's choice, "<one>", among the keys.
     location = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
     dotted = ".".join(map(str, location))
+    if moved := advice(dotted):
+        return moved
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if dotted in _OF_VERL:
             return f"{dotted!r} is a key of verl: convert the config with `agentloop from-verl FILE`."
-        if moved := advice(dotted):
-            return moved
         known = _known_keys(schema, location[:-1])
         hint = nearest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else "")
         return f"There is no key {dotted!r}.{hint}"

@@ -106,8 +106,6 @@ FSDP, MEGATRON = OnlyOf("fsdp"), OnlyOf("megatron")
 class LearnerConfig(Config):
     """How the policy is trained. Loss and averaging apply to sampled tokens only."""
 
-    model: str = ""
-    """Folder of the model in Hugging Face format; the run's own model if it is left out."""
     backend: BackendName = "fsdp"
     """megatron is for models that do not fit on one node (docs/scaling/megatron.md)."""
     tensor_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
@@ -190,8 +188,6 @@ class LearnerConfig(Config):
     """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/concepts/algorithms.md)."""
     reference: ConfigPath | None = None
     """Folder of the reference model; None: the model that the run starts from."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature that the engine sampled with."""
 
     lr: float = Field(default=1e-6, ge=0)
     """Learning rate, after the warm-up."""
@@ -206,7 +202,7 @@ class LearnerConfig(Config):
     warmup_updates: int = Field(default=0, ge=0)
     """Number of updates in which the learning rate grows linearly to lr."""
     total_updates: int | None = Field(default=None, gt=0)
-    """Length of the schedule with its warm-up; linear and cosine need it."""
+    """Length of the schedule with its warm-up; None: that of the run."""
     grad_clip: float | None = Field(default=1.0, gt=0)
     """Largest norm of the gradient; None does not clip."""
 
@@ -220,10 +216,16 @@ class LearnerConfig(Config):
     loss, but not in the metrics of the policy."""
     skip_checks: Annotated[tuple[CheckName, ...], FSDP] = ()
     """Checks of the model at load to skip. A model that fails a check is trained on wrong numbers."""
-    seed: int = 0
-    """Seed of adapters and of random numbers in training; that of the run."""
+
+    # In a run the resolved config sets these from other sections. A learner without a run takes them as arguments.
+    model: str = Field(default="", exclude=True)
+    """Folder of the model in Hugging Face format."""
+    temperature: float = Field(default=1.0, gt=0, exclude=True)
+    """Temperature that the engine sampled with."""
+    seed: int = Field(default=0, exclude=True)
+    """Seed of adapters and of random numbers in training."""
     recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
-    """Recording of each rank; the resolved config sets it from `profiler`."""
+    """Recording of each rank."""
 
     @model_validator(mode="after")
     def _has_settings_of_its_backend(self) -> Self:

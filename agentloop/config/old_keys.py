@@ -14,6 +14,10 @@ RENAMED: Mapping[str, str] = {}
 
 REMOVED: Mapping[str, str] = {
     "learner.early_gradients": "it made steps less than one percent faster. Delete the key.",
+    "learner.model": "the learner trains the model of the run. Delete the key, and set model.",
+    "learner.recording": "the profiler records the learner. Delete the key, and set profiler.",
+    "learner.seed": "it is that of the run. Delete the key, and set run.seed.",
+    "learner.temperature": "it is that of the engine. Delete the key, and set sampling.temperature.",
 }
 """Old dotted key -> why it is gone and what to do, such as "it made steps under 1 % faster: delete the line"."""
 

@@ -38,6 +38,8 @@ class Facts:
 class ResolvedConfig(RunConfig):
     """A run with every setting that follows from others or from `Facts`."""
 
+    learner: LearnerConfig
+    """The learner of the policy, with its settings from other sections."""
     given: RunConfig
     """The config as the user wrote it, with the number of steps; run folders, loggers and checkpoints keep this one."""
     model_folder: Path
@@ -77,11 +79,7 @@ def with_steps(config: RunConfig, num_tasks: int) -> RunConfig:
     if config.run.epochs is None:
         return config
     steps = max(int(num_tasks * config.run.epochs / config.algorithm.groups_per_step), 1)
-    updates = None if config.learner.lr_schedule == "constant" else steps * config.learner.mini_batches
-    return config.replace(
-        run=config.run.replace(steps=steps, epochs=None),
-        learner=config.learner.replace(total_updates=config.learner.total_updates or updates),
-    )
+    return config.replace(run=config.run.replace(steps=steps, epochs=None))
 
 
 def engine_size(config: RunConfig) -> int:
@@ -110,11 +108,18 @@ def context_length(model: Path) -> int | None:
 
 
 def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
-    """Return the learner with local folders of its models and with its part of the profiler."""
+    """Return the learner with local folders of its models and with its settings from other sections."""
     model = str(facts.model)
     reference = model if config.learner.reference == config.model else config.learner.reference
     recording = config.profiler.of_learner(facts.folder) if facts.folder is not None else None
-    return config.learner.replace(model=model, reference=reference, recording=recording)
+    return config.learner.replace(
+        model=model,
+        reference=reference,
+        temperature=config.sampling.temperature or 1.0,  # without a learner the engine may be greedy
+        seed=config.run.seed,
+        total_updates=config.schedule_updates,
+        recording=recording,
+    )
 
 
 def _engine(config: RunConfig, facts: Facts) -> EngineConfig:

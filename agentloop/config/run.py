@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentloop.config.algorithm import AlgorithmConfig
 from agentloop.config.auxiliary_model import CriticConfig, ProcessRewardConfig
 from agentloop.config.learner import LearnerConfig
+from agentloop.config.old_keys import advice
 from agentloop.config.placement import PlacementConfig
 from agentloop.config.records import LoggerConfig, ProfilerConfig
 from agentloop.config.rendering import RenderingConfig
@@ -45,6 +45,14 @@ class RunSettings(Config):
     """Loggers in addition to metrics.jsonl, which is always written; a plain string is a name."""
 
 
+def _without_settings_of_the_run(learner: LearnerConfig) -> LearnerConfig:
+    """Reject settings of a learner that a run sets elsewhere."""
+    for name in sorted(learner.model_fields_set):
+        if sentence := advice(f"learner.{name}"):
+            raise ValueError(sentence)
+    return learner
+
+
 class RunConfig(Config):
     """One training run."""
 
@@ -62,8 +70,10 @@ class RunConfig(Config):
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    learner: LearnerConfig = Field(default_factory=LearnerConfig)
-    """Its model, temperature and seed are those of the run and can be left out."""
+    learner: Annotated[LearnerConfig, AfterValidator(_without_settings_of_the_run)] = Field(
+        default_factory=LearnerConfig
+    )
+    """Its model, temperature and seed are `model`, `sampling.temperature` and `run.seed`."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
     """The critic of the advantage `gae`; other advantages do not load it."""
     process_reward: ProcessRewardConfig = Field(default_factory=ProcessRewardConfig)
@@ -71,23 +81,6 @@ class RunConfig(Config):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunSettings = Field(default_factory=RunSettings)
     profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _share_with_learner(cls, data: Any) -> Any:
-        """Copy settings that the learner shares with other sections; errors in those are left to their own checks."""
-        if isinstance(data, Mapping):
-            data = {key: _keys_set(value) if isinstance(value, Config) else value for key, value in data.items()}
-        if not isinstance(data, Mapping) or not isinstance(data.get("learner", {}), Mapping):
-            return data
-        return {**data, "learner": _shared(data) | dict(data.get("learner", {}))}
-
-    def as_written(self) -> dict[str, Any]:
-        """Return the keys that were set, as plain data, without those that the learner copies from other sections."""
-        data = self.model_dump(mode="json", exclude_unset=True)
-        shared = _shared(data)
-        own = {key: value for key, value in data["learner"].items() if value != shared.get(key)}
-        return {**data, "learner": own}
 
     def max_tokens(self, context: int | None = None) -> int:
         """Return the most tokens of an episode of a model with this context; None: the context is not known yet.
@@ -102,31 +95,9 @@ class RunConfig(Config):
         """Number of episodes of a step."""
         return self.algorithm.groups_per_step * self.algorithm.group_size
 
-
-def _keys_set(section: Config) -> dict[str, Any]:
-    return {name: getattr(section, name) for name in section.model_fields_set}
-
-
-def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the learner copies from other sections of `data`."""
-    shared = {
-        "model": data.get("model", ""),
-        "temperature": _get(data, "sampling", "temperature") or None,
-        "seed": _get(data, "run", "seed"),
-        "total_updates": _total_updates(data),
-    }
-    return {key: value for key, value in shared.items() if value is not None}
-
-
-def _get(data: Mapping[str, Any], section: str, key: str) -> Any:
-    value = data.get(section)
-    return value.get(key) if isinstance(value, Mapping) else None
-
-
-def _total_updates(data: Mapping[str, Any]) -> int | None:
-    """Return the length of a learning-rate schedule that ends with the run; None with epochs, which need the data."""
-    if _get(data, "learner", "lr_schedule") in (None, "constant") or _get(data, "run", "epochs") is not None:
-        return None
-    steps = _get(data, "run", "steps") or RunSettings.model_fields["steps"].default
-    mini_batches = _get(data, "learner", "mini_batches") or 1
-    return steps * mini_batches if isinstance(steps, int) and isinstance(mini_batches, int) else None
+    @property
+    def schedule_updates(self) -> int | None:
+        """Length of the learning rate's schedule; None if it is that of the run and `run.epochs` is still open."""
+        if self.learner.total_updates is not None or self.run.epochs is not None:
+            return self.learner.total_updates
+        return self.run.steps * self.learner.mini_batches

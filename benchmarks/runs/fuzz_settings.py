@@ -80,8 +80,8 @@ LEFT_OUT = {
     "engine.name engine.options": "likewise",
     "workers": "likewise; its times bound what a busy machine takes",
     "run.folder run.steps run.epochs run.loggers run.max_failure_fraction": "the fuzz needs its own",
-    "learner.model learner.reference learner.backend learner.device learner.ranks learner.nodes": "drawn by `case`",
-    "learner.recording learner.temperature learner.seed": "set from other sections",
+    "learner.reference learner.backend learner.device learner.ranks learner.nodes": "drawn by `case`",
+    "learner.model learner.recording learner.temperature learner.seed": "set from other sections",
     "learner.compile_layers": "compiles for a minute",
     "learner.skip_checks": "trains on wrong numbers when asked to",
     "placement.n_gpus placement.nnodes placement.gpu placement.learner_gpus placement.layout": "there are no GPUs",
@@ -98,7 +98,12 @@ def fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         found = {each.name: (hints[each.name], each.default) for each in dataclasses.fields(schema)}
     else:
         found = {
-            name: (Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation, field.default)
+            name: (
+                Annotated[field.annotation, *field.metadata]
+                if field.metadata and not _is_section(field.annotation)
+                else field.annotation,
+                field.default,
+            )
             for name, field in schema.model_fields.items()
         }
     for name, (annotation, default) in found.items():

@@ -87,10 +87,7 @@ def _derived(config: RunConfig, tasks: RunTasks | RolloutSetup, folder: Path, lo
 def what_was_set(config: RunConfig) -> dict[str, Any]:
     """Return the settings of a config that differ from the defaults, as plain data."""
     least = RunConfig.model_validate({"model": "", "data": {"train": ""}, "env": {}}).model_dump(mode="json")
-    found = _differing(config.model_dump(mode="json"), least)
-    shared = ("model", "temperature", "seed")  # the learner has them from other sections
-    learner = {key: value for key, value in found.pop("learner").items() if key not in shared}
-    return found | ({"learner": learner} if learner else {})
+    return _differing(config.model_dump(mode="json"), least)
 
 
 def _differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -102,11 +102,6 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.nodes is {learner.nodes} but {ranks} ranks train: every node needs the same number. Set "
             f"learner.ranks to a multiple of {learner.nodes}, or remove learner.nodes."
         )
-    if config.sampling.temperature not in (0, learner.temperature):
-        yield (
-            f"learner.temperature is {learner.temperature} but sampling.temperature is {config.sampling.temperature}: "
-            "the learner must score tokens as they were sampled. Remove learner.temperature."
-        )
     if learner.backend == "megatron" and advantages.get(config.algorithm.advantage).value_targets is not None:
         yield (
             f"learner.backend is megatron, which has no critic, but algorithm.advantage={config.algorithm.advantage} "
@@ -122,15 +117,13 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"algorithm.kl_in_reward is {config.algorithm.kl_in_reward}, but no reference model is loaded. Set "
             "learner.reference to its folder, or to the value of model."
         )
-    if learner.model != config.model:
-        yield f"learner.model is {learner.model!r} but model is {config.model!r}. Remove learner.model."
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
         yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set only one of them."
-    is_long = config.run.epochs is None and learner.lr_schedule != "constant"
-    if is_long and learner.warmup_updates >= (learner.total_updates or 0):
+    updates = config.schedule_updates
+    if learner.lr_schedule != "constant" and updates is not None and learner.warmup_updates >= updates:
         yield (
-            f"learner.warmup_updates is {learner.warmup_updates}, but the run has {learner.total_updates} updates. "
-            "Lower it, or raise run.steps."
+            f"learner.warmup_updates is {learner.warmup_updates}, but the run has {updates} updates. Lower it, or "
+            "raise run.steps."
         )
 
 

@@ -52,6 +52,7 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     if (state / "policy").is_dir():  # beside a critic or a process reward model
         state = state / "policy"
     changes: dict[str, Any] = {"model": str(local_model(config)), "reference": None, "kl_coef": 0.0}
+    changes["lr_schedule"] = "constant"  # nothing is trained
     if dtype is not None:
         changes["save_dtype"] = dtype
     _write(config, changes, state, output)
@@ -72,7 +73,6 @@ def _write(config: RunConfig, changes: dict[str, Any], state: Path, output: Path
         "ranks": 1,
         "nodes": None,
         "sequence_parallel": 1,
-        "recording": None,
         "skip_checks": ["packed_equals_alone"],
     }
     with closing(FsdpLearner(config.learner.replace(**changes, **alone))) as learner:

@@ -39,7 +39,8 @@ MAY_CHANGE = (
 )
 """Keys that do not change what the model learns, each with all keys below it.
 
-`run.seed` is an exception: it also seeds the learner.
+Exceptions are `run.seed`, which also seeds the learner, and `run.steps` with a schedule of the learning rate that ends
+with the run.
 """
 
 
@@ -80,10 +81,13 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
     # A value that the run set under an old name counts, not the default of the new name.
     names = dict(flat(before))
     old = filled | {key: value for key, value in stored.items() if key not in names}
+    fixed = {"run.seed"}
+    if new["learner.lr_schedule"] != "constant" and new["learner.total_updates"] is None:
+        fixed.add("run.steps")
     return [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not _may_change(key)
+        if old.get(key) != new.get(key) and (key in fixed or not _may_change(key))
     ]
 
 
@@ -96,7 +100,7 @@ def _without_addresses(value: Any) -> Any:
 
 
 def _may_change(key: str) -> bool:
-    return key != "run.seed" and any(key == free or key.startswith((f"{free}.", f"{free}_")) for free in MAY_CHANGE)
+    return any(key == free or key.startswith((f"{free}.", f"{free}_")) for free in MAY_CHANGE)
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

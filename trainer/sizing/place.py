@@ -63,7 +63,7 @@ def planned(
     Episodes have `mean_tokens` on average (None: half of the longest), and the part `sampled` of these is sampled.
     The estimates assume that an auxiliary model is as large as the policy.
     """
-    learner = config.learner
+    learner = config.learner.replace(model=config.model)
     longest = config.max_tokens(getattr(hf_config.get_text_config(), "max_position_embeddings", None))
     advantage = advantages.get(config.algorithm.advantage)
     work = Work(

@@ -33,7 +33,17 @@ def test_models_become_local_folders_and_the_profiler_is_the_learners(sums):
 def test_epochs_become_steps_in_the_form_that_the_run_keeps(sums):
     config = load(sums, "run={epochs: 4}", "algorithm.groups_per_step=3", "learner.lr_schedule=cosine")
     given = resolve(config, Facts(model=Path("m"), num_tasks=5)).given
-    assert (given.run.steps, given.run.epochs, given.learner.total_updates) == (6, None, 6)
+    assert (given.run.steps, given.run.epochs, given.schedule_updates) == (6, None, 6)
+
+
+def test_the_learner_has_the_temperature_the_seed_and_the_length_of_the_run(sums):
+    settings = ["sampling.temperature=0.7", "run.seed=3", "run.steps=20", "learner.mini_batches=4"]
+    learner = resolve(load(sums, *settings), Facts(model=Path("m"))).learner
+    assert (learner.temperature, learner.seed, learner.total_updates) == (0.7, 3, 80)
+    own = load(sums, "learner.total_updates=9", "sampling.temperature=0")
+    learner = resolve(own, Facts(model=Path("m"), learns=False)).learner
+    assert (learner.temperature, learner.total_updates) == (1.0, 9)
+    assert resolve(load(sums), Facts(model=Path("m"))).learner.total_updates == load(sums).run.steps
 
 
 def test_an_engine_on_gpus_gives_workers_their_gpus(sums):

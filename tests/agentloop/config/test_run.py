@@ -25,28 +25,9 @@ def load(tmp_path, *overrides, text=MINIMAL):
 def test_three_lines_are_a_config_that_can_be_trained(tmp_path):
     config = load(tmp_path)
     check_trainable(config)
-    assert config.model == config.learner.model == "org/model"
+    assert config.model == "org/model"
     assert config.data.train == str(tmp_path / "train.jsonl")
     assert config.trajectories_per_step == 128
-
-
-def test_the_learner_shares_temperature_seed_and_length_with_the_run(tmp_path):
-    config = load(
-        tmp_path,
-        "sampling.temperature=0.7",
-        "run.seed=3",
-        "run.steps=20",
-        "learner.mini_batches=4",
-        "learner.lr_schedule=cosine",
-    )
-    check_trainable(config)
-    assert (config.learner.temperature, config.learner.seed, config.learner.total_updates) == (0.7, 3, 80)
-
-
-def test_a_schedule_is_as_long_as_the_run_also_where_that_has_its_default_length(tmp_path):
-    config = load(tmp_path, "learner.lr_schedule=linear")
-    check_trainable(config)
-    assert config.learner.total_updates == config.run.steps == 100
 
 
 def test_tools_are_names_or_names_with_options(tmp_path):
@@ -77,6 +58,10 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
         ("learner.early_gradients=true", ["'learner.early_gradients' was removed: ", "Delete the key."]),
+        ("learner.model=other", ["'learner.model' was removed: ", "set model"]),
+        ("learner.temperature=0.5", ["'learner.temperature' was removed: ", "set sampling.temperature"]),
+        ("learner.seed=1", ["'learner.seed' was removed: ", "set run.seed"]),
+        ("learner.recording={folder: x, steps: [1]}", ["'learner.recording' was removed: ", "set profiler"]),
     ],
 )
 def test_wrong_keys_and_values_name_the_whole_path(tmp_path, override, words):
@@ -113,8 +98,6 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
         (["learner.loss=implicit_reward"], ["learner.loss is implicit_reward", "prime"]),
         (["learner.corrections=[icepop]", "learner.old_logprobs=rollout"], ["old_logprobs=rollout"]),
         (["sampling.temperature=0"], ["sampling.temperature is 0"]),
-        (["learner.temperature=0.5"], ["learner.temperature is 0.5", "sampling.temperature is 1.0"]),
-        (["learner.model=other"], ["learner.model is 'other'"]),
         (["limits.max_tokens=99999"], ["learner.token_budget", "limits.max_tokens is 99999"]),
         (["eval.every=5"], ["data.eval"]),
         (["learner.ranks=3", "learner.sequence_parallel=2"], ["sequence_parallel is 2", "3 ranks"]),

@@ -80,7 +80,8 @@ def test_a_buffer_above_the_limit_is_refused():
         ({"env": {"reward": "contains"}}, ["env.reward: 'exact' -> 'contains'"]),
         ({"limits": {"max_turns": 3}}, ["limits.max_turns: 16 -> 3"]),
         ({"algorithm": {"group_size": 2}}, ["algorithm.group_size: 8 -> 2"]),
-        ({"run": {"seed": 1}}, ["learner.seed: 0 -> 1", "run.seed: 0 -> 1"]),
+        ({"run": {"seed": 1}}, ["run.seed: 0 -> 1"]),
+        ({"run": {"steps": 7}, "learner": {"lr_schedule": "linear"}}, ["run.steps: 100 -> 7"]),
         ({"env": {"reward": "exact", "reward_options": {"k": 2}}}, ["env.reward_options.k: not set -> 2"]),
     ],
 )

@@ -70,7 +70,7 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
 
     found = resolved(config, num_tasks)
     assert (found.run.steps, found.run.epochs) == (6, None)  # 4 x 5 tasks, 3 a step
-    assert found.learner.total_updates == 12
+    assert found.schedule_updates == 12
     # A resumed run has its steps already.
     assert resolved(found, 100) == found
     # A run has at least one step.
