@@ -5,7 +5,9 @@ If the output is neither, each step is one plain line.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,7 +19,7 @@ from rich.table import Table
 
 from agentloop.api.hints import Hints
 from agentloop.api.live import live
-from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.schedule.observers import Observer, Part, Stage
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
 if TYPE_CHECKING:
@@ -41,8 +43,14 @@ _SHOWN_STEPS = 12
 class RunProgress(Observer):
     """Observer that shows the progress of a run. Use it as a context manager around the run."""
 
-    def __init__(self, console: Console | None = None, *, continue_with: str = "") -> None:
-        """Show progress on `console`. `continue_with` is the command or call that continues a run that ends early."""
+    def __init__(
+        self, console: Console | None = None, *, continue_with: str = "", slow_start_seconds: float = 2.0
+    ) -> None:
+        """Show progress on `console`. `continue_with` is the command or call that continues a run that ends early.
+
+        A part of the run whose start takes longer than `slow_start_seconds` has two lines.
+        """
+        self._slow_start_seconds = slow_start_seconds
         self._continue_with = continue_with
         self._step = 0
         """Last step that was made."""
@@ -57,6 +65,8 @@ class RunProgress(Observer):
         self._folder: Path | None = None
         """Folder of the run, after its start."""
         self._hints = Hints(Path())
+        self._starting: dict[Part, asyncio.TimerHandle] = {}
+        """The parts that start, and the lines about them that are due."""
 
     def __enter__(self) -> Self:
         if self._is_live:
@@ -64,6 +74,8 @@ class RunProgress(Observer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        for line in self._starting.values():
+            line.cancel()
         if self._is_live:
             self._live.stop()
         if self._folder is None:
@@ -88,6 +100,16 @@ class RunProgress(Observer):
         self._progress.reset(
             self._stage, description=f"step {step}: {stage}", total=self._episodes.get(stage), visible=True
         )
+
+    def on_part(self, part: Part, seconds: float | None) -> None:
+        if seconds is None:
+            # Only a start that takes long is worth a line.
+            show = partial(self.show, f"starting the {part} ...")
+            self._starting[part] = asyncio.get_running_loop().call_later(self._slow_start_seconds, show)
+            return
+        self._starting.pop(part).cancel()
+        if seconds > self._slow_start_seconds:
+            self.show(f"{part} ready after {seconds:.0f} s")
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         self._progress.advance(self._stage)

@@ -14,7 +14,7 @@ from agentloop.engines.testing.scripted import Script
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.run import Run
-from agentloop.trainer.schedule.observers import Observer
+from agentloop.trainer.schedule.observers import Observer, StageTimer
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.trajectory import Trajectory
@@ -107,7 +107,7 @@ async def _simulate(config: RunConfig, workload: Workload, machine: Machine, mod
         run_folder = RunFolder(Path(folder) / "run")
         run_folder.make()
         await workers.start()
-        run = Run(episodes, workers, learner, run_folder, observer=outcome)
+        run = Run(episodes, workers, learner, run_folder, timer=StageTimer(outcome))
         try:
             await run.to_the_end()
         finally:

@@ -47,7 +47,7 @@ from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metri
 from agentloop.trainer.run.metrics.sampling import sampling_metrics
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
-from agentloop.trainer.schedule.observers import Observer, Stage, StageTimer
+from agentloop.trainer.schedule.observers import Stage, StageTimer
 from agentloop.trainer.schedule.producer import Producer, Selection
 from agentloop.trainer.schedule.queue import finished_groups
 from agentloop.trainer.schedule.staleness_metrics import queue_metrics, token_staleness
@@ -71,7 +71,7 @@ class Run:
         learner: Learner,
         folder: RunFolder,
         *,
-        observer: Observer,
+        timer: StageTimer,
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.config = config = setup.config
@@ -79,14 +79,14 @@ class Run:
         self.workers = workers
         self.learner = learner
         self.folder = folder
-        self.observer = observer
+        self.observer = observer = timer.observer
         self.loggers = loggers
         self.version = 0
         self.sampler = TaskSampler(len(setup.train), seed=config.run.seed, shuffle=config.data.shuffle)
         self.producer = Producer(config, workers, self.sampler, observer)
         self.queue = self.producer.queue
         self.policy = self.queue.policy
-        self.timer = StageTimer(observer)
+        self.timer = timer
         self.gpus = GpuTimeSharing(workers, learner, self.timer, alternate=config.placement.sleeps)
         self.checkpoints = CheckpointWriter(folder.checkpoints, keep_last=config.run.keep_last)
         self._state = self._state_now()

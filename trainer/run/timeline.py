@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from agentloop.trainer.learner.metrics import recording
-from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.schedule.observers import Observer, Part, Stage
 
 if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
@@ -63,6 +63,9 @@ class Timeline(Observer):
         self._observer.on_stage(step, stage)
         self._end_stage()
         self._stage = str(stage), step, self._now()
+
+    def on_part(self, part: Part, seconds: float | None) -> None:
+        self._observer.on_part(part, seconds)
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         self._observer.on_trajectory(step, trajectory)

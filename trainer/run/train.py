@@ -14,14 +14,14 @@ from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.learners import make_learner
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.run.loggers import open_loggers
 from agentloop.trainer.run.model_folder import find_model, local_model
 from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.run import Run
+from agentloop.trainer.run.starting import start
 from agentloop.trainer.run.workers import has_gpus, make_workers
-from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.schedule.observers import Observer, StageTimer
 from agentloop.trainer.sizing.place import check_devices, lines, place
 
 
@@ -44,15 +44,12 @@ async def _train(resolved: ResolvedConfig, setup: RolloutSetup, folder: Path, ob
     run_folder, checkpoint = open_run(config, folder)
     step = checkpoint[1].step if checkpoint else 0
     observer.on_start(config, folder, step)
-    observer.on_stage(step, Stage.LOAD)
+    timer = StageTimer(observer, step)
     with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
         workers = make_workers(resolved, setup, folder)
         try:
-            await workers.start()
-            if config.placement.sleeps:
-                await workers.sleep()  # the learner loads in its turn
-            with closing(make_learner(resolved, folder, workers.reservation)) as learner:
-                run = Run(setup, workers, learner, run_folder, observer=observer, loggers=loggers)
+            with closing(await start(resolved, workers, folder, timer)) as learner:
+                run = Run(setup, workers, learner, run_folder, timer=timer, loggers=loggers)
                 if checkpoint:
                     await run.restore(*checkpoint)
                 try:

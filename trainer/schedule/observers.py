@@ -31,6 +31,14 @@ class Stage(StrEnum):
     SAVE = "save"
 
 
+class Part(StrEnum):
+    """A part of a run that starts in the stage `Stage.LOAD`. `time/load_<part>` has its seconds."""
+
+    WORKERS = "workers"
+    """Engines and tools."""
+    LEARNER = "learner"
+
+
 class Observer:
     """Base class: override what you want to see. All calls come from the event loop's thread; do not block in them."""
 
@@ -39,6 +47,9 @@ class Observer:
 
     def on_stage(self, step: int, stage: Stage) -> None:
         """Handle the begin of a stage."""
+
+    def on_part(self, part: Part, seconds: float | None) -> None:
+        """Handle the begin of the start of a part (`seconds` is None), and its end."""
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
         """Handle the end of an episode, of a rollout or an evaluation."""
@@ -50,23 +61,38 @@ class Observer:
 class StageTimer:
     """Tells an observer which stage begins, and adds up the seconds of each stage."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.step = 0
+    def __init__(self, observer: Observer, step: int = 0) -> None:
+        self.step = step
         """Number of the step that the run works on."""
-        self._observer = observer
+        self.observer = observer
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Time a stage of the current step."""
-        self._observer.on_stage(self.step, stage)
+        self.observer.on_stage(self.step, stage)
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
             yield
         finally:
-            key = f"time/{stage}"
-            self._seconds[key] = self._seconds.get(key, 0.0) + clock() - started
+            self.add(stage, clock() - started)
+
+    @contextmanager
+    def part(self, part: Part) -> Iterator[None]:
+        """Time the start of a part."""
+        self.observer.on_part(part, None)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        yield
+        seconds = clock() - started
+        self.add(f"load_{part}", seconds)
+        self.observer.on_part(part, seconds)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add to `time/<name>`."""
+        key = f"time/{name}"
+        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds of each stage since the last call; a checkpoint counts in the step after it."""

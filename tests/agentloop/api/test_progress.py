@@ -1,3 +1,4 @@
+import asyncio
 from io import StringIO
 from pathlib import Path
 
@@ -6,7 +7,7 @@ from rich.console import Console
 from agentloop.api.progress import RunProgress
 from agentloop.config.loading import validated
 from agentloop.config.run import RunConfig
-from agentloop.trainer.schedule.observers import Stage
+from agentloop.trainer.schedule.observers import Part, Stage
 from agentloop.types.trajectory import Trajectory
 
 CONFIG = validated(RunConfig, {"model": "m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
@@ -30,6 +31,18 @@ def test_without_a_terminal_each_step_is_one_line():
         "step 4: reward 0.250, tool calls 50%, logprob diff 0.0123, rollout s 1.5",
         "model saved in runs/x/model; curves and trajectories: agentloop view runs/x",
     ]
+
+
+async def test_a_part_that_starts_slowly_is_shown_while_it_starts_and_when_it_is_ready():
+    out = StringIO()
+    with RunProgress(Console(file=out), slow_start_seconds=0.01) as progress:
+        progress.on_part(Part.WORKERS, None)
+        progress.on_part(Part.LEARNER, None)
+        progress.on_part(Part.LEARNER, 0.001)
+        await asyncio.sleep(0.1)
+        assert out.getvalue().splitlines() == ["starting the workers ..."]
+        progress.on_part(Part.WORKERS, 43.2)
+    assert out.getvalue().splitlines()[1] == "workers ready after 43 s"
 
 
 def test_a_run_that_ends_early_shows_the_last_step_and_the_command_that_continues_it():

@@ -9,7 +9,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.train import train
-from agentloop.trainer.schedule.observers import Observer, Stage
+from agentloop.trainer.schedule.observers import Observer, Part, Stage
 
 pytestmark = pytest.mark.slow
 
@@ -19,13 +19,16 @@ class Log(Observer):
 
     def __init__(self):
         self.done = None
-        self.stages, self.episodes, self.steps = [], [], []
+        self.stages, self.parts, self.episodes, self.steps = [], [], [], []
 
     def on_start(self, config, folder, done):
         self.done = done
 
     def on_stage(self, step, stage):
         self.stages.append((step, stage))
+
+    def on_part(self, part, seconds):
+        self.parts.append((part, seconds is not None))
 
     def on_trajectory(self, step, trajectory):
         self.episodes.append((step, trajectory.trajectory_id))
@@ -55,6 +58,12 @@ async def test_a_run_leaves_metrics_trajectories_checkpoints_and_a_model(sums):
     assert all(line["learner/grad_norm"] > 0 and line["learner/logprob_diff"] > 0 for line in lines[1:])
     assert {"time/rollout", "time/train", "time/publish", "time/step"} <= lines[1].keys()
     assert "time/eval" in lines[4]
+    assert {key for key in lines[0] if key.startswith("time/load")} == {
+        "time/load",
+        "time/load_workers",
+        "time/load_learner",
+    }
+    assert not any(key.startswith("time/load") for line in lines[1:] for key in line)
 
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_000004", "step_000006"]
     assert (folder.model / "config.json").is_file()
@@ -67,6 +76,7 @@ async def test_a_run_leaves_metrics_trajectories_checkpoints_and_a_model(sums):
         ]
 
     assert log.done == 0
+    assert sorted(log.parts) == [(part, ended) for part in (Part.LEARNER, Part.WORKERS) for ended in (False, True)]
     assert log.stages[:5] == [
         (0, Stage.LOAD),
         (0, Stage.EVAL),
