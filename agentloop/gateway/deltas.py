@@ -45,7 +45,7 @@ class Deltas:
         parsed = await off_loop(len(self._ids), self._read, list(self._ids))
         is_over = bool(parsed.calls)  # text after a call is sent at the end
         found = {"reasoning_content": parsed.reasoning or "", "content": "" if is_over else parsed.content}
-        return self._advance({name: self._certain(text) for name, text in found.items()})
+        return self._advance({name: certain(text, self._request.stop) for name, text in found.items()})
 
     def rest(self, parsed: ParsedTurn) -> dict[str, str]:
         """Return the part of the whole turn that was not sent."""
@@ -57,13 +57,6 @@ class Deltas:
         parsed = self._renderer.parse(ids, complete=request.reads_calls, over=False, tools=request.tools)
         return without_stop(parsed, request.stop)
 
-    def _certain(self, text: str) -> str:
-        text = _MAY_BEGIN_A_TAG.sub("", text.rstrip("\ufffd")).rstrip()
-        for stop in self._request.stop:
-            begun = next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-            text = text[: len(text) - begun].rstrip()
-        return text
-
     def _advance(self, found: dict[str, str]) -> dict[str, str]:
         new = {}
         for name, text in found.items():
@@ -71,3 +64,12 @@ class Deltas:
             if len(text) > len(sent) and text.startswith(sent):
                 new[name], self._sent[name] = text[len(sent) :], text
         return new
+
+
+def certain(text: str, stops: Sequence[str]) -> str:
+    """Return a sampled text without an end that may become a tag, a stop string or another character."""
+    text = _MAY_BEGIN_A_TAG.sub("", text.rstrip("\ufffd")).rstrip()
+    for stop in stops:
+        begun = next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+        text = text[: len(text) - begun].rstrip()
+    return text

@@ -119,7 +119,9 @@ class Judge(Reward):
         if not text.strip() or len(text) > self._max_answer_chars:
             return {"reward": 0.0, "attempts": 0.0}
         fields = {"question": _question(trajectory), "reference": str(reference), "answer": text}
-        return await self.ask(re.sub(r"\{(question|reference|answer)\}", lambda m: _inert(fields[m[1]]), self._prompt))
+        return await self.ask(
+            re.sub(r"\{(question|reference|answer)\}", lambda m: without_tags(fields[m[1]]), self._prompt)
+        )
 
     async def ask(self, prompt: str) -> dict[str, float]:
         """Return the verdict on a prompt as 1.0 or 0.0, and the number of attempts. Raises `JudgeError`."""
@@ -190,6 +192,6 @@ def _first_answer(trajectory: Trajectory) -> int:
     return places[-own] if own and len(places) >= own else (places[0] if places else len(trajectory.messages))
 
 
-def _inert(text: str) -> str:
+def without_tags(text: str) -> str:
     """Remove the tags with which an answer could break out of its place in the prompt."""
     return re.sub(r"</?\s*(student|reference|question)\s*>", "", text, flags=re.IGNORECASE)

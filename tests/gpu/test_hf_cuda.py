@@ -79,7 +79,7 @@ async def test_weights_from_the_device_change_running_turns():
     old, new = _tests.model_of(seed=0).cuda(), _tests.model_of(seed=9).cuda()
     engine = HfEngine(old, dtype="float32", max_model_len=512)
     await engine.start()
-    assert engine._device.type == "cuda"
+    assert next(engine.model.parameters()).is_cuda
     prompts = _tests.prompts_of(5)
     sampled = _tests.count_tokens(engine)
     running = _tests.asyncio.create_task(_tests.turns(engine, prompts, SamplingParams(max_tokens=300)))

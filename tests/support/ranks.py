@@ -1,4 +1,8 @@
-"""Run a script on several ranks. The processes are forked from one that has imported torch and transformers."""
+"""Run a script on several ranks. The processes are forked from one that has imported torch and transformers.
+
+This is for tests of what runs on a rank, which need no Ray: four such ranks start in a second, while the actors of
+`LearnerRanks` import torch each. tests/trainer/learner/test_ranked_learner.py tests a learner on actors.
+"""
 
 import multiprocessing
 import os

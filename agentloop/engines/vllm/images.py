@@ -45,7 +45,6 @@ class ImageSender:
     _dtype: torch.dtype
     _cache: Any
     """Record of vLLM, in this process, of the images that the engine core has; None if the core keeps none."""
-    _capacity: float
 
     async def start(self, llm: Any) -> None:
         """Empty the caches, and let vLLM do its lookups of a first request now.
@@ -55,7 +54,6 @@ class ImageSender:
         self._llm = llm
         self._dtype = llm.vllm_config.model_config.dtype
         self._cache = llm.renderer.mm_processor_cache
-        self._capacity = float(llm.vllm_config.model_config.multimodal_config.mm_processor_cache_gb) * 2**30
         await llm.reset_mm_cache()
         await llm.get_supported_tasks()
 
@@ -105,9 +103,10 @@ class ImageSender:
                     "engine (in a run: rendering.max_pixels)."
                 )
         size = sum(_size(image, self._dtype) for image in images)
-        if self._cache is not None and size > self._capacity:
+        kept = float(self._llm.vllm_config.model_config.multimodal_config.mm_processor_cache_gb)
+        if self._cache is not None and size > kept * 2**30:
             raise EngineError(
-                f"images of {size / 2**30:.1f} GiB in one prompt; vLLM keeps {self._capacity / 2**30:g}. Raise "
+                f"images of {size / 2**30:.1f} GiB in one prompt; vLLM keeps {kept:g}. Raise "
                 "engine.options.mm_processor_cache_gb."
             )
 

@@ -55,7 +55,7 @@ def test_progress_fits_into_80_columns():
         "learner/logprob_diff": 0.0123, "time/rollout": 1234.5, "time/train": 1234.5, "time/publish": 123.4,
         "eval/reward/mean": 0.5,
     }  # fmt: skip
-    progress.on_step(1000, metrics)
-    progress._console.print(progress._renderable())
+    with progress:
+        progress.on_step(1000, metrics)
     assert "…" not in screen.getvalue()
     assert "1234.5" in screen.getvalue()

@@ -2,6 +2,7 @@
 
 import sys
 from array import array
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -108,13 +109,8 @@ def test_an_empty_segment_is_left_out_and_one_with_an_image_is_kept():
 def test_at_most_16_bytes_a_token_and_few_reallocations():
     """100,000 tokens, 10 at a time: the buffers grow in proportion, so that all copying together is linear."""
     trajectory = Trajectory()
-    buffers = (
-        trajectory._ids,
-        trajectory._sampled_logprobs,
-        trajectory._sampled_versions,
-        trajectory._kinds,
-        trajectory._ends,
-    )
+    values = [getattr(trajectory, field.name) for field in fields(trajectory)]
+    buffers = [value for value in values if isinstance(value, array)]
     sizes: set[tuple[int, ...]] = set()
     for turn in range(5_000):
         trajectory.append(SegmentKind.SAMPLED, [turn] * 10, logprobs=[-1.0] * 10, versions=[turn] * 10)

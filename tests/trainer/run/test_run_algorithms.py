@@ -60,7 +60,7 @@ async def test_a_policy_is_closed_whose_critic_cannot_be_loaded(sums, monkeypatc
 
 async def test_the_model_of_the_run_may_be_named_as_its_reference(sums, monkeypatch):
     """By the name of a hub, too, of which the run has a folder."""
-    monkeypatch.setattr("agentloop.trainer.run.model_folder._from_hub", lambda name, weights: sums / "model")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: sums / "model")
     plain = "{group_size: 4, groups_per_step: 3}"
     lines = [
         _without_time(await _run(sums, name, plain, "run.steps=1", "learner.kl_coef=0.1", *settings))

@@ -41,19 +41,22 @@ from agentloop.trainer.run.train import train
 from agentloop.config.run import RunConfig
 
 sums, folder, *overrides = sys.argv[1:]
-steps, sleeping = FsdpLearner.step, []
-sleep = HfEngine.sleep
+steps, sleep, wake, asleep = FsdpLearner.step, HfEngine.sleep, HfEngine.wake, set()
 
-async def note(self, **options):
+async def note_sleep(self, **options):
     await sleep(self, **options)
-    sleeping.append(self)
+    asleep.add(self)
+
+async def note_wake(self):
+    await wake(self)
+    asleep.discard(self)
 
 def step(self, batch):
-    if self.progress.steps == 1 and sleeping[-1]._worker._asleep:
+    if self.progress.steps == 1 and asleep:
         os.kill(os.getpid(), signal.SIGKILL)
     return steps(self, batch)
 
-HfEngine.sleep, FsdpLearner.step = note, step
+HfEngine.sleep, HfEngine.wake, FsdpLearner.step = note_sleep, note_wake, step
 asyncio.run(train(load_config(RunConfig, Path(sums) / "config.yaml", overrides), Path(folder)))
 """
 

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,12 @@ access_log = logging.getLogger("agentloop.tools.serving.access")
 """One JSON line per request: its route and outcome, but never code, input, files or the token."""
 
 _IDENTIFIER = re.compile(rb"[\w.-]{1,64}", re.ASCII)
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return the request's own identifier if it is short and plain, else a new one."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode() if _IDENTIFIER.fullmatch(given) else secrets.token_hex(8)
 
 
 class Front:
@@ -39,8 +46,7 @@ class Front:
             return
         start = time.perf_counter()
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        identifier = given.decode() if _IDENTIFIER.fullmatch(given) else secrets.token_hex(8)
+        identifier = request_id(headers)
         state: dict[str, Any] = scope.setdefault("state", {})
         state.update(request_id=identifier, outcome="", arrived=asyncio.get_running_loop().time())
         status = 0

@@ -51,7 +51,8 @@ async def engine(folder):
 def sent(engine, monkeypatch):
     """Record for each later image of a prompt whether its pixels were sent to the engine core."""
     found = []
-    cache, update = engine._images._cache, engine._images._cache.get_and_update
+    cache = engine.llm.renderer.mm_processor_cache
+    update = cache.get_and_update
 
     def spy(items, names):
         given = update(items, names)
@@ -148,7 +149,8 @@ async def test_unsupported_image_is_rejected_before_sending(engine, renderer, mo
     with pytest.raises(EngineError, match=r"an image of 16 tokens, but vLLM has room for 8\. Raise max_pixels"):
         await engine.generate(trajectory.ids, params, trajectory_id="t", images=trajectory.images)
     monkeypatch.undo()
-    monkeypatch.setattr(engine._images, "_capacity", 1000.0)
+    multimodal = engine.llm.vllm_config.model_config.multimodal_config
+    monkeypatch.setattr(multimodal, "mm_processor_cache_gb", 1000 / 2**30)
     with pytest.raises(EngineError, match=r"mm_processor_cache_gb"):
         await engine.generate(trajectory.ids, params, trajectory_id="t", images=trajectory.images)
     monkeypatch.undo()

@@ -35,8 +35,15 @@ async def test_killed_engine_core_loses_no_tokens_or_versions(tmp_path):
     model = random_model()
     model.save_pretrained(tmp_path)
 
+    made = []
+
     def make():
-        return VllmEngine(tmp_path, dtype="float32", max_model_len=512, enforce_eager=True, max_num_seqs=4)
+        made.append(VllmEngine(tmp_path, dtype="float32", max_model_len=512, enforce_eager=True, max_num_seqs=4))
+        return made[-1]
+
+    def states():
+        running = made[0].llm.output_processor.request_states.values()
+        return {state.external_req_id: state for state in running}
 
     engine = RestartingEngine(make)
     await engine.start()
@@ -48,7 +55,6 @@ async def test_killed_engine_core_loses_no_tokens_or_versions(tmp_path):
         await engine.update_weights(TensorWeights(list(model.named_parameters())), 3)
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=1)
         turns = [asyncio.create_task(engine.generate(PROMPT, params, trajectory_id=name)) for name in "ab"]
-        states = engine._engine._states
         while [state.detokenizer.num_output_tokens() > 20 for state in states().values()] != [True, True]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         known = {name.split("-")[0]: list(state.detokenizer.output_token_ids) for name, state in states().items()}
