@@ -5,15 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentloop.api.evaluation import RolloutResult, rollout
+    from agentloop.api.fine_tuning import dpo, sft
     from agentloop.api.result import RunResult, load_run, read_trajectories
     from agentloop.api.training import train
     from agentloop.config.algorithm import AlgorithmConfig
     from agentloop.config.auxiliary_model import CriticConfig, ProcessRewardConfig
+    from agentloop.config.fine_tuning import (
+        ConversationsConfig,
+        FineTuningConfig,
+        FineTuningEvalConfig,
+        FineTuningSettings,
+    )
     from agentloop.config.learner import LearnerConfig
     from agentloop.config.placement import PlacementConfig
     from agentloop.config.records import LoggerConfig, ProfilerConfig
-    from agentloop.config.rendering import RenderingConfig
-    from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, SamplingConfig
+    from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, RenderingConfig, SamplingConfig
     from agentloop.config.run import RunConfig, RunSettings
     from agentloop.config.staleness import StalenessConfig
     from agentloop.config.tasks import DataConfig, EnvConfig, ToolConfig
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AgentLoop": "agentloop.episodes.loop",
     "AlgorithmConfig": "agentloop.config.algorithm",
+    "ConversationsConfig": "agentloop.config.fine_tuning",
     "CriticConfig": "agentloop.config.auxiliary_model",
     "DataConfig": "agentloop.config.tasks",
     "EngineConfig": "agentloop.config.rollout",
@@ -42,6 +49,9 @@ _HOME = {
     "EnvError": "agentloop.errors",
     "EvalConfig": "agentloop.config.rollout",
     "FailureKind": "agentloop.errors",
+    "FineTuningConfig": "agentloop.config.fine_tuning",
+    "FineTuningEvalConfig": "agentloop.config.fine_tuning",
+    "FineTuningSettings": "agentloop.config.fine_tuning",
     "LearnerConfig": "agentloop.config.learner",
     "Limits": "agentloop.types.limits",
     "LimitsConfig": "agentloop.config.rollout",
@@ -51,7 +61,7 @@ _HOME = {
     "PlacementConfig": "agentloop.config.placement",
     "ProcessRewardConfig": "agentloop.config.auxiliary_model",
     "ProfilerConfig": "agentloop.config.records",
-    "RenderingConfig": "agentloop.config.rendering",
+    "RenderingConfig": "agentloop.config.rollout",
     "Reward": "agentloop.envs.rewards",
     "RolloutResult": "agentloop.api.evaluation",
     "RunConfig": "agentloop.config.run",
@@ -70,10 +80,12 @@ _HOME = {
     "Trajectory": "agentloop.types.trajectory",
     "UserError": "agentloop.errors",
     "WorkersConfig": "agentloop.config.workers",
+    "dpo": "agentloop.api.fine_tuning",
     "load_run": "agentloop.api.result",
     "play_script": "agentloop.episodes.scripted",
     "read_trajectories": "agentloop.api.result",
     "rollout": "agentloop.api.evaluation",
+    "sft": "agentloop.api.fine_tuning",
     "tool": "agentloop.tools.function",
     "train": "agentloop.api.training",
 }
@@ -81,6 +93,7 @@ _HOME = {
 __all__ = [
     "AgentLoop",
     "AlgorithmConfig",
+    "ConversationsConfig",
     "CriticConfig",
     "DataConfig",
     "EngineConfig",
@@ -89,6 +102,9 @@ __all__ = [
     "EnvError",
     "EvalConfig",
     "FailureKind",
+    "FineTuningConfig",
+    "FineTuningEvalConfig",
+    "FineTuningSettings",
     "LearnerConfig",
     "Limits",
     "LimitsConfig",
@@ -117,10 +133,12 @@ __all__ = [
     "Trajectory",
     "UserError",
     "WorkersConfig",
+    "dpo",
     "load_run",
     "play_script",
     "read_trajectories",
     "rollout",
+    "sft",
     "tool",
     "train",
 ]

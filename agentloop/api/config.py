@@ -6,14 +6,17 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agentloop.api.recipe import find_config
+from agentloop.api.recipe import Method, find_config
+from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import name_of
 from agentloop.registry.options import Config
+
+C = TypeVar("C", RunConfig, FineTuningConfig)
 
 ConfigSource = RunConfig | Mapping[str, Any] | str | PathLike[str]
 """A `RunConfig`, a mapping of its keys, or what the command line takes: a YAML file, a folder, the name of a recipe."""
@@ -25,14 +28,30 @@ def config_of(source: ConfigSource, overrides: Mapping[str, Any]) -> RunConfig:
     An override names a section (`run={"steps": 3}`), which sets the keys that it has and leaves the others, or a key
     (`"run.steps": 3`), whose whole value it replaces. Classes and functions may stand where a config names them.
     """
+    return _loaded(RunConfig, source, overrides)
+
+
+FineTuningSource = FineTuningConfig | Mapping[str, Any] | str | PathLike[str]
+"""A `FineTuningConfig`, a mapping of its keys, or a YAML file, a folder with a sft.yaml or dpo.yaml, or a recipe."""
+
+
+def fine_tuning_config_of(source: FineTuningSource, overrides: Mapping[str, Any], method: Method) -> FineTuningConfig:
+    """Return the config of a run on given answers, as `config_of` does."""
+    loss = {} if method == "sft" else {"learner.loss": method}
+    return _loaded(FineTuningConfig, source, loss | dict(overrides), f"{method}.yaml")
+
+
+def _loaded(
+    schema: type[C], source: C | Mapping[str, Any] | str | PathLike[str], overrides: Mapping[str, Any], *name: str
+) -> C:
     base: Path | Mapping[str, Any]
-    if isinstance(source, RunConfig):
+    if isinstance(source, RunConfig | FineTuningConfig):
         base = source.model_dump(mode="json", exclude_unset=True)
     elif isinstance(source, Mapping):
         base = _plain("", source)
     else:
-        base = find_config(fspath(source)).resolve()
-    return load_config(RunConfig, base, dict(_keys(RunConfig, overrides)))
+        base = find_config(fspath(source), *name).resolve()
+    return load_config(schema, base, dict(_keys(schema, overrides)))
 
 
 def _keys(schema: type[Config], overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,11 +19,12 @@ from rich.table import Table
 
 from agentloop.api.hints import Hints
 from agentloop.api.live import live
+from agentloop.config.run import RunConfig
 from agentloop.trainer.schedule.observers import Observer, Part, Stage
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
 if TYPE_CHECKING:
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import TrainingConfig
     from agentloop.types.trajectory import Trajectory
 
 _COLUMNS = {
@@ -35,6 +36,16 @@ _COLUMNS = {
     "rollout s": ("time/rollout", "{:.1f}"),
     "train s": ("time/train", "{:.1f}"),
     "publish s": ("time/publish", "{:.1f}"),
+    "eval reward": ("eval/reward/mean", "{:.3f}"),
+}
+_FINE_TUNING_COLUMNS = {
+    "loss": ("learner/loss", "{:.4f}"),
+    "right pairs": ("learner/accuracy", "{:.0%}"),
+    "gradient": ("learner/grad_norm", "{:.3f}"),
+    "lr": ("learner/lr", "{:.2g}"),
+    "tokens": ("learner/num_tokens", "{:.0f}"),
+    "step s": ("time/step", "{:.1f}"),
+    "eval loss": ("eval/loss", "{:.4f}"),
     "eval reward": ("eval/reward/mean", "{:.3f}"),
 }
 _SHOWN_STEPS = 12
@@ -54,6 +65,7 @@ class RunProgress(Observer):
         self._continue_with = continue_with
         self._step = 0
         """Last step that was made."""
+        self._columns = _COLUMNS
         self._console = console or Console()
         self._rows: list[tuple[int, Mapping[str, float]]] = []
         self._progress = _bars(self._console)
@@ -85,16 +97,19 @@ class RunProgress(Observer):
         else:
             self.show(f"stopped after step {self._step}; continue with: {self._continue_with}")
 
-    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+    def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         self._folder, self._hints, self._step = folder, Hints(folder), done
-        self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
+        if isinstance(config, RunConfig):
+            self._episodes[Stage.ROLLOUT] = config.trajectories_per_step
+        else:
+            self._columns = _FINE_TUNING_COLUMNS
         self._progress.update(self._steps, total=config.run.steps, completed=done)
         resumed = f", resuming after step {done}" if done else ""
         self.show(f"run folder {folder}{resumed}")
         if done >= config.run.steps:
             self.show(f"all {config.run.steps} steps are done; raise run.steps to train further")
-        for name, value in BatchSizes.of(config).lines().items() if not done else ():
-            self.show(f"{name:16} {value}")
+        if isinstance(config, RunConfig) and not done:
+            self.show(*(f"{name:16} {value}" for name, value in BatchSizes.of(config).lines().items()))
 
     def on_stage(self, step: int, stage: Stage) -> None:
         self._progress.reset(
@@ -120,7 +135,8 @@ class RunProgress(Observer):
         self._progress.update(self._steps, completed=step)
         self._rows = [*self._rows, (step, metrics)][-_SHOWN_STEPS:]
         if not self._is_live:
-            shown = [f"{name} {_cell(metrics, name)}" for name in _COLUMNS if _cell(metrics, name)]
+            cells = {name: self._cell(metrics, name) for name in self._columns}
+            shown = [f"{name} {text}" for name, text in cells.items() if text]
             self.show(f"step {step}: {', '.join(shown)}")
         self.show(*self._hints.of_step(step, metrics))
 
@@ -129,11 +145,15 @@ class RunProgress(Observer):
         _print(self._console, *lines)
 
     def _renderable(self) -> Group:
-        shown = (name for name in _COLUMNS if any(_cell(row, name) for _, row in self._rows))
+        shown = (name for name in self._columns if any(self._cell(row, name) for _, row in self._rows))
         table = Table("step", *shown, box=box.SIMPLE_HEAD, padding=0)  # all columns fit into a terminal of 80
         for step, row in self._rows:
-            table.add_row(str(step), *(_cell(row, column.header) for column in table.columns[1:]))
+            table.add_row(str(step), *(self._cell(row, str(column.header)) for column in table.columns[1:]))
         return Group(table, self._progress) if self._rows else Group(self._progress)
+
+    def _cell(self, metrics: Mapping[str, float], name: str) -> str:
+        key, shape = self._columns[name]
+        return shape.format(metrics[key]) if key in metrics else ""
 
 
 class EpisodeProgress:
@@ -170,8 +190,3 @@ def _bars(console: Console) -> Progress:
 def _print(console: Console, *lines: str) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _cell(metrics: Mapping[str, float], name: object) -> str:
-    key, shape = _COLUMNS[str(name)]
-    return shape.format(metrics[key]) if key in metrics else ""

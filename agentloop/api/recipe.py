@@ -1,4 +1,8 @@
-"""Recipes, each a config file, a folder with a config.yaml or a built-in name; and the folders of their runs."""
+"""Recipes, each a config file, a folder with such files or a built-in name; and the folders of their runs.
+
+A recipe's `config.yaml` is for `agentloop train`, its `sft.yaml` for `agentloop sft` and its `dpo.yaml` for
+`agentloop dpo`.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +12,44 @@ from collections.abc import Sequence
 from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentloop.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from agentloop.config.fine_tuning import FineTuningConfig
     from agentloop.config.run import RunConfig
+
+Method = Literal["sft", "dpo"]
+"""Way to train on given answers, which is also the loss."""
 
 _CONFIG = "config.yaml"
 _RUNS = Path("runs")
 
 
-def find_config(recipe: str) -> Path:
-    """Return the config file of `recipe`. Raises `UserError` with the names of the built-in recipes."""
+def find_config(recipe: str, name: str = _CONFIG) -> Path:
+    """Return the config file of `recipe`; in a folder it is the file `name`. Raises `UserError` with known recipes."""
     path = Path(recipe).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return path
-    if (path / _CONFIG).is_file():
-        return path / _CONFIG
-    recipes = built_in_recipes()
+    if (path / name).is_file():
+        return path / name
+    if (path / _CONFIG).is_file() and (path / "checkpoints").is_dir():
+        return path / _CONFIG  # of a run
+    recipes = built_in_recipes(name)
     if recipe in recipes:
         return recipes[recipe]
     raise UserError(
         f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Give the path of a YAML file or of a folder with a "
-        f"{_CONFIG}, or the name of a built-in recipe: {', '.join(sorted(recipes)) or 'none is installed'}."
+        f"{name}, or the name of a built-in recipe: {', '.join(sorted(recipes)) or 'none has one'}."
     )
 
 
-def built_in_recipes() -> dict[str, Path]:
-    """Return the config file of each recipe that comes with agentloop, by name."""
+def built_in_recipes(name: str = _CONFIG) -> dict[str, Path]:
+    """Return the file `name` of each recipe that comes with agentloop and has it, by the name of the recipe."""
     package = importlib.util.find_spec("agentloop.recipes")
     folders = list(package.submodule_search_locations or ()) if package is not None else []
-    return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{_CONFIG}")}
+    return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{name}")}
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -55,12 +65,24 @@ def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return load_config(RunConfig, find_config(recipe).resolve(), overrides)
 
 
-def run_name(source: object) -> str:
+def load_fine_tuning_config(recipe: str, overrides: Sequence[str], method: Method) -> FineTuningConfig:
+    """Load the config of `recipe` for a run on given answers. Raises `UserError` if it is invalid."""
+    from agentloop.config.fine_tuning import FineTuningConfig
+    from agentloop.config.loading import load_config
+
+    given = [*([] if method == "sft" else [f"learner.loss={method}"]), *overrides]
+    return load_config(FineTuningConfig, find_config(recipe, f"{method}.yaml").resolve(), given)
+
+
+def run_name(source: object, method: Method | None = None) -> str:
     """Return the name of the runs of a recipe, and "run" for a config without a file."""
     if not isinstance(source, str | PathLike):
-        return "run"
-    config = find_config(fspath(source)).resolve()
-    return config.parent.name if config.name == _CONFIG else config.stem
+        return "run" if method is None else method
+    name = _CONFIG if method is None else f"{method}.yaml"
+    config = find_config(fspath(source), name).resolve()
+    if config.name not in (_CONFIG, name):
+        return config.stem
+    return config.parent.name if method is None else f"{config.parent.name}-{method}"
 
 
 def new_folder(name: str, kind: str = "") -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
+    from agentloop.config.fine_tuning import FineTuningConfig
     from agentloop.config.run import RunConfig
     from agentloop.types.trajectory import Trajectory
 
@@ -35,12 +36,11 @@ class RunResult:
         return self._files.root
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> RunConfig | FineTuningConfig:
         """Config of the run, with absolute paths. Raises `UserError` if this version cannot read it."""
-        from agentloop.config.loading import load_config
-        from agentloop.config.run import RunConfig
+        from agentloop.config.fine_tuning import load_training_config
 
-        return load_config(RunConfig, self._files.config_file)
+        return load_training_config(self._files.config_file)
 
     @property
     def metrics(self) -> list[dict[str, float]]:

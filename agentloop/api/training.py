@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentloop.api.recipe import new_folder, run_folders, run_name
 from agentloop.api.result import RunResult
@@ -16,7 +16,10 @@ from agentloop.registry.extras import naming_extras
 
 if TYPE_CHECKING:
     from agentloop.api.config import ConfigSource
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import RunConfig, TrainingConfig
+    from agentloop.trainer.schedule.observers import Observer
+
+    C = TypeVar("C", bound=TrainingConfig)
 
 
 def train(config: ConfigSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
@@ -61,29 +64,45 @@ def train_config(
     `continue_with` returns the command or the call that continues the run in a folder.
     """
     quiet_libraries()
-    from agentloop.trainer.run.train import placed
+    from agentloop.trainer.run.train import placed, train
 
     config, placement = placed(config)
-    folder = _folder_to_resume(config, name) if resume else folder_of(config, name)
+    lines = [f"{name:16} {value}" for name, value in placement.items()]
+    return start_or_resume(
+        train, config, name, resume=resume, continue_with=continue_with, progress=progress, lines=lines
+    )
+
+
+def start_or_resume(
+    start: Callable[[C, Path, Observer], Coroutine[Any, Any, object]],
+    config: C,
+    name: str,
+    *,
+    resume: bool,
+    continue_with: Callable[[Path], str],
+    progress: bool,
+    lines: Sequence[str] = (),
+) -> RunResult:
+    """Run `start(config, folder, observer)` to its end, with its progress on the terminal below `lines`."""
     from agentloop.api.progress import RunProgress
     from agentloop.trainer.run.timeline import watching
-    from agentloop.trainer.run.train import train as train_run
     from agentloop.trainer.schedule.observers import Observer
 
+    folder = _folder_to_resume(config, name) if resume else folder_of(config, name)
     shown = RunProgress(continue_with=continue_with(folder)) if progress else None
     if shown is not None:
-        shown.show(*(f"{name:16} {value}" for name, value in placement.items()))
+        shown.show(*lines)
     with shown or nullcontext(Observer()) as observer, watching(observer, timeline=config.profiler.timeline) as watched:
-        run_blocking(train_run, config, folder, watched)
+        run_blocking(start, config, folder, watched)
     return RunResult(folder)
 
 
-def folder_of(config: RunConfig, name: str) -> Path:
+def folder_of(config: TrainingConfig, name: str) -> Path:
     """Return the folder of a run: that of the config, else a new one."""
     return Path(config.run.folder).expanduser() if config.run.folder else new_folder(name)
 
 
-def _folder_to_resume(config: RunConfig, name: str) -> Path:
+def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
     """Return the folder of the run to continue. Raises `UserError` if there is none."""
     from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.run.resume import changed_keys
@@ -98,7 +117,9 @@ def _folder_to_resume(config: RunConfig, name: str) -> Path:
     resolved = config.model_dump(mode="json")
     for folder in (path for path in run_folders(name) if RunResult(path).checkpoints):
         before = RunFolder(folder).read_config()
-        if before is not None and not [key for key in changed_keys(before, resolved) if not key.startswith(open_keys)]:
+        if before is not None and not [
+            key for key in changed_keys(before, resolved, type(config)) if not key.startswith(open_keys)
+        ]:
             return folder
     raise UserError(
         f"No run of {name} with this config has a checkpoint below {Path('runs').absolute()}. Set run.folder to the "

@@ -22,6 +22,8 @@ _COMMANDS = {
     ),
     "doctor": ("agentloop.cli.doctor", "doctor", "Report what works on this machine, and how to mend what does not."),
     "train": ("agentloop.cli.train", "train", "Train a model with a recipe."),
+    "sft": ("agentloop.cli.fine_tuning", "sft", "Train a model on conversations: supervised fine-tuning."),
+    "dpo": ("agentloop.cli.fine_tuning", "dpo", "Train a model on pairs of a better and a worse answer (DPO)."),
     "rollout": (
         "agentloop.cli.rollout",
         "rollout",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -12,40 +12,68 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.config.old_keys import advice
 from agentloop.config.placement import PlacementConfig
 from agentloop.config.records import LoggerConfig, ProfilerConfig
-from agentloop.config.rendering import RenderingConfig
-from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, SamplingConfig
+from agentloop.config.rollout import EngineConfig, EvalConfig, LimitsConfig, RenderingConfig, SamplingConfig
 from agentloop.config.staleness import StalenessConfig
 from agentloop.config.tasks import DataConfig, EnvConfig
 from agentloop.config.workers import WorkersConfig
 from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
+L = TypeVar("L", bound=LearnerConfig)
 
-class RunSettings(Config):
-    """Length, folder and loggers of a run."""
+
+class StepSettings(Config):
+    """Length, folder and loggers of a training run."""
 
     folder: str | None = None
     """Folder of the run; resumes if it has a checkpoint. Default: a new folder below runs/."""
     steps: int = Field(default=100, ge=1)
-    """Number of steps; each trains once on `algorithm.groups_per_step` groups."""
+    """Number of steps."""
     epochs: float | None = Field(default=None, gt=0)
-    """Number of passes over the training tasks; set this or `steps`, not both."""
+    """Number of passes over the training data; set this or `steps`, not both."""
     seed: int = 0
     """Seed of the order of tasks, of sampling and of training."""
     save_every: int = Field(default=10, ge=1)
     """Number of steps between checkpoints; the last step is always saved."""
     keep_last: int = Field(default=2, ge=1)
     """Number of checkpoints that are kept."""
-    save_trajectories: int | None = Field(default=None, ge=0)
-    """Number of trajectories of each step that are written; None writes all."""
-    max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
-    """Stop if a larger part of the episodes of a step failed."""
     loggers: tuple[Annotated[LoggerConfig, BeforeValidator(named), HAS_PATHS], ...] = (
         LoggerConfig(name="tensorboard"),
     )
     """Loggers in addition to metrics.jsonl, which is always written; a plain string is a name."""
 
 
-def _without_settings_of_the_run(learner: LearnerConfig) -> LearnerConfig:
+class RunSettings(StepSettings):
+    """Length, folder and loggers of a run."""
+
+    steps: int = Field(default=100, ge=1)
+    """Number of steps; each trains once on `algorithm.groups_per_step` groups."""
+    save_trajectories: int | None = Field(default=None, ge=0)
+    """Number of trajectories of each step that are written; None writes all."""
+    max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
+    """Stop if a larger part of the episodes of a step failed."""
+
+
+class TrainingConfig(Protocol):
+    """What all training runs have: with reinforcement learning (`RunConfig`) or on given answers."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def learner(self) -> LearnerConfig: ...
+
+    @property
+    def run(self) -> StepSettings: ...
+
+    @property
+    def profiler(self) -> ProfilerConfig: ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """Return the config as plain data."""
+        ...
+
+
+def without_settings_of_the_run(learner: L) -> L:
     """Reject settings of a learner that a run sets elsewhere."""
     for name in sorted(learner.model_fields_set):
         if sentence := advice(f"learner.{name}"):
@@ -70,7 +98,7 @@ class RunConfig(Config):
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    learner: Annotated[LearnerConfig, AfterValidator(_without_settings_of_the_run)] = Field(
+    learner: Annotated[LearnerConfig, AfterValidator(without_settings_of_the_run)] = Field(
         default_factory=LearnerConfig
     )
     """Its model, temperature and seed are `model`, `sampling.temperature` and `run.seed`."""
@@ -98,6 +126,11 @@ class RunConfig(Config):
     @property
     def schedule_updates(self) -> int | None:
         """Length of the learning rate's schedule; None if it is that of the run and `run.epochs` is still open."""
-        if self.learner.total_updates is not None or self.run.epochs is not None:
-            return self.learner.total_updates
-        return self.run.steps * self.learner.mini_batches
+        return schedule_updates(self)
+
+
+def schedule_updates(config: TrainingConfig) -> int | None:
+    """Return the length of the learning rate's schedule as `RunConfig.schedule_updates` does."""
+    if config.learner.total_updates is not None or config.run.epochs is not None:
+        return config.learner.total_updates
+    return config.run.steps * config.learner.mini_batches

@@ -11,15 +11,15 @@ from agentloop.envs.rewards import RewardSpec
 from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
 
 
-class DataConfig(Config):
-    """Datasets of a run.
+class DatasetsConfig(Config):
+    """Datasets of a training run.
 
     A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
     list of these.
     """
 
     train: ConfigPath | tuple[ConfigPath, ...]
-    """Tasks to train on."""
+    """Rows to train on."""
     train_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `train`."""
     train_limit: int | None = Field(default=None, ge=1)
@@ -27,14 +27,11 @@ class DataConfig(Config):
     shuffle: bool = True
     """Use another order in every epoch."""
     eval: ConfigPath | tuple[ConfigPath, ...] | None = None
-    """Held-out tasks."""
+    """Held-out rows."""
     eval_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `eval`."""
     eval_limit: int | None = Field(default=None, ge=1)
     """Number of held-out rows to use, from the first; None: all."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
-    a longer prompt ends at once."""
 
     @field_validator("train", "eval", mode="before")
     @classmethod
@@ -45,6 +42,18 @@ class DataConfig(Config):
                 "function, or its name 'file.py:name'."
             )
         return value
+
+
+class DataConfig(DatasetsConfig):
+    """Datasets of a run.
+
+    A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
+    list of these.
+    """
+
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
+    a longer prompt ends at once."""
 
 
 class ToolConfig(Config):

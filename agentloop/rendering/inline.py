@@ -100,11 +100,8 @@ class InlineRenderer(TemplateRenderer):
         call = ToolCall(self.inline.tool, {self.inline.argument: argument}, f"{call_id_prefix}0")
         return ParsedTurn(content.strip(), None, (call,))
 
-    def write(self, message: Message) -> list[int]:
-        """Return an assistant message, with at most one call, as the model should sample it: the inverse of `parse`.
-
-        Its text is trusted, like that of a template.
-        """
+    def render_turn(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
+        """Return the ids of an assistant message with at most one call; its text is trusted, as that of a template."""
         text = text_of(message["content"])
         if reasoning := message.get("reasoning_content"):
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"

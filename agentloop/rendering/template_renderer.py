@@ -122,6 +122,13 @@ class TemplateRenderer:
             closing = self._end_of_cut + closing
         return Continuation(closing, ids[length:])
 
+    def render_turn(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
+        """Return the ids that a model samples for an assistant message, end of turn included: the inverse of `parse`.
+
+        Raises `UserError` if the template does not write the message after its generation prompt.
+        """
+        return self.encoder.encode_rendered(self._ends.turn_text(message, tools))
+
     def parse(
         self,
         sampled: Sequence[int],

@@ -140,6 +140,30 @@ class TurnEnds:
         assert error is not None
         raise error
 
+    def turn_text(self, message: Mapping[str, Any], tools: ToolSchemas) -> str:
+        """Return the text of an assistant message after the generation prompt, with the token that ends the turn.
+
+        Raises `UserError` if the template does not write the message after its generation prompt.
+        """
+        before = self._template.render([_USER], tools, generate=True)
+        whole = self._template.render([_USER, message], tools)
+        if whole.startswith(before):
+            text = whole[len(before) :]
+        else:  # the prompt opens the thinking, and the message has none
+            opening, closing = self._format.thinking
+            head = before.rpartition(opening)[0]
+            if not head or not whole.startswith(head):
+                raise _refused(self._template, message, before, whole)
+            text = closing + whole[len(head) :].removeprefix(opening).removeprefix(closing)
+        pieces = self._without_end_of_text(self._encoder.split(text), self.end.token)
+        ends = [place for place in range(1, len(pieces), 2) if pieces[place].strip() in self.end.stops]
+        if ends and not "".join(pieces[ends[-1] + 1 :]).strip():
+            return "".join(pieces[: ends[-1] + 1])
+        if not self.end.openings:
+            raise _refused(self._template, message, before, whole)
+        # The token that opens the next message ends the turn: results of tools follow calls, and a user's words others.
+        return "".join(pieces) + self.end.openings[-1 if message.get("tool_calls") else 0]
+
     def _check_results(self) -> None:
         """Check that the template shows results of tools; those of models without tools do not. Raises `UserError`."""
         if self._shows_results is None:
@@ -238,6 +262,15 @@ def _cut(text: str, template: ChatTemplate) -> tuple[str, str]:
 def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the number of items that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _refused(template: ChatTemplate, message: Mapping[str, Any], before: str, whole: str) -> UserError:
+    start = max(len(before) - 60, 0)
+    return UserError(
+        f"The chat template of {template.name} does not write an assistant message ({', '.join(message)}) as "
+        f"the model should sample it: after {before[start:]!r} it shows {whole[start : len(before) + 60]!r}. Use a "
+        "template that only appends (chat_template.jinja), or change rendering.chat_template_kwargs."
+    )
 
 
 def _unstable(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], before: str, after: str) -> UserError:

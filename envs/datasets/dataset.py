@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentloop.envs.datasets.conversations import read_conversation, read_pair
 from agentloop.envs.datasets.files import SUFFIXES, file_rows, folder_rows
 from agentloop.envs.datasets.rows import read_row
 from agentloop.errors import UserError, blaming
@@ -33,15 +35,37 @@ def load_dataset(
 
     Raises `UserError` for a missing file, a malformed row (with its location), or no rows at all.
     """
+    columns = "'messages' or a 'prompt' column" if needs_prompt else ""
+    return _load(source, options, limit, partial(read_row, needs_prompt=needs_prompt), columns)
+
+
+def load_conversations(
+    source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Load finished conversations, each in the form of `read_conversation`; otherwise as `load_dataset`."""
+    return _load(source, options, limit, read_conversation, "'messages' or a 'conversations' column")
+
+
+def load_pairs(
+    source: str | Sequence[str], *, options: Mapping[str, Any] | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Load preference pairs, each in the form of `read_pair`; otherwise as `load_dataset`."""
+    return _load(source, options, limit, read_pair, "'chosen' and a 'rejected' column")
+
+
+def _load(
+    source: str | Sequence[str],
+    options: Mapping[str, Any] | None,
+    limit: int | None,
+    read: Callable[[object, str, int, Path], dict[str, Any]],
+    columns: str,
+) -> list[dict[str, Any]]:
     opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
     raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
-    rows = [
-        read_row(raw, where, index, folder, needs_prompt=needs_prompt)
-        for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))
-    ]
+    rows = [read(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]
     if not rows:
-        columns = " Each row needs at least a 'messages' or a 'prompt' column." if needs_prompt else ""
-        raise UserError(f"The dataset {source} has no rows.{columns}")
+        needed = f" Each row needs at least a {columns}." if columns else ""
+        raise UserError(f"The dataset {source} has no rows.{needed}")
     return rows
 
 

@@ -99,5 +99,5 @@ def _show(
 
 def _turn(message: Message, renderer: TemplateRenderer) -> list[int]:
     if isinstance(renderer, InlineRenderer):
-        return renderer.write(message)
+        return renderer.render_turn(message)
     return [*renderer.encoder.encode_rendered(turn_text(message)), renderer.stop_token_ids[0]]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from agentloop.config.loading import validated
-from agentloop.config.rendering import RenderingConfig
+from agentloop.config.rollout import RenderingConfig
 from agentloop.config.run import RunSettings
 from agentloop.config.tasks import DataConfig, EnvConfig
 from agentloop.envs.registry import load_factory

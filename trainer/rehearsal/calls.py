@@ -30,7 +30,7 @@ def sample_turn(renderer: TemplateRenderer, tools: ToolSchemas) -> tuple[str, li
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         turn: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
         if isinstance(renderer, InlineRenderer):
-            return name, renderer.write(turn)
+            return name, renderer.render_turn(turn)
         for ids in _written(renderer, turn, tools):
             read = renderer.parse(ids, tools=tools).calls
             if [(each.name, each.arguments) for each in read if isinstance(each, ToolCall)] == [(name, arguments)]:

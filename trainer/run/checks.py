@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.config.run import RunConfig
+from agentloop.config.learner import LearnerConfig
+from agentloop.config.run import RunConfig, TrainingConfig, schedule_updates
 from agentloop.engines import ENGINES
 from agentloop.errors import UserError
 from agentloop.trainer import advantages, losses
 from agentloop.trainer.batch.outcomes import judges_alone
 from agentloop.trainer.objective.objective import Objective
-from agentloop.trainer.sizing.batch_sizes import BatchSizes, training_ranks
+from agentloop.trainer.sizing.batch_sizes import BatchSizes
 from agentloop.trainer.staleness.policy import StalenessPolicy
 
 
@@ -91,17 +92,7 @@ def _sampling_problems(config: RunConfig) -> Iterator[str]:
 
 def _learner_problems(config: RunConfig) -> Iterator[str]:
     learner = config.learner
-    ranks = training_ranks(config)
-    if ranks % learner.sequence_parallel:
-        yield (
-            f"learner.sequence_parallel is {learner.sequence_parallel} but {ranks} ranks train: groups of equal "
-            f"size share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
-        )
-    if ranks % (learner.nodes or 1):
-        yield (
-            f"learner.nodes is {learner.nodes} but {ranks} ranks train: every node needs the same number. Set "
-            f"learner.ranks to a multiple of {learner.nodes}, or remove learner.nodes."
-        )
+    yield from rank_problems(learner)
     if learner.backend == "megatron" and advantages.get(config.algorithm.advantage).value_targets is not None:
         yield (
             f"learner.backend is megatron, which has no critic, but algorithm.advantage={config.algorithm.advantage} "
@@ -119,7 +110,27 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
         )
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
         yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set only one of them."
-    updates = config.schedule_updates
+    yield from warmup_problems(config)
+
+
+def rank_problems(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a sentence for each number of ranks that others do not divide."""
+    ranks = learner.ranks
+    if ranks % learner.sequence_parallel:
+        yield (
+            f"learner.sequence_parallel is {learner.sequence_parallel} but {ranks} ranks train: groups of equal "
+            f"size share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
+        )
+    if ranks % (learner.nodes or 1):
+        yield (
+            f"learner.nodes is {learner.nodes} but {ranks} ranks train: every node needs the same number. Set "
+            f"learner.ranks to a multiple of {learner.nodes}, or remove learner.nodes."
+        )
+
+
+def warmup_problems(config: TrainingConfig) -> Iterator[str]:
+    """Yield a sentence if the learning rate would not reach its schedule."""
+    learner, updates = config.learner, schedule_updates(config)
     if learner.lr_schedule != "constant" and updates is not None and learner.warmup_updates >= updates:
         yield (
             f"learner.warmup_updates is {learner.warmup_updates}, but the run has {updates} updates. Lower it, or "

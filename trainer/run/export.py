@@ -6,12 +6,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.loading import load_config
-from agentloop.config.run import RunConfig
+from agentloop.config.fine_tuning import load_training_config
+from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import checkpoint_steps
 from agentloop.trainer.run.folder import RunFolder, step_name
-from agentloop.trainer.run.model_folder import local_model
+from agentloop.trainer.run.model_folder import locate_model
 
 _EXPORTED = "exported"
 
@@ -47,23 +47,23 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
         raise UserError(f"{output} exists. Export to a new folder.")
     run = RunFolder(root)
     chosen = _chosen(run, step)
-    config = load_config(RunConfig, run.config_file)
+    config = load_training_config(run.config_file)
     state = run.checkpoints / step_name(chosen) / "learner"
     if (state / "policy").is_dir():  # beside a critic or a process reward model
         state = state / "policy"
-    changes: dict[str, Any] = {"model": str(local_model(config)), "reference": None, "kl_coef": 0.0}
+    changes: dict[str, Any] = {"model": str(locate_model(config.model)), "reference": None, "kl_coef": 0.0}
     changes["lr_schedule"] = "constant"  # nothing is trained
     if dtype is not None:
         changes["save_dtype"] = dtype
-    _write(config, changes, state, output)
+    _write(config.learner, changes, state, output)
     return chosen
 
 
-def _write(config: RunConfig, changes: dict[str, Any], state: Path, output: Path) -> None:
+def _write(config: LearnerConfig, changes: dict[str, Any], state: Path, output: Path) -> None:
     from agentloop.trainer.run.learners import create
 
-    if config.learner.backend == "megatron":  # the layout of ranks must be that of the save
-        with closing(create(config.learner.replace(**changes))) as ranks:
+    if config.backend == "megatron":  # the layout of ranks must be that of the save
+        with closing(create(config.replace(**changes))) as ranks:
             ranks.load(state)
             ranks.save_hf(output)
         return
@@ -75,7 +75,7 @@ def _write(config: RunConfig, changes: dict[str, Any], state: Path, output: Path
         "sequence_parallel": 1,
         "skip_checks": ["packed_equals_alone"],
     }
-    with closing(FsdpLearner(config.learner.replace(**changes, **alone))) as learner:
+    with closing(FsdpLearner(config.replace(**changes, **alone))) as learner:
         learner.load_weights(state)
         learner.save_hf(output)
 

@@ -35,7 +35,7 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     Without `weights` only config and tokenizer are downloaded. Raises `UserError` if the model does not exist, or if
     its context is shorter than `limits.max_tokens`.
     """
-    folder = _locate(config.model, weights=weights)
+    folder = locate_model(config.model, weights=weights)
     _check_context(config, context_length(folder))
     return folder
 
@@ -50,7 +50,7 @@ def find_model(config: RunConfig) -> FoundModel:
     missing: list[MissingModel] = []
     for name in names:
         try:
-            folder = _locate(name, weights=False)
+            folder = locate_model(name, weights=False)
         except MissingModel as error:
             missing.append(error)
             continue
@@ -64,8 +64,11 @@ def find_model(config: RunConfig) -> FoundModel:
     raise missing[0]
 
 
-def _locate(name: str, *, weights: bool) -> Path:
-    """Return the folder of a model. Raises `MissingModel`, or `UserError` for a folder without a config."""
+def locate_model(name: str, *, weights: bool = True) -> Path:
+    """Return the folder of a model, which may be that of a run that has ended, or a name on the Hugging Face hub.
+
+    Raises `MissingModel`, or `UserError` for a folder without a model.
+    """
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute():
@@ -73,6 +76,13 @@ def _locate(name: str, *, weights: bool) -> Path:
                 f"There is no model folder {folder}. Set model to a folder, or to a hub name ('org/name')."
             )
         folder = _from_hub(name, weights=weights)
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "model"
+        if not folder.is_dir():
+            raise UserError(
+                f"The run in {folder.parent} has not ended, so it has no trained model yet. Wait for it, or write the "
+                f"model of a checkpoint: agentloop export {folder.parent} FOLDER."
+            )
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a model folder: it has no config.json. Set model to a folder that has one.")
     return folder

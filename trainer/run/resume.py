@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.old_keys import updated, with_defaults
-from agentloop.config.run import RunConfig
+from agentloop.config.run import RunConfig, TrainingConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
 from agentloop.trainer.run.folder import RunFolder
@@ -48,7 +48,7 @@ ADDRESSES = ("sandbox", "url", "host", "advertised", "api_key")
 """Ends of the names of options that say where a service is; they may change at any depth."""
 
 
-def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
+def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
     """Make a new run folder, or cut an existing one back to its last checkpoint.
 
     Returns the folder, and the checkpoint as the learner's folder and the run's state. The checkpoint is None if the
@@ -60,7 +60,7 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
     remove_unfinished(folder.checkpoints)
     checkpoint = latest_checkpoint(folder.checkpoints)
     started_with = checkpoint[1].config if checkpoint else folder.read_config()
-    if started_with is not None and (changed := changed_keys(started_with, resolved)):
+    if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
         raise UserError(
             f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to resume it, or "
             "set run.folder to a new folder."
@@ -70,13 +70,15 @@ def open_run(config: RunConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunS
     return folder, checkpoint
 
 
-def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def changed_keys(
+    before: Mapping[str, Any], after: Mapping[str, Any], schema: type[TrainingConfig] = RunConfig
+) -> list[str]:
     """Return 'key: old -> new' of each changed setting that affects what the model learns.
 
     A key that is newer than the run has its default in `before`.
     """
     filled, stored, new = (
-        updated(dict(flat(_without_addresses(each)))) for each in (with_defaults(RunConfig, before), before, after)
+        updated(dict(flat(_without_addresses(each)))) for each in (with_defaults(schema, before), before, after)
     )
     # A value that the run set under an old name counts, not the default of the new name.
     names = dict(flat(before))

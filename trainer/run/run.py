@@ -22,8 +22,7 @@ when its weights are published. With a bound of 0 nothing overlaps: that is the 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,12 +38,13 @@ from agentloop.trainer.batch.outcomes import TokenModels
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.auxiliary_model import ActorCritic, WithProcessReward
 from agentloop.trainer.learner.protocol import Learner
-from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState
+from agentloop.trainer.run.checkpoints import RunState
 from agentloop.trainer.run.evaluation import evaluate
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.loggers import Logger
 from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metrics
 from agentloop.trainer.run.metrics.sampling import sampling_metrics
+from agentloop.trainer.run.steps import StepLoop, now
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
 from agentloop.trainer.schedule.observers import Stage, StageTimer
@@ -57,12 +57,8 @@ from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
 
 
-class Run:
-    """A run: its collaborators, and one counter.
-
-    `version` is the number of steps made, which is the policy version of the learner's weights. The weights of the
-    workers may be older.
-    """
+class Run(StepLoop):
+    """A run of reinforcement learning. The weights of the workers may be older than those of the learner."""
 
     def __init__(
         self,
@@ -75,55 +71,42 @@ class Run:
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.config = config = setup.config
+        sampler = TaskSampler(len(setup.train), seed=config.run.seed, shuffle=config.data.shuffle)
+        every = config.eval.every
+        super().__init__(config, learner, sampler, folder, timer=timer, loggers=loggers, evaluates_every=every)
         self.setup = setup
         self.workers = workers
-        self.learner = learner
-        self.folder = folder
-        self.observer = observer = timer.observer
-        self.loggers = loggers
-        self.version = 0
-        self.sampler = TaskSampler(len(setup.train), seed=config.run.seed, shuffle=config.data.shuffle)
-        self.producer = Producer(config, workers, self.sampler, observer)
+        self.producer = Producer(config, workers, sampler, self.observer)
         self.queue = self.producer.queue
         self.policy = self.queue.policy
-        self.timer = timer
         self.gpus = GpuTimeSharing(workers, learner, self.timer, alternate=config.placement.sleeps)
-        self.checkpoints = CheckpointWriter(folder.checkpoints, keep_last=config.run.keep_last)
         self._state = self._state_now()
-        """State after the last step, for the next checkpoint."""
-        self._saved_version = 0
         self._train_seconds = 0.0
         """Seconds of the last training step."""
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
         """Take over a checkpoint; groups that ran when it was written begin again."""
-        self.sampler.load_state_dict(state.sampler)
-        await LEARNER.run(self.learner.load, learner_folder)
-        self.version = self.timer.step = self._saved_version = state.step
+        await super().restore(learner_folder, state)
         await self.learner.publish(self.workers, self.version)
         self.producer.restore(state.queue, self.version)
         self._state = self._state_now()
 
-    async def to_the_end(self) -> None:
-        """Make all steps that are left, then write the model."""
-        if self.version == 0 and self.config.eval.every:
-            await self._log({"step": 0} | await self._evaluate())
-        while self.version < self.config.run.steps:
-            started = _now()
-            selection = await self._play()
-            metrics = await self._train(selection)
-            await self._publish()
-            metrics |= self._finish_step()
-            if self._is_evaluated():
-                metrics |= await self._evaluate()
-            await self._log(metrics, started)
-            await self._save_if_due()
-        await self._write_model()
-
     async def close(self) -> None:
         """Abort the episodes that still run, and finish the checkpoint that is being written."""
         await self.producer.close()
-        await self.checkpoints.close()
+        await super().close()
+
+    async def _step(self) -> dict[str, float]:
+        selection = await self._play()
+        metrics = await self._train(selection)
+        await self._publish()
+        return metrics | self._finish_step()
+
+    async def _to_learner(self) -> None:
+        await self.gpus.to_learner()
+
+    def _take_metrics(self) -> dict[str, float]:
+        return self.gpus.take_metrics() | super()._take_metrics()
 
     # Sample and play
 
@@ -196,9 +179,9 @@ class Run:
             batch = await LEARNER.run(self._make_batch, selection)
             staleness = token_staleness(batch, version=self.version)
             assert staleness.get("staleness/max", 0.0) <= self.policy.max_staleness, "a token is too old"
-            started = _now()
+            started = now()
             learned = await LEARNER.run(self.learner.step, batch)
-            self._train_seconds = _now() - started
+            self._train_seconds = now() - started
         self.version += 1
         metrics: dict[str, float] = {"step": self.version, "policy_version": self.version, "epoch": self.sampler.epoch}
         metrics |= rollout_metrics(selection.played)
@@ -256,14 +239,10 @@ class Run:
         if self.policy.overlaps:
             if not self.gpus.alternate:
                 self.producer.admit()
-            metrics |= queue_metrics(self.queue) | self.producer.bias.metrics(self.queue, _now())
+            metrics |= queue_metrics(self.queue) | self.producer.bias.metrics(self.queue, now())
         return metrics
 
-    # Evaluate, log and save
-
-    def _is_evaluated(self) -> bool:
-        every = self.config.eval.every
-        return bool(every) and (self.version % every == 0 or self.version == self.config.run.steps)
+    # Evaluate and save
 
     async def _evaluate(self) -> dict[str, float]:
         """Evaluate the weights of this version: step N measures what N steps learned, in every mode."""
@@ -280,42 +259,5 @@ class Run:
         kept = trajectories[: self.config.run.save_trajectories]
         await FILES.run(self.folder.write_trajectories, name, kept)
 
-    async def _log(self, metrics: dict[str, float], started: float | None = None) -> None:
-        metrics |= self.gpus.take_metrics() | self.timer.take_seconds()
-        if started is not None:
-            metrics["time/step"] = _now() - started
-        await FILES.run(self._write_metrics, metrics)
-        self.observer.on_step(self.version, metrics)
-
-    def _write_metrics(self, metrics: Mapping[str, float]) -> None:
-        self.folder.append_metrics(metrics)
-        for logger in self.loggers:
-            logger.log(self.version, metrics)
-
-    async def _save_if_due(self) -> None:
-        if self.version % self.config.run.save_every == 0 or self.version == self.config.run.steps:
-            await self._save()
-
-    async def _save(self) -> None:
-        """Begin a checkpoint of the last step, unless it has one."""
-        if self.version == self._saved_version:
-            return
-        await self.gpus.to_learner()
-        with self.timer.stage(Stage.SAVE):
-            await self.checkpoints.save(self.learner, self._state)
-        self._saved_version = self.version
-
-    async def _write_model(self) -> None:
-        await self.gpus.to_learner()
-        with self.timer.stage(Stage.SAVE):
-            await LEARNER.run(self.learner.save_hf, self.folder.model)
-            await self.checkpoints.wait()
-
     def _state_now(self) -> RunState:
-        config = self.config.model_dump(mode="json")
-        return RunState(self.version, self.sampler.state_dict(), config, self.queue.state())
-
-
-def _now() -> float:
-    """Return the seconds on the event loop's clock, which simulations replace."""
-    return asyncio.get_running_loop().time()
+        return replace(super()._state_now(), queue=self.queue.state())

@@ -21,7 +21,7 @@ from agentloop.trainer.learner.metrics import recording
 from agentloop.trainer.schedule.observers import Observer, Part, Stage
 
 if TYPE_CHECKING:
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import TrainingConfig
     from agentloop.types.trajectory import Trajectory
 
 _COUNTERS = ("reward/mean", "time/tokens_per_second", "time/mfu", "learner/memory_peak_gib")
@@ -51,7 +51,7 @@ class Timeline(Observer):
         self._lanes: dict[int, list[float]] = {}
         """When the last episode of each lane ended, by process."""
 
-    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+    def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         self._observer.on_start(config, folder, done)
         self._file = (folder / f"timeline-{done}.json").open("w", encoding="utf-8")
         self._file.write("[\n")

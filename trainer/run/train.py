@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +9,14 @@ from pathlib import Path
 from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
-from agentloop.process.full_disk import naming_full_disk
-from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.lock import locked
-from agentloop.trainer.run.loggers import open_loggers
 from agentloop.trainer.run.model_folder import find_model, local_model
-from agentloop.trainer.run.resume import open_run
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.run.starting import start
+from agentloop.trainer.run.steps import open_training
 from agentloop.trainer.run.workers import has_gpus, make_workers
-from agentloop.trainer.schedule.observers import Observer, StageTimer
+from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.sizing.place import check_devices, lines, place
 
 
@@ -32,34 +27,15 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     later call resumes from the last checkpoint.
     """
     resolved, setup = resolve_run(config, folder)
-    with naming_full_disk(folder):
-        RunFolder(folder).make()
-        with locked(folder):
-            return await _train(resolved, setup, folder, observer or Observer())
-
-
-async def _train(resolved: ResolvedConfig, setup: RolloutSetup, folder: Path, observer: Observer) -> RunFolder:
-    """Make the steps of a run whose folder is this process's."""
-    config = setup.config
-    run_folder, checkpoint = open_run(config, folder)
-    step = checkpoint[1].step if checkpoint else 0
-    observer.on_start(config, folder, step)
-    timer = StageTimer(observer, step)
-    with open_loggers(config, folder, done=step if checkpoint else -1) as loggers:
+    async with open_training(setup.config, folder, observer or Observer()) as opened:
         workers = make_workers(resolved, setup, folder)
         try:
-            with closing(await start(resolved, workers, folder, timer)) as learner:
-                run = Run(setup, workers, learner, run_folder, timer=timer, loggers=loggers)
-                if checkpoint:
-                    await run.restore(*checkpoint)
-                try:
-                    await run.to_the_end()
-                finally:
-                    await run.close()
+            with closing(await start(resolved, workers, folder, opened.timer)) as learner:
+                run = Run(setup, workers, learner, opened.folder, timer=opened.timer, loggers=opened.loggers)
+                await run.complete(opened.checkpoint)
         finally:
             await workers.close()
-            await asyncio.gather(LEARNER.idle(), FILES.idle())  # if Ctrl-C came during a step
-    return run_folder
+    return opened.folder
 
 
 def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, RolloutSetup]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import TrainingConfig
     from agentloop.types.trajectory import Trajectory
 
 
@@ -42,7 +42,7 @@ class Part(StrEnum):
 class Observer:
     """Base class: override what you want to see. All calls come from the event loop's thread; do not block in them."""
 
-    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+    def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         """Handle the begin of a run of which `done` steps were made before."""
 
     def on_stage(self, step: int, stage: Stage) -> None:

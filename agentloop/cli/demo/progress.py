@@ -13,7 +13,7 @@ from agentloop.api.progress import RunProgress
 from agentloop.trainer.schedule.observers import Stage
 
 if TYPE_CHECKING:
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import TrainingConfig
     from agentloop.types.trajectory import Trajectory
 
 
@@ -47,7 +47,7 @@ class DemoProgress(RunProgress):
         self.run = SeedRun(seed)
         self._is_evaluating = False
 
-    def on_start(self, config: RunConfig, folder: Path, done: int) -> None:
+    def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         super().on_start(config, folder, done)
         self.run.model = config.model
 

@@ -76,9 +76,9 @@ def test_trace_outputs_carry_no_loss(renderer):
 def test_sampled_text_is_parsed_by_the_renderer(renderer):
     call = {"function": {"name": "code_interpreter", "arguments": {"code": "print(1 + 1)"}}}
     message = {"role": "assistant", "content": "Let me see. ", "reasoning_content": "hm", "tool_calls": [call]}
-    parsed = renderer.parse(renderer.write(message))
+    parsed = renderer.parse(renderer.render_turn(message))
     assert parsed.calls[0].arguments == {"code": "print(1 + 1)"}
     assert parsed.content == "<think>\nhm\n</think>\n\nLet me see."
-    answer = renderer.write({"role": "assistant", "content": "It is 2."})
+    answer = renderer.render_turn({"role": "assistant", "content": "It is 2."})
     assert answer[-1] == renderer.stop_token_ids[0]
     assert renderer.parse(answer).content == "It is 2."

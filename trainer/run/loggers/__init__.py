@@ -13,7 +13,7 @@ from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
     from agentloop.config.records import LoggerConfig
-    from agentloop.config.run import RunConfig
+    from agentloop.config.run import TrainingConfig
 
 
 class Logger(Protocol):
@@ -30,7 +30,7 @@ class Logger(Protocol):
 
 
 @contextmanager
-def open_loggers(config: RunConfig, folder: Path, *, done: int) -> Iterator[list[Logger]]:
+def open_loggers(config: TrainingConfig, folder: Path, *, done: int) -> Iterator[list[Logger]]:
     """Yield the loggers of `run.loggers`, and close them at the end. `done` is the last completed step.
 
     Raises `UserError` if a logger is not installed, does not accept its options or cannot start.

@@ -1,0 +1,63 @@
+"""A finished conversation as the trajectory that the agent loop would have recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentloop.rendering.formats.base import ToolSchemas
+from agentloop.types.messages import Message, images_of
+from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
+
+if TYPE_CHECKING:
+    from agentloop.rendering.template_renderer import TemplateRenderer
+
+
+def conversation_trajectory(
+    messages: Sequence[Message], renderer: TemplateRenderer, tools: ToolSchemas = (), *, context: int = 0
+) -> Trajectory:
+    """Return the token stream of a conversation whose assistant turns are the sampled segments.
+
+    The tokens are those of an episode in which the model says the same, so supervised training and rollouts agree.
+    Everything but the assistant's turns is context; so are the turns among the first `context` messages and those with
+    the key `weight` 0 (of OpenAI's format for fine-tuning). The stream ends with the last turn; messages after it are
+    left out. Log-probabilities are 0, and no policy has sampled a token.
+
+    Raises `ValueError` if an assistant's turn does not answer another message, and `UserError` if the chat template
+    refuses the conversation.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns or turns[0] == 0:
+        raise ValueError("the conversation needs a message for the assistant and its answer")
+    trajectory = Trajectory(messages=list(messages[: turns[-1] + 1]))
+    asked = messages[: turns[0]]
+    _show(trajectory, SegmentKind.PROMPT, renderer.render_prompt(asked, tools), asked, renderer)
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        message = {key: value for key, value in messages[turn].items() if key != "weight"}
+        ids = renderer.render_turn(message, tools)  # type: ignore[arg-type]
+        if turn >= context and messages[turn].get("weight", 1) != 0:
+            size = len(ids)
+            trajectory.append(SegmentKind.SAMPLED, ids, logprobs=[0.0] * size, versions=[NO_VERSION] * size)
+        else:
+            trajectory.append(SegmentKind.TEMPLATE, ids)
+        if following is None:
+            return trajectory
+        answers = messages[turn + 1 : following]
+        if not answers:
+            raise ValueError(f"messages {turn + 1} and {following + 1} are both of the assistant, with nothing between")
+        continuation = renderer.render_continuation(ids, answers, tools)
+        trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
+        _show(trajectory, SegmentKind.OBSERVATION, continuation.observation, answers, renderer)
+    return trajectory
+
+
+def _show(
+    trajectory: Trajectory,
+    kind: SegmentKind,
+    ids: list[int],
+    messages: Sequence[Message],
+    renderer: TemplateRenderer,
+) -> None:
+    vision = renderer.vision
+    seen = [] if vision is None else [vision.see(image) for image in images_of(messages)]
+    trajectory.append(kind, ids, images=vision.place(ids, seen, len(trajectory)) if vision is not None else ())

@@ -1,0 +1,146 @@
+"""Runs on given answers: what they learn and write, resume, ranks, and what they refuse."""
+
+import asyncio
+
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+import agentloop
+from agentloop.api.recipe import load_fine_tuning_config
+from agentloop.errors import UserError
+from agentloop.trainer.fine_tuning.train import FineTuning, fine_tune
+from agentloop.trainer.schedule.observers import Observer
+
+pytestmark = pytest.mark.slow
+
+
+def run(answers, name="run", *overrides, method="sft", observer=None):
+    config = load_fine_tuning_config(str(answers), overrides, method)
+    return asyncio.run(fine_tune(config, answers / name, observer))
+
+
+def weights(folder):
+    return load_file(folder.model / "model.safetensors")
+
+
+def assert_same(one, other, **bounds):
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(weights(other)[name], tensor, **bounds)
+
+
+def test_a_run_lowers_the_held_out_loss_and_writes_what_every_run_writes(answers):
+    folder = run(answers, "run", "eval.every=2", "run.steps=12")
+    lines = folder.read_metrics()
+    assert [line["step"] for line in lines] == list(range(13))
+    losses = [line["eval/loss"] for line in lines if "eval/loss" in line]
+    assert len(losses) == 7
+    assert losses[-1] < losses[0] / 2
+    assert all(line["learner/loss"] > 0 and line["learner/num_trajectories"] == 4 for line in lines[1:])
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_000010", "step_000012"]
+
+    result = agentloop.load_run(folder.root)
+    assert result.config.batch_size == 4
+    first = result.trajectories(1)
+    assert [message["role"] for message in first[0].messages] == ["user", "assistant"]
+    assert result.export(answers / "exported", step=12)
+    exported = load_file(answers / "exported" / "model.safetensors")
+    assert all(torch.equal(exported[name], tensor) for name, tensor in weights(folder).items())
+
+
+class _Stop(Observer):
+    def on_step(self, step, metrics):
+        if step == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["sft"])
+def test_an_interrupted_run_resumes_to_the_weights_of_an_uninterrupted_one(answers, method):
+    schedule = ("learner.lr_schedule=cosine", "learner.warmup_updates=1", "run.steps=6")
+    whole = run(answers, "whole", *schedule, method=method)
+    with pytest.raises(KeyboardInterrupt):
+        run(answers, "parts", *schedule, method=method, observer=_Stop())
+    parts = run(answers, "parts", *schedule, method=method)
+    assert_same(whole, parts, rtol=0, atol=0)
+
+    def comparable(folder):
+        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in folder.read_metrics()]
+
+    assert comparable(parts) == comparable(whole)
+
+
+@pytest.mark.parametrize("method", ["sft"])
+def test_two_ranks_train_what_one_trains(answers, method):
+    one = run(answers, "one", method=method)
+    two = run(answers, "two", "learner.ranks=2", method=method)
+    assert not ray.is_initialized()
+    assert_same(one, two, rtol=1e-4, atol=1e-5)
+    for alone, together in zip(one.read_metrics(), two.read_metrics(), strict=True):
+        assert together["learner/loss"] == pytest.approx(alone["learner/loss"], rel=1e-4)
+
+
+def test_adapters_are_trained_too(answers):
+    folder = run(answers, "run", "learner.lora={rank: 4}", "eval.every=4")
+    losses = [line["eval/loss"] for line in folder.read_metrics() if "eval/loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_the_model_of_a_run_starts_another_run(answers):
+    first = run(answers)
+    config = load_fine_tuning_config(str(answers), [f"model={first.root}"], "sft")
+    assert FineTuning.load(config, answers / "next").learner.model == str(first.model)
+    (answers / "unfinished" / "checkpoints").mkdir(parents=True)
+    config = load_fine_tuning_config(str(answers), [f"model={answers / 'unfinished'}"], "sft")
+    with pytest.raises(UserError, match="has not ended"):
+        FineTuning.load(config, answers / "next")
+
+
+def test_epochs_become_steps_and_the_schedule_ends_with_them(answers):
+    config = load_fine_tuning_config(str(answers), ["run={epochs: 2.5}", "learner.lr_schedule=linear"], "sft")
+    loaded = FineTuning.load(config, answers / "run")
+    assert loaded.config.run.steps == loaded.learner.total_updates == 8  # 30 conversations in batches of 4
+    plain = load_fine_tuning_config(str(answers), ["run={}"], "sft")
+    assert FineTuning.load(plain, answers / "run").config.run.steps == 3
+
+
+def test_held_out_tasks_of_a_recipe_are_played_at_each_evaluation(answers, sums):
+    folder = run(answers, "run", "eval.every=2", f"eval.rollout={sums / 'config.yaml'}")
+    assert ["eval/reward/mean" in line for line in folder.read_metrics()] == [True, False, True, False, True]
+    assert (folder.trajectories / "eval_000004.jsonl.gz").is_file()
+
+
+def test_conversations_that_are_too_long_are_left_out_and_counted(answers):
+    long = {"messages": [{"role": "user", "content": "a b" * 200}, {"role": "assistant", "content": "c"}]}
+    (answers / "rows.py").write_text(
+        "import json\nfrom pathlib import Path\n\ndef rows(only=False):\n"
+        f"    long = {long!r}\n"
+        "    lines = Path(__file__).with_name('conversations.jsonl').read_text().splitlines()\n"
+        "    return [long] if only else [long, *map(json.loads, lines[:3])]\n"
+    )
+    data = f"data={{train: '{answers / 'rows.py'}:rows'}}"
+    folder = run(answers, "run", data, "run.steps=1")
+    [line] = folder.read_metrics()
+    assert (line["batch/too_long"], line["learner/num_trajectories"]) == (1, 3)
+    with pytest.raises(UserError, match="None of the 4 conversations"):
+        run(answers, "none", data, "data.train_options={only: true}")
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("learner.loss=ppo", "learner.loss is 'ppo'"),
+        ("learner.seed=3", "set run.seed"),
+        ("eval={every: 2}\ndata.eval=null", None),
+        ("data.max_tokens=512", "token_budget=512"),
+        ("learner.ranks=8", "batch_size is 4"),
+        ("learner={lr_schedule: linear, warmup_updates: 4}", "warmup_updates"),
+        ("learner.corrections=[truncate]", "corrections"),
+        ("data.train=pairs.jsonl", "no finished conversation"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_a_fix(answers, override, error, monkeypatch):
+    monkeypatch.chdir(answers)
+    words = override.split("\n")
+    with pytest.raises(UserError, match=error or "eval.every is 2"):
+        FineTuning.load(load_fine_tuning_config(str(answers), words, "sft"), answers / "run")

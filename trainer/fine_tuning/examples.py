@@ -1,0 +1,116 @@
+"""`Examples`: the rows of a dataset as samples of the learner, made when a step needs them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentloop.config.fine_tuning import ConversationsConfig
+from agentloop.envs.datasets.dataset import load_conversations, load_pairs
+from agentloop.envs.datasets.images import has_row_images, load_images
+from agentloop.errors import UserError
+from agentloop.rendering.conversation import conversation_trajectory
+from agentloop.tools import registry
+from agentloop.tools.toolset import Toolset
+from agentloop.trainer.batch.train_batch import NO_SAMPLED_TOKENS, Sample, TrainBatch
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import ToolSchemas
+    from agentloop.rendering.template_renderer import TemplateRenderer
+    from agentloop.types.messages import Message
+    from agentloop.types.trajectory import Trajectory
+
+Row = dict[str, Any]
+
+TOO_LONG = "too_long"
+"""Reason to leave out a conversation: it has more than `max_tokens` tokens."""
+
+
+@dataclass(slots=True, frozen=True)
+class Examples:
+    """Conversations, or preference pairs, of a dataset.
+
+    Only the rows stay in memory. Tokens and pictures of a step are made for that step.
+    """
+
+    rows: Sequence[Row]
+    renderer: TemplateRenderer
+    max_tokens: int
+    pairs: bool
+    """Whether rows are preference pairs."""
+    last_turn_only: bool = False
+
+    @classmethod
+    def load(
+        cls, config: ConversationsConfig, renderer: TemplateRenderer, *, max_tokens: int, pairs: bool
+    ) -> tuple[Examples, Examples | None]:
+        """Load the examples to train on, and the held-out ones. Raises `UserError` for unusable rows."""
+        load = load_pairs if pairs else load_conversations
+        tools = Toolset([tool for each in config.tools for tool in registry.load_all(each.name, **each.options)])
+        train = load(config.train, options=config.train_options, limit=config.train_limit)
+        held_out = load(config.eval, options=config.eval_options, limit=config.eval_limit) if config.eval else None
+        shown: dict[str, ToolSchemas] = {}
+        for row in [*train, *(held_out or ())]:
+            # The same object for the same tools: the renderer remembers what it has shown by it.
+            own = tools.schemas if row["tools"] is None else row["tools"]
+            row["tools"] = shown.setdefault(json.dumps(own, sort_keys=True), own)
+
+        def of(rows: list[Row]) -> Examples:
+            return cls(rows, renderer, max_tokens, pairs, config.trained_turns == "last")
+
+        return of(train), of(held_out) if held_out else None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Sequence[int]) -> TrainBatch:
+        """Return the batch of some rows, without those that are too long or have nothing to train.
+
+        The two answers of a pair share `Sample.episode`; the better one has the advantage 1, the worse one -1. Raises
+        `UserError` if no row is left.
+        """
+        samples: list[Sample] = []
+        dropped: Counter[str] = Counter()
+        longest = 0
+        for number, index in enumerate(indices):
+            trajectories = self.trajectories(index)
+            longest = max(longest, *map(len, trajectories))
+            if max(map(len, trajectories)) > self.max_tokens:
+                dropped[TOO_LONG] += 1
+            elif not all(trajectory.num_sampled for trajectory in trajectories):
+                dropped[NO_SAMPLED_TOKENS] += 1
+            else:
+                for advantage, trajectory in zip((1.0, -1.0), trajectories, strict=False):
+                    samples.append(Sample.from_trajectory(trajectory, advantage, episode=number))
+        if not samples:
+            raise UserError(
+                f"None of the {len(indices)} conversations of a batch can be trained: "
+                f"{', '.join(f'{count} {reason}' for reason, count in dropped.items())}. The longest has {longest} "
+                f"tokens, and data.max_tokens (or the context of the model and learner.token_budget) allows "
+                f"{self.max_tokens}."
+            )
+        return TrainBatch(samples, len(indices), dict(dropped))
+
+    def trajectories(self, index: int) -> list[Trajectory]:
+        """Return the token streams of a row: one, or of a pair the better and the worse. Raises `UserError`."""
+        row = self.rows[index]
+        found = []
+        for column in ("chosen", "rejected") if self.pairs else ("messages",):
+            trajectory = self._trajectory(row, row[column])
+            trajectory.trajectory_id = f"{row['id']}-{column}" if self.pairs else row["id"]
+            trajectory.group_id = row["id"] if self.pairs else ""
+            found.append(trajectory)
+        return found
+
+    def _trajectory(self, row: Row, messages: Sequence[Message]) -> Trajectory:
+        context = row["context"]
+        if self.last_turn_only:
+            context = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        shown = load_images(messages) if has_row_images(messages) else messages
+        try:
+            return conversation_trajectory(shown, self.renderer, row["tools"], context=context)
+        except ValueError as error:
+            raise UserError(f"Row {row['id']!r} of the dataset cannot be trained: {error}.") from error

@@ -1,0 +1,52 @@
+"""`rehearse_fine_tuning`: check a run on given answers without weights, and measure its conversations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from agentloop.trainer.fine_tuning.examples import Examples
+from agentloop.trainer.fine_tuning.train import FineTuning
+
+_MEASURED = 1000
+"""Conversations that are measured, from the first."""
+
+
+def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return what follows from the config, as label -> text, and warnings. Raises `UserError` at the first mistake."""
+    config, rows = run.config, len(run.train)
+    what = "pairs" if run.train.pairs else "conversations"
+    streams = [stream for index in range(min(rows, _MEASURED)) for stream in run.train.trajectories(index)]
+    lengths = np.array([len(stream) for stream in streams])
+    trained = np.array([stream.num_sampled for stream in streams])
+    held_out = 0 if run.held_out is None else len(run.held_out)
+    if run.held_out is not None:
+        run.held_out.trajectories(0)
+    first = streams[0]
+    lines = {
+        "folder": str(folder),
+        what: f"{rows} to train on, {held_out} held out",
+        "tokens": f"{lengths.mean():.0f} in the mean, {lengths.max()} at most; {trained.mean():.0f} of them trained",
+        "longest": f"{run.train.max_tokens} tokens",
+        "steps": f"{config.run.steps} of {config.batch_size}, {config.run.steps * config.batch_size / rows:.2f} epochs",
+        "updates": f"{config.learner.mini_batches} a step",
+        "checkpoints": f"every {config.run.save_every} steps, keeping the last {config.run.keep_last}",
+        "evaluation": f"every {config.eval.every} steps" if config.eval.every else "never",
+        "first, trained": repr(_trained_text(run.train, first.token_ids[first.loss_mask].tolist())),
+    }
+    return lines, list(_warnings(lengths, trained, run.train.max_tokens))
+
+
+def _trained_text(examples: Examples, ids: list[int]) -> str:
+    text = examples.renderer.decode(ids)
+    return text if len(text) <= 300 else f"{text[:200]} ... {text[-80:]}"
+
+
+def _warnings(lengths: np.ndarray, trained: np.ndarray, longest: int) -> list[str]:
+    found = []
+    if too_long := int((lengths > longest).sum()):
+        found.append(f"{too_long} of {len(lengths)} token streams have more than {longest} tokens and are left out.")
+    if untrained := int((trained == 0).sum()):
+        found.append(f"{untrained} of {len(lengths)} token streams have nothing to train and are left out.")
+    return found
