@@ -83,7 +83,6 @@ and asm-generic/unistd.h. The family "conditional" has calls that `seccomp` trea
 CONDITIONAL = "conditional"
 METADATA = "metadata"
 """Calls that change modes, owners, times and extended attributes of files."""
-SOCKETS = "sockets"
 
 COLUMNS = {"x86_64": 1, "aarch64": 2}
 """Column of an architecture in the table."""

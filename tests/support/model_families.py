@@ -45,9 +45,9 @@ class Family:
     thinks: bool = False
     """The generation prompt opens thinking."""
     past_end: str = ""
-    """What stands for the first of `stops` once another message follows."""
+    """Token that replaces the first of `stops` once another message follows."""
     ends_answers: str | None = None
-    """What a model samples when it has answered, if it is not the first of `stops`."""
+    """Token that a model samples after its answer, if it is not the first of `stops`."""
     call_id: str = "call_0"
 
 

@@ -48,7 +48,7 @@ class Case:
 
 
 class Result(NamedTuple):
-    """What a learner computed."""
+    """The results of a learner."""
 
     metrics: list[dict[str, float]]
     logprobs: np.ndarray

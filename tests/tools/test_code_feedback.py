@@ -1,4 +1,4 @@
-"""What the model reads of a cell. What it reads of a fresh process is tested with the tool, for real."""
+"""The text that the model reads after a cell. That of a new process is tested with the real tool."""
 
 import io
 

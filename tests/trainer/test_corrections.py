@@ -61,7 +61,7 @@ def test_interpolated_logprobs_by_hand():
     assert not found.requires_grad
 
 
-def test_what_is_looked_at_token_by_token():
+def test_tokenwise_corrections():
     def is_tokenwise(name, **options):
         correction = corrections.get(name)
         return correction.tokenwise(corrections.parse_options(correction, options))

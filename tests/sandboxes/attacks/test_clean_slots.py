@@ -93,7 +93,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the slots of this process have of the machine."""
+    """Return what the slots of this process use on the machine."""
 
     processes: set[int]
     mounts: set[str]
@@ -113,7 +113,7 @@ class Footprint:
 
 
 def _mounts() -> set[str]:
-    """Where something is mounted; a docker engine on this machine mounts as it likes."""
+    """Return the mount points, without those of a docker engine on this machine."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return {line.split()[4] for line in lines if "docker" not in line and "netns" not in line}
 
@@ -141,7 +141,7 @@ def memory_mb() -> float:
 
 
 async def looks(sandbox: Slots) -> list[str]:
-    """What executions find in every slot at once."""
+    """Return what executions find that run in all slots at the same time."""
     results = await asyncio.gather(*(sandbox.run(Execution(code=LOOK, timeout=60.0)) for _ in range(SLOTS)))
     assert [result.stderr for result in results] == [""] * SLOTS
     return [result.stdout for result in results]

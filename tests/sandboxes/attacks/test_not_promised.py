@@ -1,4 +1,4 @@
-"""What a level does not promise does not hold there, so the page says no less than the truth."""
+"""Properties that the page does not promise of a level do not hold there, so the page is exact."""
 
 import asyncio
 import os

@@ -27,7 +27,7 @@ async def test_missing_bwrap_raises_and_names_the_package(monkeypatch, tmp_path)
         await sandbox.run(Execution(code="print(1)"))
 
 
-async def test_failing_bwrap_raises_with_what_to_allow(monkeypatch):
+async def test_a_failing_bwrap_names_the_permission_to_grant(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/perl")
     with pytest.raises(UserError, match=r"Unrecognized switch: --args.*user namespaces"):
         await Bubblewrap().start()

@@ -1,4 +1,4 @@
-"""What a world said last is read, however it ended."""
+"""The last output of a world is read, however it ended."""
 
 import asyncio
 import json
@@ -9,6 +9,8 @@ import subprocess
 import pytest
 
 from agentloop.sandboxes.worlds.world import BrokenWorldError, PidFd, World
+
+pytestmark = pytest.mark.slow
 
 BROKEN = json.dumps({"broken": b"no process can be started".hex()}).encode()
 READY = json.dumps({"ready": True}).encode()

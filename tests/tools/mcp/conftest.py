@@ -23,7 +23,7 @@ def command(python: str) -> list[str]:
 
 @pytest.fixture(params=["stdio", "http"])
 def options(request: pytest.FixtureRequest, python: str, running_server) -> Iterator[dict[str, Any]]:
-    """What `McpServer` takes for a server, over one transport and the other."""
+    """Return the arguments of `McpServer` for a server, for each transport."""
     if request.param == "stdio":
         yield {"command": [python, SERVERS, "stdio"]}
     else:

@@ -36,7 +36,7 @@ def add(a: int, b: int) -> int:
 
 @server.tool()
 def count() -> str:
-    """How often this process was asked."""
+    """Return the number of calls of this process."""
     counter["value"] += 1
     return f"{counter['value']} in {os.getpid()}"
 
@@ -68,7 +68,7 @@ def image() -> list:
 
 @server.tool()
 def secrets() -> str:
-    """What of the environment is seen."""
+    """Return the environment variables that the server sees."""
     return ",".join(sorted(name for name in os.environ if "SECRET" in name))
 
 

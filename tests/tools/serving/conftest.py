@@ -161,7 +161,7 @@ async def daemon() -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def quiet() -> AsyncIterator[tuple[Served, ByHand]]:
-    """As `by_hand` makes it, one for all tests of a module, which run in the module's loop."""
+    """Like `by_hand`, but one for all tests of a module, which run in the module's loop."""
     sandbox = ByHand()
     async with serving(sandbox) as served:
         yield served, sandbox

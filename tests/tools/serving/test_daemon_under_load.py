@@ -95,7 +95,7 @@ def left_of(pid: int, processes: dict[int, str]) -> list[str]:
 
 
 def mounts() -> set[str]:
-    """Where something is mounted; a docker engine on this machine mounts as it likes."""
+    """Return the mount points, without those of a docker engine on this machine."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return {line.split()[4] for line in lines if "docker" not in line and "netns" not in line}
 

@@ -17,7 +17,7 @@ from agentloop.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolRespons
 LIVING = {}
 
 class Guess(BaseTool):
-    """As verl's examples are: what a trajectory has is kept by the id of the instance."""
+    """A tool like verl's examples: it keeps the state of a trajectory by the id of the instance."""
 
     async def create(self, instance_id=None, ground_truth=None, **kwargs):
         instance_id, response = await super().create(instance_id, **kwargs)

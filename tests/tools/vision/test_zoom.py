@@ -104,7 +104,7 @@ def test_missing_and_excess_images_are_reported():
     st.floats(0.1, 1),
 )
 def test_crop_matches_the_source_region(width, height, family, max_pixels, x, y, w, h):
-    """However the family writes boxes, the crop is Pillow's of the same region of the source."""
+    """In each family's way to write boxes, the crop equals that of Pillow."""
     tool = ImageZoomIn(family=family, max_pixels=max_pixels)
     if max(width, height) > 30 * min(width, height):
         return

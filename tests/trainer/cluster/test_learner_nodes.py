@@ -49,7 +49,7 @@ def _batch(seed: int) -> TrainBatch:
 
 
 def _trained(learner: Learner, tmp_path: Path) -> list[float]:
-    """What two steps, a checkpoint, a step, and the step again from the checkpoint come to."""
+    """Return the results of two steps, of a third, and of the third again from a checkpoint."""
     found = [learner.step(_batch(seed))[name] for seed in (0, 1) for name in ("loss", "grad_norm")]
     learner.save(tmp_path)
     found.append(learner.step(_batch(2))["loss"])

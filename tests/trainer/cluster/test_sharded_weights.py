@@ -15,7 +15,7 @@ _SCRIPT = Path(__file__).parents[2] / "support" / "spread_on_ranks.py"
 _BATCH = 64 << 10
 
 
-def test_every_weight_is_with_one_rank_and_no_rank_ever_has_all_of_them(tmp_path: Path, run_on_ranks):
+def test_each_weight_is_on_one_rank_and_no_rank_holds_all(tmp_path: Path, run_on_ranks):
     ranks = 4
     run_on_ranks(ranks, _SCRIPT, tmp_path / "found")
     result = json.loads((tmp_path / "found").read_text())

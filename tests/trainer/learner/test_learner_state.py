@@ -72,7 +72,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tiny_qwen3, tmp_path: 
 
 @pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}, {"gather_once": False}])
 def test_a_state_saved_before_the_first_update_is_that_of_a_new_learner(tiny_qwen3, tmp_path: Path, options):
-    """As while a critic warms up: the policy has had no update when the run is saved."""
+    """The policy has no update yet when the run is saved, as while a critic warms up."""
     new, saved, resumed = (
         FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", lr=1e-2, weight_decay=0.1, **options))
         for _ in range(3)

@@ -44,7 +44,7 @@ def test_ranks_finish_together_once_it_was_measured_that_attention_is_dearer_tha
     assert after < 1.02
 
 
-def test_a_row_with_a_shared_prefix_counts_what_was_computed():
+def test_a_row_with_a_shared_prefix_counts_the_computed_tokens():
     samples = [_sample(1000, "group") for _ in range(4)]
     [unit] = units(samples, range(4), 4096, share=True)
     assert unit.prefix == 500

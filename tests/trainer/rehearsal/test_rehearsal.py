@@ -50,7 +50,7 @@ def reward(sums, body):
     return f"env.reward={sums}/mine.py:reward"
 
 
-def test_a_dry_run_says_what_was_set_what_follows_and_what_was_checked(sums, dry_run):
+def test_a_dry_run_prints_settings_derived_values_and_checks(sums, dry_run):
     code, shown, _ = dry_run("learner.lr=0.25", f"run.folder={sums}/run")
     assert code == 0
     settings, _, rest = shown.partition("\n\n")

@@ -26,7 +26,7 @@ async def run(sums, *overrides, observer=None):
 
 
 def trained(folder):
-    """Of each step, the trajectories that were trained."""
+    """Return the trained trajectories of each step."""
     return [list(read_jsonl(folder.trajectories / f"step_{step:06d}.jsonl.gz")) for step in range(1, STEPS + 1)]
 
 

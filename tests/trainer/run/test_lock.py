@@ -1,4 +1,4 @@
-"""One run in a folder at a time, and nothing left of one that was killed."""
+"""A folder has one run at a time, and a killed run leaves no lock."""
 
 import errno
 import fcntl

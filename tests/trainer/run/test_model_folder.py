@@ -68,7 +68,7 @@ def test_context_counts_scaled_positions_once(tmp_path, scaling, context):
         assert context_length(tmp_path) == context
 
 
-def test_longest_episode_is_what_was_set_else_what_context_and_budget_allow(tmp_path, monkeypatch):
+def test_the_longest_episode_is_the_setting_or_the_bound_of_context_and_budget(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 1000}')
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     assert CONFIG.max_tokens(context_length(local_model(CONFIG))) == 1000

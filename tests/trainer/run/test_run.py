@@ -120,7 +120,7 @@ async def test_only_the_asked_number_of_trajectories_is_written(sums):
         assert len(list(file)) == 5
 
 
-async def test_when_most_episodes_fail_the_run_stops_says_why_and_keeps_what_it_has(sums):
+async def test_a_run_whose_episodes_mostly_fail_stops_with_the_reason_and_keeps_its_steps(sums):
     reward = sums / "reward.py"
     reward.write_text(
         "num = 0\n"

@@ -30,7 +30,7 @@ def _without_time(folder):
         "{advantage: gigpo, group_size: 4, groups_per_step: 2}",
     ],
 )
-async def test_each_has_what_it_needs(sums, algorithm):
+async def test_each_algorithm_trains(sums, algorithm):
     folder = await _run(sums, "run", algorithm, "run.steps=2")
     assert all(line["learner/grad_norm"] > 0 for line in folder.read_metrics())
 
@@ -59,7 +59,7 @@ async def test_a_policy_is_closed_whose_critic_cannot_be_loaded(sums, monkeypatc
 
 
 async def test_the_model_of_the_run_may_be_named_as_its_reference(sums, monkeypatch):
-    """By the name of a hub, too, of which the run has a folder."""
+    """The name may be that of a hub model, which the run has in a local folder."""
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, ignore_patterns: sums / "model")
     plain = "{group_size: 4, groups_per_step: 3}"
     lines = [

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 HF = ["engine.name=hf", "engine.options={device: cpu}", "limits.max_turn_tokens=8", "learner.lr=1e-2"]
 ONE_BY_ONE = "engine.max_concurrency=1"
-"""Which turns are computed together depends on the clock, and the last bits of their logprobs on that."""
+"""Without it timing decides which turns share a batch, and that changes the last bits of logprobs."""
 SLEEP = "placement.sleep=true"
 ENGINES.add(
     "scripted_on_gpus", EngineKind(target="agentloop.engines.testing.scripted:ScriptedEngine", runs_on_gpus=True)
@@ -218,12 +218,12 @@ async def test_a_run_that_ends_while_its_learner_sleeps_saves_its_last_step(sums
         ("placement.layout=separate", r"placement\.layout is separate.*share no GPU"),
     ],
 )
-def test_what_cannot_take_turns_is_refused(sums, setting, message):
+def test_settings_without_time_sharing_are_refused(sums, setting, message):
     with pytest.raises(UserError, match=message):
         check_trainable(config(sums, SLEEP, setting))
     check_trainable(config(sums, setting))
 
 
-def test_sleep_is_off_unless_somebody_says_so(sums):
+def test_sleep_is_off_by_default(sums):
     assert not config(sums).placement.sleeps
     assert config(sums, SLEEP).placement.sleeps

@@ -1,4 +1,4 @@
-"""Which tasks are played, and for how many steps: what follows from the prompts themselves."""
+"""The choice of tasks and the number of steps follow from the prompts."""
 
 import json
 from pathlib import Path

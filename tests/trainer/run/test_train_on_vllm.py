@@ -33,7 +33,7 @@ def tiny_on_vllm(*overrides):
     )
 
 
-async def test_learner_and_vllm_agree_on_what_was_sampled_before_and_after_updates(tmp_path):
+async def test_learner_and_vllm_compute_equal_logprobs_before_and_after_updates(tmp_path):
     folder = await train(tiny_on_vllm(), tmp_path / "run")
     steps = folder.read_metrics()
     assert [step["policy_version"] for step in steps] == [1, 2, 3]

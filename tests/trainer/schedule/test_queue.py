@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the queue."""
+"""The queue in a checkpoint."""
 
 from collections import Counter
 

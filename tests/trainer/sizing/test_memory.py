@@ -39,7 +39,7 @@ def _config(name: str) -> Qwen3Config:
 
 @dataclass(frozen=True)
 class Measured:
-    """One result line of the training benchmarks."""
+    """Return a result line of the training benchmarks."""
 
     result: dict[str, Any]
     line: dict[str, Any]

@@ -42,7 +42,7 @@ class World:
         self.number = 0
         self.trained = []
         self.ages = []
-        """Of the oldest token of what was trained, of the youngest where old ones are masked."""
+        """Return the age of the oldest trained token, or of the youngest where old tokens are masked."""
 
     def step(self):
         """Until the next step was made."""

@@ -194,7 +194,7 @@ def test_text_of_a_model_stays_text(open_page, run_folder, trajectory_of):
     assert page.evaluate("window.attacked") is None
 
 
-def test_an_unknown_place_says_so(open_page, folder):
+def test_an_unknown_address_shows_a_message(open_page, folder):
     page = open_page(folder.root, place="#/nowhere")
     expect(page.locator("main")).to_have_text("There is no page nowhere.")
     expect(page).to_have_title(re.compile("agentloop view"))

@@ -108,7 +108,7 @@ def test_a_trajectory_comes_in_pieces_with_logprobs_and_versions(client, rendere
         ([("assistant", "B")], ""),
     ],
 )
-def test_the_task_is_what_the_user_asked_first(messages, text):
+def test_the_task_is_the_first_user_message(messages, text):
     assert task_text({"messages": [{"role": role, "content": content} for role, content in messages]}) == text
 
 

@@ -12,7 +12,7 @@ def test_an_engine_that_does_not_say_how_large_its_cache_is_gets_the_most():
     assert limit.room(40) == 0
 
 
-def test_it_starts_with_what_fits_whatever_its_length():
+def test_the_limit_starts_with_the_number_of_longest_trajectories_that_fit():
     assert ConcurrencyLimit(256, cache_tokens=10_000, longest=1000).limit == 10
     assert ConcurrencyLimit(256, cache_tokens=500, longest=1000).limit == 1
     assert ConcurrencyLimit(4, cache_tokens=10_000, longest=1000).limit == 4

@@ -6,7 +6,7 @@ def order(row, split="train"):
     return RolloutRequest(group_id=f"{split}{row}", row=row, n=4, seed=0, split=split)
 
 
-def test_what_was_long_is_expected_to_be_long_and_the_unknown_average():
+def test_tasks_keep_their_length_and_unknown_tasks_have_the_average():
     lengths = LengthMemory()
     assert lengths.expect(order(0)) == 0
     lengths.learn(order(0), 1000)

@@ -107,7 +107,6 @@ def _check_paths(paths: list[str]) -> list[str]:
 
 
 Seconds = Annotated[float, Field(gt=0), _within("max_seconds")]
-MemoryMB = Annotated[int, Field(gt=0), _within("max_memory_mb")]
 MemoryOrDefault = Annotated[int, AfterValidator(_default_or_within), _within("max_memory_mb")]
 """Memory in MiB; -1 is the daemon's --memory-mb."""
 OutputBytes = Annotated[int, Field(gt=0, le=64 << 20)]

@@ -76,7 +76,7 @@ async def test_endless_headers_are_rejected(by_hand):
     ],
 )
 async def test_endless_part_of_a_request_is_cut_off(begun, by_hand, monkeypatch):
-    """Whether it has a token or not: nothing of it is collected without bound."""
+    """The daemon bounds what it reads, with a token and without."""
     monkeypatch.setattr(BoundedProtocol, "head_seconds", 600)
     async with by_hand(token="s3cret") as (client, _):
         received = []

@@ -1,4 +1,4 @@
-"""What the records of a script hold: `show` is a program that is not there."""
+"""Records of a script. `show` is a program that does not exist."""
 
 import pytest
 

@@ -58,7 +58,7 @@ def test_dropout_that_stays_on_in_training_is_named(tmp_path: Path, monkeypatch:
     create(_config(tmp_path))
 
 
-def test_a_window_that_attention_is_not_told_of_is_found_though_it_is_longer_than_the_probe(tmp_path: Path):
+def test_an_ignored_attention_window_is_found_if_it_is_longer_than_the_probe(tmp_path: Path):
     save_small_model("phimoe", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"sliding_window": 1000, "router_jitter_noise": 0.0}))
@@ -67,7 +67,7 @@ def test_a_window_that_attention_is_not_told_of_is_found_though_it_is_longer_tha
 
 
 @pytest.mark.parametrize("window", [8, 1000])
-def test_a_window_that_attention_is_told_of_is_fine(tiny_qwen3, window: int):
+def test_an_attention_window_passes_the_check(tiny_qwen3, window: int):
     create(_config(tiny_qwen3(use_sliding_window=True, sliding_window=window, max_window_layers=1)))
 
 

@@ -59,7 +59,7 @@ def test_values_are_zero_at_first_and_become_the_targets(model_folder: Path):
         np.testing.assert_allclose(values, sample.advantage, atol=0.2)
 
 
-def test_a_value_is_of_what_stands_before_its_token(model_folder: Path):
+def test_a_value_depends_on_earlier_tokens_only(model_folder: Path):
     critic = _critic(model_folder, lr=1e-2, clip=None)
     samples = _samples(4)
     critic.step(TrainBatch(samples))

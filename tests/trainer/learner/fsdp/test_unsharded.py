@@ -1,4 +1,4 @@
-"""One rank holds its model whole: the numbers are those of FSDP2 on one rank."""
+"""A single rank does not shard its model, and computes the same as FSDP2 on one rank."""
 
 from pathlib import Path
 

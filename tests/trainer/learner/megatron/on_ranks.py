@@ -1,4 +1,4 @@
-"""What each of four ranks of test_parity.py runs, one case after the other: MODELS OUT [CASE ...]."""
+"""Script of each rank of test_parity.py. It runs one case after the other: MODELS OUT [CASE ...]."""
 
 import os
 import sys
@@ -78,7 +78,7 @@ ON_TWO = {
 
 
 def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
-    """What the learner makes of one batch."""
+    """Return the results of a step on one batch."""
     logprobs = [torch.from_numpy(part.copy()) for part in learner.logprobs(samples())]
     metrics = learner.step(TrainBatch(samples()))
     if hf_folder is not None:
@@ -123,7 +123,7 @@ def _resumed(make: Any, learner: Any, folder: Path) -> bool:
 
 
 def _parts(learner: Any) -> int:
-    """Of what is published, which must be what each rank gathers; 0 on other ranks than the first."""
+    """Check that published weights equal the gathered ones. Return the number of parts, on the first rank."""
     shared = learner.share(on_host=False)
     expected = [(name, value.clone()) for name, value in learner.weights()]
     if shared is not None:

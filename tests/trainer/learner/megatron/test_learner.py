@@ -41,7 +41,7 @@ def test_a_reference_that_is_no_model_is_named_as_such(models: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "moe"])
-def test_what_is_published_before_training_is_the_checkpoint_bit_for_bit(models: Path, name: str):
+def test_weights_published_before_training_equal_the_checkpoint_bit_for_bit(models: Path, name: str):
     engine = _Engine()
     asyncio.run(create(_config(models, name)).publish(engine, 7))  # type: ignore[arg-type]
     files = CheckpointFiles(models / name)

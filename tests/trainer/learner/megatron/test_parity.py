@@ -19,7 +19,7 @@ _SCRIPT = Path(__file__).parent / "on_ranks.py"
 _CASES = load_object(f"{_SCRIPT}:CASES", "dictionary")
 TP, PP, EP = "tensor_parallel", "pipeline_parallel", "expert_parallel"
 _ONE_TOKEN = 0.006
-"""Of 181: one whose ratio is at the bound, but for rounding, is clipped or not."""
+"""One of 181 tokens has a ratio at the bound, so rounding decides whether it is clipped."""
 _OF_THE_CLOCK = ("seconds/", "tokens_per_second", "flops_per_second", "balance")
 _TOLERANCE = 1e-5
 
@@ -34,7 +34,7 @@ def results(models: Path, tmp_path_factory: pytest.TempPathFactory, run_on_ranks
 
 @pytest.fixture(scope="module")
 def expected(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By case: what the FSDP backend finds, its weights as files have them."""
+    """Return the results of the FSDP backend for a case, with the weights that it saved."""
     folder = tmp_path_factory.mktemp("expected")
     step = load_object(f"{_SCRIPT}:step", "function")
 
@@ -50,7 +50,7 @@ def expected(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_a_layout_computes_what_one_rank_does(name: str, results: Path, expected: Any):
+def test_each_layout_equals_one_rank(name: str, results: Path, expected: Any):
     want = expected(_CASES[name])
     for rank in range(4):
         got = torch.load(results / f"{name}-{rank}.pt", weights_only=True)
@@ -73,12 +73,12 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(name: str, results: Pa
 
 
 @pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
-def test_what_is_published_is_spread_over_the_ranks(name: str, results: Path):
+def test_published_weights_are_spread_over_the_ranks(name: str, results: Path):
     assert [torch.load(results / f"{name}-{rank}.pt", weights_only=True)["parts"] for rank in range(4)] == [4, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.resumes])
-def test_transformers_loads_what_is_saved(name: str, results: Path):
+def test_transformers_loads_the_saved_model(name: str, results: Path):
     saved = results / f"{name}-hf"
     weights = torch.load(results / f"{name}-0.pt", weights_only=True)["weights"]
     files = CheckpointFiles(saved)
@@ -91,7 +91,7 @@ def test_transformers_loads_what_is_saved(name: str, results: Path):
 
 
 @pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.degrees])
-def test_no_rank_ever_has_more_than_a_layer_whole(name: str, results: Path):
+def test_no_rank_gathers_more_than_one_layer(name: str, results: Path):
     for rank in range(4):
         got = torch.load(results / f"{name}-{rank}.pt", weights_only=True)
         sizes = {key: value.numel() for key, value in got["weights"].items()}

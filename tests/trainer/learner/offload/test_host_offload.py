@@ -79,7 +79,7 @@ def test_all_ranks_of_a_learner_sleep(tiny_qwen3):
     assert_same(*results)
 
 
-def test_a_learner_that_slept_is_saved_and_loaded_as_ever(tiny_qwen3, tmp_path):
+def test_a_learner_that_slept_saves_and_loads_its_state(tiny_qwen3, tmp_path):
     learner = FsdpLearner(config(tiny_qwen3()))
     learner.step(_random_batch(7))
     learner.sleep()

@@ -28,7 +28,7 @@ def said(groups):
 
 
 async def alone(config):
-    """What a worker says that is not disturbed."""
+    """Return the answers of a worker that nobody interrupts."""
     model = Path(config.model)
     worker = LocalWorkers(RolloutSetup.load(config, model), make_engine(resolve(config, Facts(model=model))))
     await worker.start()
@@ -78,7 +78,7 @@ async def test_a_worker_that_leaves_ends_its_episodes_and_gets_no_more(steady, s
     await workers.close()
 
 
-async def test_what_a_leaving_worker_has_not_ended_in_time_others_go_on_with(steady, sums, tmp_path):
+async def test_other_workers_continue_the_episodes_of_a_leaving_worker(steady, sums, tmp_path):
     config = steady("engine.max_concurrency=20", "workers.drain_seconds=0")
     expected = await alone(config)
     workers = await started(config, tmp_path)

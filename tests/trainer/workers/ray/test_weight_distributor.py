@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 class Worker:
-    """As `RayWorker`, without an actor."""
+    """A worker like `RayWorker`, without an actor."""
 
     has_gpu = False
     address = "127.0.0.1"
@@ -139,7 +139,7 @@ async def test_a_way_can_be_asked_for(publish, weights, way):
     distributor.close()
 
 
-async def test_what_an_engine_refuses_is_raised(publish):
+async def test_an_error_of_an_engine_is_raised(publish):
     distributor, worker = made(weights="broadcast"), Worker()
 
     worker.refuses = ValueError("another model")
