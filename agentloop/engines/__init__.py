@@ -24,6 +24,9 @@ class EngineKind:
     """Its class as 'module:Class'."""
     runs_on_gpus: bool = False
     """It has processes of its own on GPUs: it is restarted when they die, and may sleep while the learner trains."""
+    loads_here: bool = False
+    """It loads a model in the process of its worker, so no other model may load there at the same time: transformers
+    changes torch's default dtype and initialisation for all threads meanwhile."""
     takes_images: bool = True
     bounds_pixels: bool = False
     """It takes the option max_pixels."""
@@ -45,7 +48,7 @@ ENGINES: Registry[EngineKind] = Registry(
         "anthropic": EngineKind(
             target="agentloop.engines.api.engine:AnthropicEngine", read_turn="agentloop.engines.api.anthropic:read_turn"
         ),
-        "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", takes_learner_dtype=True),
+        "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", loads_here=True, takes_learner_dtype=True),
         "openai": EngineKind(
             target="agentloop.engines.api.engine:OpenAiEngine", read_turn="agentloop.engines.api.openai:read_turn"
         ),

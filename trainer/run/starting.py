@@ -39,10 +39,11 @@ async def start(config: ResolvedConfig, workers: Workers, folder: Path, timer: S
 
 
 def _are_apart(config: ResolvedConfig) -> bool:
-    """Return whether a learner in this process and a local engine share no GPU."""
-    on_gpus = ENGINES.get(config.engine.name).runs_on_gpus and config.learner.device != "cpu"
+    """Return whether a learner of this process and a local engine may load at the same time."""
+    kind = ENGINES.get(config.engine.name)
+    on_gpus = kind.runs_on_gpus and config.learner.device != "cpu"
     is_local = config.workers.kind == "local" and config.learner.ranks == 1 and config.learner.nodes in (None, 1)
-    return is_local and not on_gpus
+    return is_local and not on_gpus and not kind.loads_here and not config.placement.sleeps
 
 
 async def _start(timer: StageTimer, workers: Workers) -> None:
