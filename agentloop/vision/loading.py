@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentloop.vision.processor import FAMILIES
+
+_LOADING = threading.Lock()
+"""transformers changes functions of torch for all threads while it loads a model: engine and learner take turns."""
 
 
 def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa") -> Any:
@@ -17,10 +21,11 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    if AutoConfig.from_pretrained(model).model_type not in FAMILIES:
-        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
-    implementations = {"text_config": attention, "vision_config": "sdpa"}
-    loaded: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=implementations)
+    with _LOADING:
+        if AutoConfig.from_pretrained(model).model_type not in FAMILIES:
+            return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
+        each = {"text_config": attention, "vision_config": "sdpa"}
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=each)
     # Set after loading: from_pretrained would look for the package of any implementation named "flash".
     loaded.base_model.visual.config._attn_implementation = tower_attention
     return loaded
