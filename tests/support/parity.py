@@ -104,6 +104,7 @@ def cases() -> dict[str, Case]:
         "interpolated": {"old_logprobs": "interpolated"},
         "three updates": {"old_logprobs": "learner", "mini_batches": 3},
         "clipped": {"grad_clip": 0.01, "eps": 0.01},
+        "pairs, two updates": {"loss": "dpo", "mini_batches": 2},
     }
     lora: Options = {"lora": {"rank": 2}, "lr": 0.3}
     return {name: Case(options) for name, options in found.items()} | {
@@ -159,13 +160,22 @@ def learner_config(model: Path, **options: Any) -> LearnerConfig:
     return LearnerConfig(model=str(model), **(plain | options))
 
 
+def _pairs(samples: list[Sample]) -> list[Sample]:
+    """Return the samples as preference pairs, whose answers are far from each other."""
+    half = len(samples) // 2
+    return [
+        replace(sample, advantage=1.0 if place < half else -1.0, episode=place % half)
+        for place, sample in enumerate(samples[: 2 * half])
+    ]
+
+
 async def compute(
     model: Path, case: Case, samples: list[Sample], layout: Layout | None = None, ranks: LearnerRanks | None = None
 ) -> Result:
     """Return what a learner makes of the samples; without a layout it has one rank and one row."""
     config = learner_config(model, **case.options, **(layout.options if layout else {}))
     is_critic = config.loss == "value"
-    samples = samples[case.chosen]
+    samples = _pairs(samples) if config.loss == "dpo" else samples[case.chosen]
     if is_critic:
         samples = [replace(each, old_logprobs=np.zeros(each.num_sampled, np.float32)) for each in samples]
     backwards = layout is not None and layout.backwards and config.mini_batches == 1

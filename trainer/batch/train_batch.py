@@ -33,6 +33,8 @@ class Sample:
     """[num_sampled]; logprobs under the weights before the first update on the batch."""
     reference_logprobs: NDArray[np.float32] | None = None
     """[num_sampled]; logprobs under the reference model."""
+    rival: float | None = None
+    """Log-ratio to the reference, summed over its tokens, of the other answer of a preference pair."""
     policy_version: int = 0
     """Version of the weights before the first update on the batch."""
     reward: float = 0.0

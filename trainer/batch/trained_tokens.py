@@ -50,6 +50,8 @@ class TrainedTokens:
     """float32; logprobs under the weights before the first update on the batch, if the learner computed them."""
     reference_logprobs: Tensor | None = None
     """float32; logprobs under the reference model, if there is one."""
+    rivals: Tensor | None = None
+    """float32; log-ratio to the reference of the other answer of a preference pair, the same for all tokens of one."""
     sizes: NDArray[np.int64] | None = None
     """`counts` on the host."""
 
@@ -80,6 +82,7 @@ class TrainedTokens:
             counts=send(counts),
             old_logprobs=optional([sample.old_logprobs for sample in samples]),
             reference_logprobs=optional([sample.reference_logprobs for sample in samples]),
+            rivals=optional([_rival(sample) for sample in samples]),
             sizes=counts,
         )
 
@@ -125,3 +128,7 @@ def _ages(sample: Sample) -> NDArray[np.int32]:
 
 def _advantages(sample: Sample) -> NDArray[np.float32]:
     return np.broadcast_to(np.asarray(sample.advantage, np.float32), sample.num_sampled)
+
+
+def _rival(sample: Sample) -> NDArray[np.float32] | None:
+    return None if sample.rival is None else np.full(sample.num_sampled, sample.rival, np.float32)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.envs.sampler import TaskSampler
@@ -16,6 +17,7 @@ from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.fine_tuning.examples import Examples
 from agentloop.trainer.learner.protocol import Learner
+from agentloop.trainer.losses.preference import DpoOptions, log_ratios, pair_metrics
 from agentloop.trainer.run.evaluation import evaluate
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.loggers import Logger
@@ -101,13 +103,19 @@ class FineTuningRun(StepLoop):
         return metrics
 
     def _held_out_loss(self, examples: Examples) -> dict[str, float]:
-        """Return the mean loss of a trained token of the held-out conversations."""
-        total, count = 0.0, 0
+        """Return the mean loss of the held-out conversations: of a trained token, or of a pair."""
+        scores: list[NDArray[np.float32]] = []
+        ratios: list[NDArray[np.float64]] = []
         for start in range(0, len(examples), self.config.batch_size):
-            indices = range(start, min(start + self.config.batch_size, len(examples)))
-            for logprobs in self.learner.logprobs(examples.batch(indices).samples):
-                total, count = total - float(np.sum(logprobs, dtype=np.float64)), count + len(logprobs)
-        return {"eval/loss": total / count}
+            samples = examples.batch(range(start, min(start + self.config.batch_size, len(examples)))).samples
+            scores += (found := self.learner.logprobs(samples))
+            if examples.pairs:
+                ratios.append(log_ratios(found, self.learner.reference_logprobs(samples)))
+        if not examples.pairs:
+            return {"eval/loss": -float(np.concatenate(scores).mean(dtype=np.float64))}
+        options = DpoOptions(**self.config.learner.loss_options)
+        found_metrics = pair_metrics(np.concatenate(ratios), [True, False] * (len(scores) // 2), options)
+        return {f"eval/{name}": value for name, value in found_metrics.items()}
 
     async def _play(self, player: Player) -> dict[str, float]:
         assert self.gpus is not None

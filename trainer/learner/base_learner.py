@@ -24,6 +24,7 @@ from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.optimizer_update import describe_skipped, learning_rate
 from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.learner.protocol import Captured
+from agentloop.trainer.losses.preference import DpoOptions, log_ratios, pair_metrics
 from agentloop.trainer.model.row_layout import Unit, unit_patches, units
 from agentloop.trainer.objective.objective import Objective
 from agentloop.trainer.planning import CostModel, ModelFlops, plan
@@ -39,6 +40,7 @@ _IDLE = Sample(
     advantage=0.0,
     old_logprobs=np.zeros(1, np.float32),
     reference_logprobs=np.zeros(1, np.float32),
+    rival=0.0,
 )
 """Sample with weight 0 for a rank without work in a micro-batch: collectives need every rank."""
 
@@ -121,7 +123,8 @@ class BaseLearner(ABC):
         with self._recorder.step(self._progress.steps + 1):
             samples = self._with_logprobs(batch.samples, metrics)
             for number, indices in enumerate(self.mini_batches(samples)):
-                self._update([samples[index] for index in indices], metrics, is_first=number == 0)
+                chosen = self._with_rivals([samples[index] for index in indices], metrics)
+                self._update(chosen, metrics, is_first=number == 0)
             self._progress.steps += 1
             result = metrics.result()
         self._recorder.write(metrics.spans)
@@ -143,6 +146,24 @@ class BaseLearner(ABC):
                 found = self.logprobs(samples)
             samples = [replace(sample, old_logprobs=part) for sample, part in zip(samples, found, strict=True)]
         return samples
+
+    def _with_rivals(self, samples: Sequence[Sample], metrics: StepMetrics) -> Sequence[Sample]:
+        """Return the samples of an update with what a loss of pairs needs to know of the other answer."""
+        options = self._objective.loss_options
+        if not self._objective.loss.pairwise or not samples:
+            return samples
+        assert isinstance(options, DpoOptions)
+        with metrics.phase("pairs"):
+            ratios = log_ratios(self.logprobs(samples), [sample.reference_logprobs for sample in samples])
+        places: dict[int | None, list[int]] = {}
+        for place, sample in enumerate(samples):
+            places.setdefault(sample.episode, []).append(place)
+        assert all(len(pair) == 2 for pair in places.values()), "the two answers of a pair share an episode"
+        other = {place: pair[1 - number] for pair in places.values() for number, place in enumerate(pair)}
+        in_order = [place for pair in places.values() for place in pair]
+        is_better = [bool(np.mean(samples[place].advantage) > 0) for place in in_order]
+        metrics.add_values(pair_metrics(ratios[in_order], is_better, options))
+        return [replace(sample, rival=float(ratios[other[place]])) for place, sample in enumerate(samples)]
 
     def mini_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Return the indices of the samples of each update of this step; none is empty, and episodes stay whole."""

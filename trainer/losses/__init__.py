@@ -8,7 +8,7 @@ trajectories, because a trajectory is never split.
 
 from agentloop.config.learner import Aggregation
 from agentloop.registry.options import NoOptions
-from agentloop.trainer.losses import divergence, sequence_ratio, supervised, token_ratio
+from agentloop.trainer.losses import divergence, preference, sequence_ratio, supervised, token_ratio
 from agentloop.trainer.losses.aggregation import token_weights
 from agentloop.trainer.losses.base import Loss, LossFn, get, names, parse_options, register
 
@@ -21,6 +21,7 @@ __all__ = [
     "get",
     "names",
     "parse_options",
+    "preference",
     "register",
     "sequence_ratio",
     "supervised",

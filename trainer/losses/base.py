@@ -39,6 +39,8 @@ class Loss:
     """Default aggregation: that of its paper."""
     auxiliary_of: str | None = None
     """The advantage whose auxiliary model it trains; a config may not name it as the loss of the policy."""
+    pairwise: bool = False
+    """Whether it compares the answers of a pair, which share `Sample.episode`. It needs `TrainedTokens.rivals`."""
 
 
 _LOSSES: Registry[Loss] = Registry("loss", "learner.loss", own="registration")
@@ -53,11 +55,13 @@ def register(
     needs_reference: bool = False,
     aggregation: Aggregation = Aggregation.TOKEN_MEAN,
     auxiliary_of: str | None = None,
+    pairwise: bool = False,
 ) -> Callable[[LossFn], LossFn]:
     """Register a loss under a name that is not taken yet, with the type of its options (a decorator)."""
 
     def make(function: LossFn) -> Loss:
-        return Loss(name, function, options, on_policy, tokenwise, needs_reference, aggregation, auxiliary_of)
+        whole = tokenwise, needs_reference, aggregation
+        return Loss(name, function, options, on_policy, *whole, auxiliary_of, pairwise)
 
     return registering(_LOSSES, name, make, offered=auxiliary_of is None)
 

@@ -28,7 +28,7 @@ class Objective:
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config
         self.loss = losses.get(config.loss)
-        self._options = losses.parse_options(self.loss, config.loss_options)
+        self.loss_options = losses.parse_options(self.loss, config.loss_options)
         found = [(corrections.get(part.name), part.options) for part in config.corrections]
         self._corrections = [(part, corrections.parse_options(part, options)) for part, options in found]
         self._old = config.old_logprobs
@@ -88,7 +88,7 @@ class Objective:
         """
         config = self.config
         old = self._old_logprobs(logprobs, tokens)
-        token_loss, metrics = self.loss.function(logprobs, old, tokens, self._options)
+        token_loss, metrics = self.loss.function(logprobs, old, tokens, self.loss_options)
         metrics["entropy"] = entropy.detach()
         if self._corrections:
             weight = self._correction(old - tokens.rollout_logprobs, tokens)

@@ -103,6 +103,8 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To have that model, set "
             f"algorithm.advantage={advantage} and remove learner.loss."
         )
+    if losses.get(learner.loss).pairwise:
+        yield f"learner.loss is {learner.loss}, which needs pairs of given answers. Use `agentloop dpo`."
     if config.algorithm.kl_in_reward and not learner.needs_reference:
         yield (
             f"algorithm.kl_in_reward is {config.algorithm.kl_in_reward}, but no reference model is loaded. Set "

@@ -55,7 +55,7 @@ class _Stop(Observer):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", ["sft"])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_an_interrupted_run_resumes_to_the_weights_of_an_uninterrupted_one(answers, method):
     schedule = ("learner.lr_schedule=cosine", "learner.warmup_updates=1", "run.steps=6")
     whole = run(answers, "whole", *schedule, method=method)
@@ -70,7 +70,7 @@ def test_an_interrupted_run_resumes_to_the_weights_of_an_uninterrupted_one(answe
     assert comparable(parts) == comparable(whole)
 
 
-@pytest.mark.parametrize("method", ["sft"])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_two_ranks_train_what_one_trains(answers, method):
     one = run(answers, "one", method=method)
     two = run(answers, "two", "learner.ranks=2", method=method)

@@ -134,6 +134,7 @@ def _sample(rng, count):
         versions=np.where(mask, rng.integers(0, 3, len(mask)), -1).astype(np.int32),
         advantage=rng.normal(size=count).astype(np.float32) if count > 5 else float(rng.normal()),
         reference_logprobs=(logprobs[mask] - 0.1).astype(np.float32),
+        rival=0.5,
         policy_version=2,
     )
 
@@ -155,6 +156,7 @@ def test_which_objectives_need_whole_trajectories():
         "gspo",
         "gmpo",
         "implicit_reward",
+        "dpo",
     }
     assert _objective(corrections=["truncate", "icepop"]).is_tokenwise
     assert not _objective(corrections=["truncate", "reject"]).is_tokenwise

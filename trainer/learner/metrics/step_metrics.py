@@ -26,6 +26,7 @@ class StepMetrics:
         self._flops = 0.0
         self._balances: list[float] = []
         self._updates: list[dict[str, float]] = []
+        self._values: dict[str, list[float]] = {}
         self._skipped = 0
         self._seconds: dict[str, float] = {}
         self.spans: list[Span] = []
@@ -68,6 +69,11 @@ class StepMetrics:
         self._updates.append(values)
         self._skipped += skipped
 
+    def add_values(self, values: Mapping[str, float]) -> None:
+        """Add values of an update that are the same on every rank; their mean over updates counts."""
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
+
     def _add(self, name: str, value: Tensor) -> None:
         total = value.sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
@@ -79,6 +85,7 @@ class StepMetrics:
         result = {name: total.item() / max(self._counts[name], 1) for name, total in self._sums.items()}
         if "logprob_diff" in result:
             result["logprob_diff_max"] = self._largest_difference.item()
+        result |= {name: sum(values) / len(values) for name, values in self._values.items()}
         for name in ("loss", "grad_norm", "lr"):
             if self._updates:
                 result[name] = sum(update[name] for update in self._updates) / len(self._updates)

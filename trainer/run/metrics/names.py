@@ -44,6 +44,12 @@ METRICS = (
     Metric("tool/*", "of the tool", "Mean of a value that a tool reports, summed over the calls of an episode."),
     Metric("eval/reward/mean", "reward", "Mean reward on the held-out tasks.", "It falls while reward/mean rises."),
     Metric("eval/reward/*", "as reward/*", "As `reward/*`, on the held-out tasks."),
+    Metric("eval/loss", "loss", "Loss on held-out conversations, of a token, or on pairs.", "It rises: fewer epochs."),
+    Metric("eval/accuracy", "as learner/*", "As `learner/accuracy`, on held-out pairs."),
+    Metric("eval/margin", "as learner/*", "As `learner/margin`, on held-out pairs."),
+    Metric(
+        "eval/*_reward", "as learner/*", "As `learner/better_reward` and `learner/worse_reward`, on held-out pairs."
+    ),
     Metric("eval/tool_call_rate", "share", "As `rollout/tool_call_rate`, on the held-out tasks."),
     Metric("eval/failed", "share", "Failed episodes of the evaluation.", "It is not 0: they do not count in the mean."),
     # Learner
@@ -66,6 +72,12 @@ METRICS = (
     Metric("learner/sequence_ratio", "ratio", "Mean ratio of new to old probability of whole episodes."),
     Metric("learner/importance_weight", "ratio", "Mean weight of the corrections of stale tokens.", "It is below 0.5."),
     Metric("learner/rejected", "share", "Tokens that the corrections left out.", "It is above 0.3."),
+    Metric("learner/accuracy", "share", "Pairs of dpo whose better answer has the higher reward.", "It stays at 0.5."),
+    Metric("learner/margin", "nats", "Reward of the better answer of a pair of dpo, minus that of the worse one."),
+    Metric(
+        "learner/better_reward", "nats", "beta * log(policy / reference) of the better answers of dpo.", "It falls."
+    ),
+    Metric("learner/worse_reward", "nats", "The same of the worse answers."),
     Metric("learner/updates", "updates", "Updates of the optimizer in the step.", "It is 0."),
     Metric("learner/updates_skipped", "updates", "Updates left out for a gradient that is not finite.", "It is not 0."),
     Metric("learner/updates_skipped_total", "updates", "The same since the run began.", "It grows."),
