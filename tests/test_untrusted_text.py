@@ -18,7 +18,7 @@ from agentloop.envs.gymnasium.text_actions import action_in
 from agentloop.envs.rewards import answers, judge, texts
 from agentloop.envs.rewards.code.cases import same_output
 from agentloop.envs.rewards.formats import follows
-from agentloop.gateway.deltas import certain
+from agentloop.gateway.turns.deltas import certain
 from agentloop.sandboxes.client.wire import ProcessBody
 from agentloop.sandboxes.worlds import runs
 from agentloop.tools.code_interpreter import strip_fence

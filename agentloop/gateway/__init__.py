@@ -1,4 +1,4 @@
-"""The gateway serves OpenAI's API to an existing agent and keeps its calls as exact trajectories."""
+"""The gateway serves the APIs of OpenAI and Anthropic to an existing agent; its calls become exact trajectories."""
 
 from agentloop.gateway.server import Gateway
 from agentloop.gateway.session import Session

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -12,10 +14,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentloop.gateway.answers import as_object
-from agentloop.gateway.errors import HEADERS, ApiError
-from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.dialects.anthropic import Anthropic, models
+from agentloop.gateway.dialects.base import Dialect
+from agentloop.gateway.dialects.chat import Chat
+from agentloop.gateway.dialects.responses import Responses
 from agentloop.gateway.streams import streamed
+from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.process.offloading import off_loop
 from agentloop.tools.serving.http.bodies import ClientGoneError
 from agentloop.tools.serving.http.disconnects import unless_gone
@@ -28,6 +33,9 @@ _logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
 _CLIENT_GONE = 499
+_RETRIES = "x-stainless-retry-count"
+"""Header of the official clients: how often they sent this request before without an answer."""
+_DIALECTS: dict[str, Dialect] = {"/chat/completions": Chat(), "/messages": Anthropic(), "/responses": Responses()}
 
 
 def application(sessions: Mapping[str, Session], renderer: Renderer, model: str) -> Starlette:
@@ -35,7 +43,8 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
 
     def session_of(request: Request) -> Session:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        key = request.path_params.get("key") or (bearer if scheme.lower() == "bearer" else "")
+        bearer = bearer if scheme.lower() == "bearer" else ""
+        key = request.path_params.get("key") or request.headers.get("x-api-key") or bearer
         if key not in sessions:
             raise ApiError(
                 401,
@@ -45,23 +54,36 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
             )
         return sessions[key]
 
-    async def chat(request: Request) -> Response:
-        session = session_of(request)
+    async def read(request: Request, session: Session) -> ModelRequest:
         body = await _read(request)
-        parsed = await off_loop(len(body), ChatRequest.parse, body)
-        if parsed.stream:
-            return await unless_gone(request, streamed(session, parsed, renderer))
-        return JSONResponse(as_object(await unless_gone(request, session.complete_all(parsed)), renderer))
+        found = await off_loop(len(body), _dialect_of(request).read, body, session.kept)
+        is_retry = request.headers.get(_RETRIES, "0") not in ("", "0")
+        return replace(found, sent=blake2b(body, digest_size=16).digest(), is_retry=is_retry)
 
-    async def models(request: Request) -> Response:
+    async def turn(request: Request) -> Response:
+        session, dialect = session_of(request), _dialect_of(request)
+        found = await read(request, session)
+        if found.stream:
+            return await unless_gone(request, streamed(session, found, dialect, renderer))
+        return JSONResponse(dialect.whole(await unless_gone(request, session.complete_all(found)), renderer))
+
+    async def count_tokens(request: Request) -> Response:
+        session = session_of(request)
+        found = await read(request, session)
+        return JSONResponse({"input_tokens": await session.count_tokens(found)})
+
+    async def list_models(request: Request) -> Response:
         session_of(request)
-        entry = {"id": model, "object": "model", "created": 0, "owned_by": "agentloop"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse(models(model))
 
     routes = [
         Route(f"{prefix}/v1{path}", endpoint, methods=[method])
         for prefix in ("", "/{key}")
-        for path, endpoint, method in (("/chat/completions", chat, "POST"), ("/models", models, "GET"))
+        for path, endpoint, method in (
+            *((path, turn, "POST") for path in _DIALECTS),
+            ("/messages/count_tokens", count_tokens, "POST"),
+            ("/models", list_models, "GET"),
+        )
     ]
     handlers = {
         ApiError: _refused,
@@ -71,6 +93,15 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
         Exception: _broken,
     }
     return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _dialect_of(request: Request) -> Dialect:
+    """Return the dialect of an address; for others that of the client."""
+    path = request.url.path.removesuffix("/count_tokens")
+    for ending, dialect in _DIALECTS.items():
+        if path.endswith(f"/v1{ending}"):
+            return dialect
+    return _DIALECTS["/messages" if "anthropic-version" in request.headers else "/chat/completions"]
 
 
 async def _read(request: Request) -> bytes:
@@ -83,19 +114,20 @@ async def _read(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _answer(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, HEADERS)
+def _answer(request: Request, error: ApiError) -> Response:
+    return JSONResponse(_dialect_of(request).error(error), error.status, error.headers)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _answer(error)
+    return _answer(request, error)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = "POST /v1/chat/completions, GET /v1/models"
-    return _answer(ApiError(error.status_code, f"{request.method} {request.url.path} is not served here. Use {known}."))
+    known = ", ".join([*(f"POST /v1{path}" for path in _DIALECTS), "POST /v1/messages/count_tokens", "GET /v1/models"])
+    problem = f"{request.method} {request.url.path} is not served here. Use {known}."
+    return _answer(request, ApiError(error.status_code, problem))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -104,4 +136,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     _logger.exception("The gateway failed to answer a request.", exc_info=error)
-    return _answer(ApiError(500, f"The gateway failed: {type(error).__name__}. See the log of the run."))
+    return _answer(request, ApiError(500, f"The gateway failed: {type(error).__name__}. See the log of the run."))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Generation
-from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.rendering.base import Continuation
 from agentloop.types.messages import Message
 from agentloop.types.trajectory import SegmentKind, Trajectory
@@ -50,7 +50,7 @@ class Turn:
 class Place:
     """The place of a turn that is yet to be sampled."""
 
-    request: ChatRequest
+    request: ModelRequest
     parent: Turn | None
     name: str
     """Trajectory id of the stream in the engine."""
@@ -97,12 +97,12 @@ class Conversations:
         self.names: list[str] = []
         """All trajectory ids that the engine has seen."""
 
-    def open(self, request: ChatRequest, *, new_stream: bool = False) -> Place:
+    def open(self, request: ModelRequest, *, new_stream: bool = False) -> Place:
         """Return a place for a request, which the caller gives back with `add` or `abandon`.
 
         With `new_stream` it begins a stream even if the conversation is known.
         """
-        parent = None if new_stream else self._find(request)
+        parent = None if new_stream else self.find(request)
         if parent is not None and not parent.continued:
             parent.continued = True
             return Place(request, parent, parent.name, appends=True)
@@ -151,7 +151,7 @@ class Conversations:
             trajectory.trajectory_id = f"{self._id}.{number}" if number else self._id
         return trajectories
 
-    def _find(self, request: ChatRequest) -> Turn | None:
+    def find(self, request: ModelRequest) -> Turn | None:
         """Return the last turn of the conversation that the gateway sampled."""
         for key in reversed(request.keys):
             turn = self._turns.get(key)
@@ -173,7 +173,7 @@ def _images_before(turn: Turn) -> list[Any]:
     return [image for segment in turn.stream.segments if segment.end <= turn.end for image in segment.images]
 
 
-def _has_same_thinking(turn: Turn, request: ChatRequest) -> bool:
+def _has_same_thinking(turn: Turn, request: ModelRequest) -> bool:
     """Return whether the client sends back the sampled thinking or none; most send none."""
     at: Turn | None = turn
     while at is not None:

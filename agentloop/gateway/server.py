@@ -1,4 +1,4 @@
-"""`Gateway`: OpenAI's chat API for an engine, in the process and event loop of the engine.
+"""`Gateway`: the APIs of OpenAI and Anthropic for an engine, in the process and event loop of the engine.
 
     async with gateway.session(limits=..., sampling=...) as (session, endpoint):
         ...                        # an agent calls endpoint.base_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,12 +13,12 @@ from agentloop.engines.base import ContextExceeded, FinishReason, Generation, Sa
 from agentloop.engines.episodes import current_episode, playing
 from agentloop.engines.token_listeners import Listener, listening
 from agentloop.errors import EngineError, FailureKind, UserError
-from agentloop.gateway.answers import Completion, response_message
-from agentloop.gateway.chat_messages import conversation_keys
 from agentloop.gateway.conversations import Conversations, Images, Place
-from agentloop.gateway.errors import ApiError
-from agentloop.gateway.requests import ChatRequest
-from agentloop.gateway.stops import without_stop
+from agentloop.gateway.turns.completions import Completion, message_of
+from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.messages import conversation_keys
+from agentloop.gateway.turns.requests import ModelRequest
+from agentloop.gateway.turns.stops import without_stop
 from agentloop.process.offloading import off_loop
 from agentloop.process.threads import DECODING
 from agentloop.types.limits import Limits, StopReason
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 Chooser = Literal["run", "client"]
+
+_MAX_ANSWERS = 16
+"""Answers that are kept for clients which ask for them again."""
 
 
 class Session:
@@ -64,8 +67,11 @@ class Session:
         self._max_tokens = limits.most_tokens(engine.max_model_len)
         self._num_requests: Counter[bytes] = Counter()
         self._calls: set[asyncio.Task[Completion]] = set()
+        self._answers: OrderedDict[tuple[bytes, int], Completion] = OrderedDict()
         self._invalid_in_a_row = 0
         self._closed = False
+        self.kept: dict[str, list[Message]] = {}
+        """Conversations that requests may continue by name."""
         self.refused: StopReason | None = None
         """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None
@@ -78,17 +84,23 @@ class Session:
         self.metrics: dict[str, float] = {}
         """Sums of the figures that the engine reports."""
 
-    async def complete(self, request: ChatRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
+    async def complete(self, request: ModelRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
         """Sample the turn that follows a conversation, or turn `index` of several.
 
-        `hear` gets the ids while they are sampled, if the engine streams them. Cancelling it leaves no trace. Raises
-        `ApiError`.
+        `hear` gets the ids while they are sampled, if the engine streams them. Cancelling it leaves no trace. A client
+        that lost the answer and says so gets the same turn again, if it is one of the last. Raises `ApiError`.
         """
-        self._check()
-        self._check_sampling(request)
-        return await self._tracked(self._complete(request, index, hear))
+        answered = self._answers.get((request.sent, index)) if request.is_retry else None
+        if answered is None:
+            self._check()
+            self._check_sampling(request)
+            answered = await self._tracked(self._complete(request, index, hear))
+        if request.kept_as is not None:
+            conversation = [*request.messages[request.num_unkept :], message_of(answered.parsed)]
+            self.kept[request.kept_as] = conversation
+        return answered
 
-    async def complete_all(self, request: ChatRequest) -> list[Completion]:
+    async def complete_all(self, request: ModelRequest) -> list[Completion]:
         """Sample the `n` turns of a request. The first failure cancels the others and raises its `ApiError`."""
         turns = [asyncio.ensure_future(self.complete(request, index)) for index in range(request.n)]
         try:
@@ -98,6 +110,15 @@ class Session:
                 turn.cancel()
             await asyncio.wait(turns)
             raise
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return the number of tokens of the prompt that a request would have. Raises `ApiError`."""
+        parent = self._conversations.find(request)
+        place = Place(request, parent, "", appends=False)
+        if parent is None or not await self._render_new(place):
+            place = Place(request, None, "", appends=False)
+            await self._fill_whole(place)
+        return len(place.prompt)
 
     async def close(self) -> None:
         """End the episode: cancel running calls and refuse later ones. A second call does nothing."""
@@ -138,7 +159,7 @@ class Session:
                 StopReason.INVALID_CALLS, f"{self._invalid_in_a_row} turns in a row had only malformed tool calls."
             )
 
-    def _check_sampling(self, request: ChatRequest) -> None:
+    def _check_sampling(self, request: ModelRequest) -> None:
         """Refuse a distribution that the learner does not score, if it trains on the turn."""
         if self._chosen_by != "client" or not self._sampling.is_trained:
             return
@@ -159,7 +180,7 @@ class Session:
             self.refused = reason
         return ApiError(status, message, code=code or str(reason))
 
-    async def _complete(self, request: ChatRequest, index: int, hear: Listener | None) -> Completion:
+    async def _complete(self, request: ModelRequest, index: int, hear: Listener | None) -> Completion:
         self.num_turns += 1
         tag = self._tag(request)
         place = self._conversations.open(request)
@@ -171,7 +192,7 @@ class Session:
             with listening(heard.hear if hear is not None else None):
                 generation = await self._sample(place, tag, index)
             heard.check(generation)
-            return await self._finish(place, generation, tag)
+            return await self._finish(place, generation, tag, index)
         except BaseException:
             self.num_turns -= 1
             self._conversations.abandon(place)
@@ -194,13 +215,16 @@ class Session:
         if place.parent is not None:
             self._conversations.abandon(place)
             place = self._conversations.open(place.request, new_stream=True)
+        await self._fill_whole(place)
+        return place
+
+    async def _fill_whole(self, place: Place) -> None:
         messages, tools = place.request.messages, place.request.tools
         try:
             prompt = await off_loop(_size(messages), self._renderer.render_prompt, messages, tools)
             place.begin(prompt, await self._images(messages))
         except UserError as error:
             raise ApiError(400, str(error), param="messages") from error
-        return place
 
     async def _images(self, messages: Sequence[Message]) -> Images:
         """Prepare the images of messages for the model; return the function that places them."""
@@ -219,7 +243,7 @@ class Session:
                 code="context_length_exceeded",
             )
 
-    def _tag(self, request: ChatRequest) -> bytes:
+    def _tag(self, request: ModelRequest) -> bytes:
         """Return the name of a turn: equal in every run, and different for a repeated request."""
         key = request.keys[-1]
         self._num_requests[key] += 1
@@ -266,18 +290,21 @@ class Session:
             seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
         )
 
-    async def _finish(self, place: Place, generation: Generation, tag: bytes) -> Completion:
+    async def _finish(self, place: Place, generation: Generation, tag: bytes, index: int) -> Completion:
         request = place.request
-        parsed = await off_loop(len(generation.ids), self._read, request, generation, tag)
+        parsed, stop = await off_loop(len(generation.ids), self._read, request, generation, tag)
         self._count(parsed)
-        completion = Completion(request, place.prompt, generation, parsed, tag.hex())
+        completion = Completion(request, place.prompt, generation, parsed, tag.hex(), stop)
         # No await below: the turn is in its stream before its client can continue it.
-        answer = response_message(parsed)
+        answer = message_of(parsed)
         (key,) = conversation_keys([answer], request.keys[-1])
-        self._conversations.add(place, generation, parsed.message() | {"content": answer["content"] or ""}, key)
+        self._conversations.add(place, generation, answer, key)
+        self._answers[request.sent, index] = completion
+        if len(self._answers) > _MAX_ANSWERS:
+            self._answers.popitem(last=False)
         return completion
 
-    def _read(self, request: ChatRequest, generation: Generation, tag: bytes) -> ParsedTurn:
+    def _read(self, request: ModelRequest, generation: Generation, tag: bytes) -> tuple[ParsedTurn, str | None]:
         parsed = self._renderer.parse(
             generation.ids,
             complete=generation.finish_reason is FinishReason.STOP and request.reads_calls,
@@ -313,7 +340,10 @@ class _Heard:
         both = zip(self._ids, generation.ids, strict=False)
         if any(heard != sampled for heard, sampled in both):
             raise ApiError(
-                503, "The engine was lost while it streamed this turn. Send the request again.", code="engine_restarted"
+                503,
+                "The engine was lost while it streamed this turn. Send the request again.",
+                code="engine_restarted",
+                retry=True,
             )
 
 

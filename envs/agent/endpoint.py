@@ -13,10 +13,15 @@ class Endpoint:
     """The address of an agent's model, valid for one episode."""
 
     base_url: str
-    """Ends in /v1."""
+    """Ends in /v1, as OpenAI's clients want it."""
     api_key: str
     model: str
     """A name for the model. The gateway answers to any other name, too."""
+
+    @property
+    def root_url(self) -> str:
+        """The address without /v1, as Anthropic's clients want it."""
+        return self.base_url.removesuffix("/v1")
 
 
 @dataclass(slots=True, frozen=True)

@@ -48,20 +48,29 @@ def recorder(ids_of):
 
 
 @pytest.fixture
-def serving(renderer):
+def opened(renderer):
+    """`async with opened(engine) as (session, endpoint)`."""
+
+    def serve(engine, *, limits=None, sampling=None, chosen_by="run", seed=0):
+        return Gateway(engine, renderer).session(
+            limits=limits or Limits(),
+            sampling=sampling or Sampling(),
+            chosen_by=chosen_by,
+            trajectory_id="t",
+            seed=seed,
+        )
+
+    return serve
+
+
+@pytest.fixture
+def serving(opened):
     """`async with serving(engine) as (client, session)`."""
 
     @asynccontextmanager
-    async def serve(engine, *, limits=None, sampling=None, chosen_by="run", seed=0):
-        gateway = Gateway(engine, renderer)
+    async def serve(engine, **options):
         async with (
-            gateway.session(
-                limits=limits or Limits(),
-                sampling=sampling or Sampling(),
-                chosen_by=chosen_by,
-                trajectory_id="t",
-                seed=seed,
-            ) as (session, endpoint),
+            opened(engine, **options) as (session, endpoint),
             AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
         ):
             yield client, session

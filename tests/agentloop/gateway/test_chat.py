@@ -13,7 +13,7 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind
 from agentloop.gateway import Gateway, Sampling
 from agentloop.gateway.application import application
-from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.dialects.chat import Chat
 from agentloop.tools.serving.http.protocol import BoundedProtocol
 from agentloop.types.trajectory import SegmentKind
 
@@ -451,7 +451,7 @@ async def test_the_end_of_the_episode_cancels_running_calls(renderer, serving, a
 async def test_a_call_that_is_given_up_as_the_episode_ends_is_cancelled(renderer, serving):
     engine = Endless()
     async with serving(engine) as (_, session):
-        request = ChatRequest.parse(b'{"messages": [{"role": "user", "content": "?"}]}')
+        request = Chat().read(b'{"messages": [{"role": "user", "content": "?"}]}')
         call = asyncio.create_task(session.complete(request))
         await engine.running.wait()
         call.cancel()

@@ -1,6 +1,7 @@
-"""Invariants 1 to 3 through HTTP: agents that append, edit, forget, ask again and ask at once, in any order."""
+"""Invariants 1 to 3 through HTTP, in each dialect: agents append, edit, forget, ask again and ask at once."""
 
 import asyncio
+import json
 from array import array
 from functools import cache
 
@@ -97,7 +98,103 @@ def prepare(histories, step):
     return which, history
 
 
-async def run(client, base_url, agent):
+class Chat:
+    """How an agent that holds its history as chat messages asks."""
+
+    path = "chat/completions"
+
+    @staticmethod
+    def body(history, tools):
+        return {"messages": history, **({"tools": tools} if tools else {})}
+
+    @staticmethod
+    def message(answer):
+        return answer["choices"][0]["message"]
+
+
+def text_of(content):
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def calls_of(message):
+    return [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+
+
+def message_of(text, thinking, calls):
+    calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
+    message = {"role": "assistant", "content": text, **({"reasoning_content": thinking} if thinking else {})}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+class Messages:
+    path = "messages"
+
+    @staticmethod
+    def body(history, tools):
+        messages = []
+        for message in history:
+            text = text_of(message["content"])
+            if message["role"] == "tool":
+                role, content = (
+                    "user",
+                    [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}],
+                )
+            else:
+                role, content = message["role"], [{"type": "text", "text": text}]
+                if thinking := message.get("reasoning_content"):
+                    content.insert(0, {"type": "thinking", "thinking": thinking, "signature": ""})
+                for call_id, called in calls_of(message):
+                    made = {"name": called["name"], "input": json.loads(called["arguments"])}
+                    content.append({"type": "tool_use", "id": call_id, **made})
+            messages.append({"role": role, "content": content})
+        tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in tools]
+        if messages[-1]["role"] == "assistant":  # which this API would have the model continue
+            messages.append({"role": "user", "content": "Go on."})
+        return {"messages": messages, "max_tokens": 1000, **({"tools": tools} if tools else {})}
+
+    @staticmethod
+    def message(answer):
+        of = {kind: [b for b in answer["content"] if b["type"] == kind] for kind in ("text", "thinking", "tool_use")}
+        calls = [(b["id"], b["name"], json.dumps(b["input"])) for b in of["tool_use"]]
+        return message_of("".join(b["text"] for b in of["text"]), "".join(b["thinking"] for b in of["thinking"]), calls)
+
+
+class Responses:
+    path = "responses"
+
+    @staticmethod
+    def body(history, tools):
+        items = []
+        for message in history:
+            text = text_of(message["content"])
+            if message["role"] == "tool":
+                items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
+                continue
+            if thinking := message.get("reasoning_content"):
+                items.append({"type": "reasoning", "content": [{"type": "reasoning_text", "text": thinking}]})
+            kind = "output_text" if message["role"] == "assistant" else "input_text"
+            items.append({"type": "message", "role": message["role"], "content": [{"type": kind, "text": text}]})
+            for call_id, called in calls_of(message):
+                items.append({"type": "function_call", "call_id": call_id, **called})
+        tools = [{"type": "function", **tool["function"]} for tool in tools]
+        return {"input": items, "store": False, **({"tools": tools} if tools else {})}
+
+    @staticmethod
+    def message(answer):
+        of = {"message": "", "reasoning": ""}
+        calls = []
+        for item in answer["output"]:
+            if item["type"] == "function_call":
+                calls.append((item["call_id"], item["name"], item["arguments"]))
+            else:
+                of[item["type"]] += item["content"][0]["text"]
+        return message_of(of["message"], of["reasoning"], calls)
+
+
+dialects = st.sampled_from([Chat, Messages, Responses])
+
+
+async def run(client, base_url, agent, dialect):
     histories = []
     for calls in agent:
         asked = []
@@ -105,14 +202,11 @@ async def run(client, base_url, agent):
             which, history = prepare(histories, step)
             asked.append((which, [dict(message) for message in history], step[3]))
         answers = await asyncio.gather(
-            *(
-                client.post(f"{base_url}/chat/completions", json={"messages": h, **({"tools": [TOOL]} if t else {})})
-                for _, h, t in asked
-            )
+            *(client.post(f"{base_url}/{dialect.path}", json=dialect.body(h, [TOOL] if t else [])) for _, h, t in asked)
         )
         for (which, history, _), answer in zip(asked, answers, strict=True):
             assert answer.status_code == 200, answer.text
-            histories[which] = [*history, answer.json()["choices"][0]["message"]]
+            histories[which] = [*history, dialect.message(answer.json())]
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +216,25 @@ def serve():
     gateway = Gateway(scribe, renderer())
     options = {"limits": Limits(max_turns=1000, max_invalid_turns=1000), "sampling": Sampling(), "trajectory_id": "t"}
 
-    async def play(agent):
+    async def play(agent, dialect):
         scribe.said.clear()
         async with gateway.session(**options) as (session, endpoint):
-            await run(client, endpoint.base_url, agent)
+            await run(client, endpoint.base_url, agent, dialect)
         return list(scribe.said), session.trajectories()
 
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(timeout=60)
         alive = gateway.session(**options)
         runner.run(alive.__aenter__())
-        yield lambda agent: runner.run(play(agent))
+        yield lambda agent, dialect: runner.run(play(agent, dialect))
         runner.run(alive.__aexit__(None, None, None))
         runner.run(client.aclose())
 
 
-@given(agent=rounds)
-@settings(max_examples=60, deadline=None)
-def test_exactly_the_sampled_tokens_are_trained(serve, agent):
-    said, streams = serve(agent)
+@given(agent=rounds, dialect=dialects)
+@settings(max_examples=90, deadline=None)
+def test_exactly_the_sampled_tokens_are_trained(serve, agent, dialect):
+    said, streams = serve(agent, dialect)
     assert len(said) == sum(map(len, agent))
     found = {}
     for stream in streams:
@@ -165,10 +259,10 @@ def test_exactly_the_sampled_tokens_are_trained(serve, agent):
     assert sorted(found) == list(range(len(said)))
 
 
-@given(added=st.lists(text, min_size=1, max_size=5))
-@settings(max_examples=15, deadline=None)
-def test_an_agent_that_only_appends_leaves_one_stream(serve, added):
-    said, streams = serve([[(0, "append", each, True)] for each in added])
+@given(added=st.lists(text, min_size=1, max_size=5), dialect=dialects)
+@settings(max_examples=30, deadline=None)
+def test_an_agent_that_only_appends_leaves_one_stream(serve, added, dialect):
+    said, streams = serve([[(0, "append", each, True)] for each in added], dialect)
     assert len(streams) == 1
     assert streams[0].num_turns == len(said)
     assert streams[0].segments[0].kind is SegmentKind.PROMPT

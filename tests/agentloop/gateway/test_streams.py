@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from agentloop import engines
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.engines.token_listeners import listener
-from agentloop.gateway.answers import response_message
-from agentloop.gateway.deltas import Deltas
-from agentloop.gateway.requests import ChatRequest
-from agentloop.gateway.stops import without_stop
+from agentloop.gateway.dialects.chat import Chat
+from agentloop.gateway.turns.completions import text_for_clients
+from agentloop.gateway.turns.deltas import Deltas
+from agentloop.gateway.turns.stops import without_stop
 
 pytestmark = pytest.mark.slow
 
@@ -186,10 +186,10 @@ def test_deltas_together_are_the_turn(renderer, ids_of, parts, sizes, stop):
     text = "".join(parts)
     assume(not text.partition("<think>")[0].count("</think>"))  # what was said turns out to have been thinking
     body = {"messages": QUESTION, "stop": stop}
-    request = ChatRequest.parse(json.dumps(body).encode())
+    request = Chat().read(json.dumps(body).encode())
     ids = ids_of(text + END)
     deltas = Deltas(request, renderer)
-    whole = without_stop(renderer.parse(ids, complete=True, over=False), stop)
+    whole = without_stop(renderer.parse(ids, complete=True, over=False), stop)[0]
     told = {"content": "", "reasoning_content": ""}
 
     def take(delta):
@@ -206,13 +206,12 @@ def test_deltas_together_are_the_turn(renderer, ids_of, parts, sizes, stop):
 
     asyncio.run(stream())
     take(deltas.rest(whole))
-    message = response_message(whole)
-    assert told["content"] == (message["content"] or "")
+    assert told["content"] == text_for_clients(whole)
     assert told["reasoning_content"] == (whole.reasoning or "")
 
 
 def test_a_long_turn_is_not_read_at_every_token(renderer, ids_of, monkeypatch):
-    request = ChatRequest.parse(json.dumps({"messages": QUESTION}).encode())
+    request = Chat().read(json.dumps({"messages": QUESTION}).encode())
     deltas = Deltas(request, renderer)
     read = []
     parse = renderer.parse

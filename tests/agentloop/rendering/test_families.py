@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 from agentloop.episodes.tool_calls import answer_calls
 from agentloop.errors import UserError
-from agentloop.gateway.answers import response_message
-from agentloop.gateway.deltas import Deltas
-from agentloop.gateway.requests import ChatRequest
+from agentloop.gateway.dialects.chat import Chat
+from agentloop.gateway.turns.completions import text_for_clients
+from agentloop.gateway.turns.deltas import Deltas
 from agentloop.rendering import renderer_for
 from agentloop.types.limits import Limits
 from agentloop.types.messages import ToolCall
@@ -242,11 +242,11 @@ def test_streamed_text_contains_no_part_of_a_call(name, content, is_broken):
     written = written_call(name, {"city": "the town by the sea", "units": ["C", "F"]}, content)
     sampled = renderer.encoder.encode_rendered(written[:-20] if is_broken else written)
     body = {"messages": [QUESTION], "tools": list(TOOLS)}
-    deltas = Deltas(ChatRequest.parse(json.dumps(body).encode()), renderer)
+    deltas = Deltas(Chat().read(json.dumps(body).encode()), renderer)
     parsed = renderer.parse(sampled, tools=TOOLS)
     told = ""
     for token in sampled:
         told += asyncio.run(deltas.more([token])).get("content", "")
     assert parsed.content.startswith(told)
     told += deltas.rest(parsed).get("content", "")
-    assert told == (response_message(parsed)["content"] or "")
+    assert told == text_for_clients(parsed)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
-from agentloop.gateway.chat_messages import read_messages
-from agentloop.gateway.errors import ApiError
+from agentloop.gateway.dialects.chat import read_messages
+from agentloop.gateway.turns.errors import ApiError
 from agentloop.tools.mcp.content import as_content
 from agentloop.vision.decoding import ImageBudget, load_image
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agentloop.gateway.answers import response_message
-from agentloop.gateway.requests import ChatRequest
-from agentloop.gateway.stops import without_stop
+from agentloop.gateway.turns.completions import text_for_clients
+from agentloop.gateway.turns.requests import ModelRequest
+from agentloop.gateway.turns.stops import without_stop
 from agentloop.process.offloading import off_loop
 from agentloop.types.messages import ParsedTurn
 
@@ -30,7 +30,7 @@ class Deltas:
     character. Calls are sent when the turn is over.
     """
 
-    def __init__(self, request: ChatRequest, renderer: Renderer) -> None:
+    def __init__(self, request: ModelRequest, renderer: Renderer) -> None:
         self._request, self._renderer = request, renderer
         self._ids: list[int] = []
         self._num_parsed = 0
@@ -49,13 +49,12 @@ class Deltas:
 
     def rest(self, parsed: ParsedTurn) -> dict[str, str]:
         """Return the part of the whole turn that was not sent."""
-        message: dict[str, Any] = response_message(parsed)
-        return self._advance({name: message.get(name) or "" for name in self._sent})
+        return self._advance({"reasoning_content": parsed.reasoning or "", "content": text_for_clients(parsed)})
 
     def _read(self, ids: Sequence[int]) -> ParsedTurn:
         request = self._request
         parsed = self._renderer.parse(ids, complete=request.reads_calls, over=False, tools=request.tools)
-        return without_stop(parsed, request.stop)
+        return without_stop(parsed, request.stop)[0]
 
     def _advance(self, found: dict[str, str]) -> dict[str, str]:
         new = {}

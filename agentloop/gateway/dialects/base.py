@@ -1,0 +1,69 @@
+"""`Dialect`: what a file of this folder has to bring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from agentloop.gateway.turns.completions import Completion
+    from agentloop.gateway.turns.errors import ApiError
+    from agentloop.gateway.turns.requests import ModelRequest
+    from agentloop.rendering.base import Renderer
+    from agentloop.types.messages import Message
+
+
+class Events(Protocol):
+    """Writes the server-sent events of one answer. Each method returns the text of its events."""
+
+    def begin(self) -> str:
+        """Return the events before the first token."""
+        ...
+
+    def more(self, index: int, delta: Mapping[str, str]) -> str:
+        """Return the events of new text (`content`) or thinking (`reasoning_content`) of turn `index`."""
+        ...
+
+    def end(self, index: int, completion: Completion) -> str:
+        """Return the events that end a turn; all its text was sent before, and none of its calls."""
+        ...
+
+    def close(self, completions: Sequence[Completion]) -> str:
+        """Return the events that end the answer."""
+        ...
+
+    def failed(self, error: ApiError) -> str:
+        """Return the events of an error in the middle of the answer."""
+        ...
+
+
+class Dialect(Protocol):
+    """Reads the requests of one API and writes its answers."""
+
+    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]]) -> ModelRequest:
+        """Read a request. `kept` has the conversations that clients may continue by name. Raises `ApiError`."""
+        ...
+
+    def whole(self, completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:
+        """Return the whole answer; a request for several turns has one completion for each."""
+        ...
+
+    def events(self, request: ModelRequest, renderer: Renderer) -> Events:
+        """Return the writer of a stream."""
+        ...
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return the body of an error."""
+        ...
+
+
+def event(data: Mapping[str, Any], *, is_named: bool = True) -> str:
+    """Return one server-sent event; most APIs repeat the type of the data as its name."""
+    name = f"event: {data['type']}\n" if is_named else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
+
+
+def as_json(arguments: Any) -> str:
+    """Return the arguments of a call as text."""
+    return json.dumps(arguments, ensure_ascii=False)

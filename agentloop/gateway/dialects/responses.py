@@ -1,0 +1,444 @@
+"""OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+from agentloop.gateway.dialects.base import as_json, event
+from agentloop.gateway.dialects.chat import openai_error
+from agentloop.gateway.turns.completions import Completion
+from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, with_one_system_message
+from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse, tool_of
+from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
+
+if TYPE_CHECKING:
+    from agentloop.rendering.base import Renderer
+
+_ROLES = {"system": "system", "developer": "system", "user": "user"}
+_INPUT = "input"
+"""The argument of custom tools, which take a text."""
+
+
+class _Text(BaseModel):
+    format: dict[str, Any] | None = None
+
+
+class _Body(Body):
+    input: str | list[dict[str, Any]] = Field(min_length=1)
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    previous_response_id: str | None = None
+    store: bool | None = None
+    text: _Text | None = None
+    # Refused:
+    top_logprobs: int | None = None
+    conversation: Any = None
+    background: bool | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class _Options:
+    name: str
+    created: int
+    given: Mapping[str, Any]
+    """Fields of the body that the answer repeats."""
+    custom: frozenset[str]
+    """Names of the tools that take a text instead of a JSON object."""
+    spaces: Mapping[str, tuple[str, str]]
+    """Names of the tools in a namespace: the namespace and the name there."""
+
+
+@dataclass(slots=True)
+class _Tools:
+    """The tools of a request, in one list."""
+
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def read(self, raw: Mapping[str, Any], where: str, space: str | None = None) -> None:
+        kind, name = raw.get("type"), str(raw.get("name"))
+        if kind == "namespace" and space is None:
+            for number, inner in enumerate(raw.get("tools") or ()):
+                self.read(inner, f"{where}.tools[{number}]", name)
+            return
+        if space is not None:
+            name, inside = f"{space}__{name}", name
+            self.spaces[name] = (space, inside)
+        parameters = raw.get("parameters")
+        if kind == "custom":
+            self.custom.add(name)
+            parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+        elif kind != "function":
+            raise ApiError(
+                400,
+                f"{where} is {kind!r}, which OpenAI's service runs. Only function, custom and namespace work here.",
+                param=where,
+            )
+        self.schemas.append(tool_of(name, raw.get("description"), parameters))
+
+
+class Responses:
+    """`POST /v1/responses`."""
+
+    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]] | None = None) -> ModelRequest:
+        read = read_body(_Body, body)
+        _refuse_unsupported(read)
+        tools = _Tools()
+        for index, tool in enumerate(read.tools or ()):
+            tools.read(tool, f"tools[{index}]")
+        instructions: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
+        messages = [*instructions, *_earlier(read.previous_response_id, kept or {})]
+        _Items(messages).read(read.input)
+        messages = with_one_system_message(messages)
+        name = f"resp_{secrets.token_hex(12)}"
+        given = {
+            "instructions": read.instructions,
+            "tools": read.tools or [],
+            "tool_choice": read.tool_choice or "auto",
+            "temperature": read.temperature,
+            "top_p": read.top_p,
+            "max_output_tokens": read.max_output_tokens,
+            "previous_response_id": read.previous_response_id,
+            "store": read.store is not False,
+        }
+        return model_request(
+            read,
+            messages,
+            tools.schemas,
+            reads_calls=read.tool_choice != "none",
+            max_tokens=read.max_output_tokens,
+            options=_Options(name, int(time.time()), given, frozenset(tools.custom), tools.spaces),
+            kept_as=None if read.store is False else name,
+            num_unkept=len(instructions),
+        )
+
+    def whole(self, completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:
+        (completion,) = completions
+        request = completion.request
+        return _response(request, _output(completion), completion)
+
+    def events(self, request: ModelRequest, renderer: Renderer) -> _Events:
+        return _Events(request)
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return openai_error(error)
+
+
+class _Events:
+    """The items of the answer follow each other, so at most one is open."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        self._request = request
+        self._number = -1
+        self._items: list[dict[str, Any]] = []
+        self._open: _OpenText | None = None
+
+    def begin(self) -> str:
+        response = _response(self._request, [], None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def more(self, index: int, delta: Mapping[str, str]) -> str:
+        text = ""
+        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
+            if new := delta.get(name):
+                text += self._enter(kind)
+                assert self._open is not None
+                self._open.text += new
+                text += self._part_event(f"response.{self._open.part}.delta", delta=new)
+        return text
+
+    def end(self, index: int, completion: Completion) -> str:
+        text = self._leave()
+        for call in completion.calls:
+            item = _call_item(call, self._request.options)
+            filled = "input" if item["type"] == "custom_tool_call" else "arguments"
+            kind = "custom_tool_call_input" if filled == "input" else "function_call_arguments"
+            place = {"item_id": item["id"], "output_index": len(self._items)}
+            text += self._added(item | {filled: "", "status": "in_progress"})
+            text += self._event(f"response.{kind}.delta", delta=item[filled], **place)
+            text += self._event(f"response.{kind}.done", **{filled: item[filled]}, **place)
+            text += self._done(item)
+        return text
+
+    def close(self, completions: Sequence[Completion]) -> str:
+        (completion,) = completions
+        response = _response(self._request, self._items, completion)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> str:
+        response = _response(self._request, self._items, None) | {"status": "failed"}
+        response["error"] = {"code": error.code or "server_error", "message": error.message}
+        return self._event("response.failed", response=response)
+
+    def _enter(self, kind: str) -> str:
+        if self._open is not None and self._open.kind == kind:
+            return ""
+        left = self._leave()
+        self._open = _OpenText(kind)
+        added = self._added(self._open.item(is_over=False))
+        return left + added + self._part_event("response.content_part.added", part=self._open.as_part(""))
+
+    def _leave(self) -> str:
+        if self._open is None:
+            return ""
+        at = self._open
+        text = self._part_event(f"response.{at.part}.done", text=at.text)
+        text += self._part_event("response.content_part.done", part=at.as_part(at.text))
+        self._open = None
+        return text + self._done(at.item(is_over=True))
+
+    def _part_event(self, kind: str, **more: Any) -> str:
+        assert self._open is not None
+        extra: dict[str, Any] = {"logprobs": []} if kind.startswith("response.output_text") else {}
+        return self._event(
+            kind, item_id=self._open.name, output_index=len(self._items), content_index=0, **extra, **more
+        )
+
+    def _added(self, item: dict[str, Any]) -> str:
+        return self._event("response.output_item.added", output_index=len(self._items), item=item)
+
+    def _done(self, item: dict[str, Any]) -> str:
+        text = self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return text
+
+    def _event(self, kind: str, **more: Any) -> str:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number, **more})
+
+
+@dataclass(slots=True)
+class _OpenText:
+    """A message or thinking that is not over."""
+
+    kind: str
+    text: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = f"{'rs' if self.kind == 'reasoning' else 'msg'}_{secrets.token_hex(12)}"
+
+    @property
+    def part(self) -> str:
+        return "reasoning_text" if self.kind == "reasoning" else "output_text"
+
+    def as_part(self, text: str) -> dict[str, Any]:
+        return _part_of(self.part, text)
+
+    def item(self, *, is_over: bool) -> dict[str, Any]:
+        return _text_item(self.kind, self.name, self.text if is_over else None)
+
+
+def _earlier(name: str | None, kept: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
+    if name is None:
+        return ()
+    if name not in kept:
+        raise ApiError(
+            400,
+            f"This episode has no response {name!r} to continue: send the whole input, or leave `store` out.",
+            code="previous_response_not_found",
+            param="previous_response_id",
+        )
+    return kept[name]
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    plain = body.text is None or body.text.format is None or body.text.format.get("type") == "text"
+    choice = body.tool_choice.get("type") if isinstance(body.tool_choice, Mapping) else body.tool_choice
+    for param, is_fine, instead in (
+        ("text.format", plain, NO_FORMAT),
+        ("tool_choice", choice in (None, "auto", "none"), "It may be auto or none."),
+        ("top_logprobs", not body.top_logprobs, "Remove it."),
+        ("conversation", not body.conversation, "Use `previous_response_id`, or send the whole input."),
+        ("background", not body.background, "Remove it."),
+    ):
+        if not is_fine:
+            raise refuse(param, instead)
+
+
+class _Items:
+    """Appends items to messages. Items of the assistant that follow each other are one turn."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self._messages = messages
+        self._images = Images()
+        self._names = {
+            call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())
+        }
+        self._answer: Message | None = None
+
+    def read(self, items: str | Sequence[Mapping[str, Any]]) -> None:
+        """Append the messages of an input. Raises an `ApiError` that names the invalid item."""
+        if isinstance(items, str):
+            items = [{"type": "message", "role": "user", "content": items}]
+        for index, item in enumerate(items):
+            where = f"input[{index}]"
+            kind = item.get("type") or ("message" if "role" in item else None)
+            if kind == "message" and item.get("role") == "assistant":
+                answer = self._turn()
+                answer["content"] = f"{answer['content']}{_text(item.get('content'), where)}"
+            elif kind == "message":
+                self._append(self._message(item, where))
+            elif kind == "reasoning":
+                self._think(item)
+            elif kind in ("function_call", "custom_tool_call"):
+                self._call(item, kind)
+            elif kind in ("function_call_output", "custom_tool_call_output"):
+                self._append(self._result(item, where))
+            else:
+                known = "message, reasoning, function_call, function_call_output, custom_tool_call"
+                raise ApiError(400, f"{where} has the type {kind!r}; known: {known} and its output.", param=where)
+
+    def _turn(self) -> Message:
+        if self._answer is None:
+            self._answer = {"role": "assistant", "content": ""}
+            self._messages.append(self._answer)
+        return self._answer
+
+    def _append(self, message: Message) -> None:
+        self._answer = None
+        self._messages.append(message)
+
+    def _message(self, item: Mapping[str, Any], where: str) -> Message:
+        role = _ROLES.get(str(item.get("role")))
+        if role is None:
+            known = ", ".join([*_ROLES, "assistant"])
+            raise ApiError(400, f"{where} has the role {item.get('role')!r}; known: {known}.", param=where)
+        content = self._content(item.get("content"), where)
+        return {"role": "system", "content": content} if role == "system" else {"role": "user", "content": content}
+
+    def _content(self, raw: Any, where: str) -> Content:
+        if raw is None or isinstance(raw, str):
+            return raw or ""
+        if not isinstance(raw, list):
+            raise ApiError(400, f"The content of {where} is neither text nor a list of parts.", param=where)
+        return joined([self._part(part, where) for part in raw], "\n")
+
+    def _part(self, raw: Any, where: str) -> TextPart | ImagePart:
+        kind = raw.get("type") if isinstance(raw, Mapping) else None
+        if kind == "input_image":
+            return self._images.part(raw.get("image_url"), where)
+        if kind not in ("input_text", "output_text", "text"):
+            raise ApiError(
+                400, f"A part of {where} has the type {kind!r}; known: input_text, input_image.", param=where
+            )
+        return {"type": "text", "text": str(raw.get("text", ""))}
+
+    def _think(self, item: Mapping[str, Any]) -> None:
+        thinking = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+        if thinking:  # else it was not sent back
+            answer = self._turn()
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
+
+    def _call(self, item: Mapping[str, Any], kind: str) -> None:
+        name = str(item.get("name"))
+        if space := item.get("namespace"):
+            name = f"{space}__{name}"
+        arguments = {_INPUT: item.get("input")} if kind == "custom_tool_call" else arguments_of(item.get("arguments"))
+        call = call_of(name, arguments, item.get("call_id"))
+        self._names[call["id"]] = name
+        answer = self._turn()
+        answer["tool_calls"] = [*answer.get("tool_calls", ()), call]
+
+    def _result(self, item: Mapping[str, Any], where: str) -> Message:
+        call_id = str(item.get("call_id", ""))
+        output = item.get("output")
+        if output is not None and not isinstance(output, str | list):
+            output = json.dumps(output)
+        message: Message = {"role": "tool", "content": self._content(output, where), "tool_call_id": call_id}
+        if name := self._names.get(call_id):
+            message["name"] = name
+        return message
+
+
+def _text(raw: Any, where: str) -> str:
+    """Return the text of an assistant's message."""
+    if raw is None or isinstance(raw, str):
+        return raw or ""
+    texts = []
+    for part in raw:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("output_text", "text", "input_text", "refusal"):
+            raise ApiError(400, f"A part of {where} has the type {kind!r}; known: output_text, refusal.", param=where)
+        texts.append(str(part.get("refusal" if kind == "refusal" else "text", "")))
+    return "".join(texts)
+
+
+def _output(completion: Completion) -> list[dict[str, Any]]:
+    items = []
+    if thinking := completion.parsed.reasoning:
+        items.append(_text_item("reasoning", f"rs_{completion.name}", thinking))
+    if completion.text:
+        items.append(_text_item("message", f"msg_{completion.name}", completion.text))
+    return [*items, *(_call_item(call, completion.request.options) for call in completion.calls)]
+
+
+def _text_item(kind: str, name: str, text: str | None) -> dict[str, Any]:
+    """Return a message or thinking; with no text it is one that begins."""
+    status = "in_progress" if text is None else "completed"
+    part = "reasoning_text" if kind == "reasoning" else "output_text"
+    content = [] if text is None else [_part_of(part, text)]
+    if kind == "reasoning":
+        return {"type": kind, "id": name, "summary": [], "content": content, "status": status}
+    return {"type": kind, "id": name, "role": "assistant", "content": content, "status": status}
+
+
+def _part_of(kind: str, text: str) -> dict[str, Any]:
+    extra: dict[str, Any] = {} if kind == "reasoning_text" else {"annotations": [], "logprobs": []}
+    return {"type": kind, "text": text, **extra}
+
+
+def _call_item(call: ToolCall, options: _Options) -> dict[str, Any]:
+    item: dict[str, Any] = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": "completed"}
+    if call.name in options.spaces:
+        item["namespace"], item["name"] = options.spaces[call.name]
+    if call.name in options.custom and isinstance(call.arguments.get(_INPUT), str) and len(call.arguments) == 1:
+        return {"type": "custom_tool_call", "input": call.arguments[_INPUT], **item}
+    return {"type": "function_call", "arguments": as_json(call.arguments), **item}
+
+
+def _response(request: ModelRequest, output: Sequence[dict[str, Any]], completion: Completion | None) -> dict[str, Any]:
+    """Return a response; without a completion it is one that begins."""
+    options = request.options
+    response: dict[str, Any] = {
+        "id": options.name,
+        "object": "response",
+        "created_at": options.created,
+        "model": request.model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "parallel_tool_calls": True,
+        "metadata": {},
+        "output": list(output),
+        "usage": None,
+        **options.given,
+    }
+    if completion is None:
+        return response
+    if completion.is_cut:
+        response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    else:
+        response["status"] = "completed"
+    num_prompt, num_sampled = len(completion.prompt), len(completion.generation.ids)
+    response["usage"] = {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": num_sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": num_prompt + num_sampled,
+    }
+    return response

@@ -1,0 +1,132 @@
+"""What dialects read messages with, and the keys that identify a conversation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from agentloop.errors import UserError
+from agentloop.gateway.turns.errors import ApiError
+from agentloop.types.messages import Content, ImagePart, Message, TextPart, text_of
+from agentloop.vision.decoding import ImageBudget
+
+_MAX_SAFE_INTEGER = 2**53
+"""JavaScript rounds integers above it."""
+
+
+class Images:
+    """Loads the images of one request, up to a number of pixels together."""
+
+    def __init__(self) -> None:
+        self._budget = ImageBudget()
+
+    def part(self, url: Any, where: str) -> ImagePart:
+        """Return the image of a data: URI. Raises `ApiError` for anything else."""
+        if not isinstance(url, str) or not url.startswith("data:"):
+            raise ApiError(
+                400, f"An image of {where} must be a data: URI or base64, as the gateway fetches nothing.", param=where
+            )
+        try:
+            return {"type": "image", "image": self._budget.load(url)}
+        except UserError as error:
+            raise ApiError(400, f"{where}: {error}", param=where) from error
+
+
+def joined(parts: Sequence[TextPart | ImagePart], between: str = "") -> Content:
+    """Return the content that these parts are: one text, if there is no image."""
+    if all(part["type"] == "text" for part in parts):
+        return between.join(part["text"] for part in parts if part["type"] == "text")
+    return list(parts)
+
+
+def with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with at most one of the system, the first, as most chat templates want them.
+
+    Those at the beginning become one. Agents also write some later, which become messages of the user.
+    """
+    begun = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    first: list[Message] = []
+    if begun:
+        first = [
+            {"role": "system", "content": "\n\n".join(text_of(message["content"]) for message in messages[:begun])}
+        ]
+    later = (message | {"role": "user"} if message["role"] == "system" else message for message in messages[begun:])
+    return [*first, *cast("Iterable[Message]", later)]
+
+
+def call_of(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
+    """Return a call as messages hold it."""
+    return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments_of(raw: Any) -> Any:
+    """Return the object in a JSON text, as templates want it; the text itself if it has none."""
+    if not isinstance(raw, str):
+        return raw or {}
+    try:
+        value = json.loads(raw or "{}")
+    except ValueError:
+        return raw
+    return value if isinstance(value, dict) else raw
+
+
+def key_of_tools(tools: str) -> bytes:
+    """Return the key of an empty conversation with these tools, as text."""
+    return hashlib.blake2b(tools.encode(), digest_size=16).digest()
+
+
+def conversation_keys(messages: Sequence[Message], before: bytes) -> list[bytes]:
+    """Return a key of the conversation up to each message; `before` is the key before the first one.
+
+    Conversations with the same meaning have one key: clients may omit empty content, send text as a string or as
+    parts, and write the numbers of arguments in another way. Thinking is not part of the key: many clients omit it when
+    they send a turn back.
+    """
+    keys = []
+    for message in messages:
+        digest = hashlib.blake2b(before, digest_size=16)
+        content = message.get("content") or ""
+        is_answer = message["role"] == "assistant"
+        meaning: list[Any] = [message["role"], message.get("tool_call_id"), message.get("name")]
+        meaning.append([_meaning_of_call(call) for call in message.get("tool_calls", ())])
+        if isinstance(content, str):
+            meaning.append(content.strip() if is_answer else content)
+        else:
+            for part in content:
+                if part["type"] == "text":
+                    meaning.append(part["text"])
+                else:
+                    image = part["image"]
+                    pixels = hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()
+                    meaning.append([image.size, image.mode, pixels])
+        digest.update(json.dumps(meaning, sort_keys=True).encode())
+        before = digest.digest()
+        keys.append(before)
+    return keys
+
+
+def _meaning_of_call(call: Mapping[str, Any]) -> list[Any]:
+    function = call["function"]
+    return [call["id"], function["name"], _numbers_of_javascript(arguments_of(function["arguments"]))]
+
+
+def _numbers_of_javascript(value: Any) -> Any:
+    """Return JSON as a client in JavaScript would send it back: 1.0 is 1 there, and large integers are rounded."""
+    if isinstance(value, Mapping):
+        return {key: _numbers_of_javascript(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers_of_javascript(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if isinstance(value, int) and abs(value) <= _MAX_SAFE_INTEGER:
+        return value
+    try:
+        rounded = float(value)
+    except OverflowError:
+        return None
+    if not math.isfinite(rounded):
+        return None
+    return int(rounded) if rounded.is_integer() else rounded

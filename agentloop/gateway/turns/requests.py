@@ -1,0 +1,117 @@
+"""`ModelRequest`: one call of a model, whichever dialect its client speaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.messages import conversation_keys, key_of_tools
+from agentloop.types.messages import Message
+
+
+class Body(BaseModel):
+    """The fields of a body that are read; others are ignored, as clients send much that does not concern the model."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    model: str = ""
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ModelRequest:
+    """One call of a model."""
+
+    model: str
+    """Name that the client sent; the policy answers in any case."""
+    messages: Sequence[Message]
+    keys: Sequence[bytes]
+    """Keys of the conversation up to each message (`conversation_keys`)."""
+    tools: list[dict[str, Any]]
+    """Schemas of the tools; equal tools are one object."""
+    reads_calls: bool = True
+    """Whether calls are parsed; False if the client wants none."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    """Number of turns to sample after the conversation; all but one are branches."""
+    stream: bool = False
+    options: Any = None
+    """What only the dialect of the request reads."""
+    kept_as: str | None = None
+    """Name under which later requests continue the conversation without sending it."""
+    num_unkept: int = 0
+    """Messages at the beginning that later requests do not continue with."""
+    sent: bytes = b""
+    """Digest of the body."""
+    is_retry: bool = False
+    """Whether the client says that it sent this body before and got no answer."""
+
+
+def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """Read a body. Raises an `ApiError` that names the first invalid field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        param = ".".join(map(str, first["loc"]))
+        raise ApiError(400, f"{param or 'The body'}: {first['msg']}.", param=param or None) from error
+
+
+def model_request(
+    body: Body, messages: Sequence[Message], tools: Sequence[dict[str, Any]], **more: Any
+) -> ModelRequest:
+    """Return the request of a body; `tools` are written as in OpenAI's chat API."""
+    key = json.dumps(tools) if tools else ""
+    return ModelRequest(
+        model=body.model,
+        messages=messages,
+        keys=conversation_keys(messages, key_of_tools(key)),
+        tools=_shared(key),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        stream=bool(body.stream),
+        **more,
+    )
+
+
+def tool_of(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """Return the schema of a tool as the chat templates show it."""
+    schema = parameters or {"type": "object", "properties": {}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": schema},
+    }
+
+
+def refuse(param: str, instead: str) -> ApiError:
+    """Return the error of a field that would change the sampled tokens."""
+    return ApiError(400, f"`{param}` is not supported here. {instead}", code="unsupported", param=param)
+
+
+NO_FORMAT = (
+    "A grammar changes the distribution of the tokens, so their log-probabilities would not be those of the learner. "
+    "Request the format in a message, and let the reward judge it."
+)
+
+
+@lru_cache(maxsize=512)
+def _shared(key: str) -> list[dict[str, Any]]:
+    """Return one object for equal tools: renderers identify tools by their list object."""
+    tools: list[dict[str, Any]] = json.loads(key) if key else []
+    return tools
