@@ -160,6 +160,9 @@ class LearnerConfig(Config):
     lora: Annotated[LoraConfig | None, FSDP] = None
     """Train adapters of a frozen model, which stays in compute_dtype; engines get the merged weights. None: train all
     weights."""
+    router_replay: Annotated[bool, FSDP] = False
+    """Compute each token with the experts that the engine routed it to (R3, docs/concepts/experts.md). The weights of
+    these experts are those of the learner's router."""
     share_prefixes: bool | None = None
     """Compute the prompt of a group once for all its trajectories. None: if attention is FlashAttention."""
 

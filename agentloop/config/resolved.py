@@ -131,6 +131,8 @@ def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
         options["max_pixels"] = config.rendering.max_pixels
     if facts.learns and kind.takes_learner_dtype:
         options["dtype"] = config.learner.compute_dtype
+    if facts.learns and config.learner.router_replay and kind.returns_routing is not None:
+        options[kind.returns_routing] = True
     if facts.learns and kind.runs_on_gpus and config.placement.sleeps:
         options["sleeps"] = True
     share = config.workers.gpus

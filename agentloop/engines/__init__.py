@@ -37,6 +37,8 @@ class EngineKind:
     read_turn: str | None = None
     """Function that parses its turns, as 'module:function', for an engine that takes messages instead of token ids. It
     evaluates only: the learner needs token ids and their log-probabilities."""
+    returns_routing: str | None = None
+    """Its option that lets turns have their routed experts (`Generation.routed`)."""
     may_share_gpu: bool = False
     """It takes the option shares_gpu: several of them run on one GPU."""
 
@@ -48,7 +50,12 @@ ENGINES: Registry[EngineKind] = Registry(
         "anthropic": EngineKind(
             target="agentloop.engines.api.engine:AnthropicEngine", read_turn="agentloop.engines.api.anthropic:read_turn"
         ),
-        "hf": EngineKind(target="agentloop.engines.hf.engine:HfEngine", loads_here=True, takes_learner_dtype=True),
+        "hf": EngineKind(
+            target="agentloop.engines.hf.engine:HfEngine",
+            loads_here=True,
+            takes_learner_dtype=True,
+            returns_routing="routed_experts",
+        ),
         "openai": EngineKind(
             target="agentloop.engines.api.engine:OpenAiEngine", read_turn="agentloop.engines.api.openai:read_turn"
         ),
@@ -60,7 +67,11 @@ ENGINES: Registry[EngineKind] = Registry(
             reports_cut=False,
         ),
         "vllm": EngineKind(
-            target="agentloop.engines.vllm.engine:VllmEngine", runs_on_gpus=True, bounds_pixels=True, may_share_gpu=True
+            target="agentloop.engines.vllm.engine:VllmEngine",
+            runs_on_gpus=True,
+            bounds_pixels=True,
+            may_share_gpu=True,
+            returns_routing="enable_return_routed_experts",
         ),
     },
     own="none",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from agentloop.errors import EngineError
+from agentloop.types.routed_experts import RoutedExperts
 
 if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
@@ -41,6 +42,8 @@ class SamplingParams:
     """The turn ends with the token that completes one of them in its text; nothing of that token is cut."""
     seed: int | None = None
     """Seed of this turn: with the same weights an engine samples the same tokens, as far as its kernels allow."""
+    routed_from: int = 0
+    """First token of the prompt whose experts are returned, by an engine that returns routed experts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +60,8 @@ class Generation:
     finish_reason: FinishReason
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further figures of this turn, such as the tokens that a service bills; an episode has their sums."""
+    routed: RoutedExperts | None = None
+    """Experts of prompt and turn from `SamplingParams.routed_from` on; None if the engine does not return them."""
 
     def __post_init__(self) -> None:
         assert len(self.ids) == len(self.logprobs) == len(self.versions)

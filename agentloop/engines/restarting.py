@@ -13,6 +13,7 @@ from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation,
 from agentloop.engines.replay import TurnRecord
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
+from agentloop.types.routed_experts import joined
 from agentloop.weights.handle import WeightHandle
 from agentloop.weights.shelf import Overwritten, SharedWeights, WeightShelf
 
@@ -357,7 +358,11 @@ def _joined(first: Generation | None, second: Generation) -> Generation:
     if first is None:
         return second
     return Generation(
-        first.ids + second.ids, first.logprobs + second.logprobs, first.versions + second.versions, second.finish_reason
+        first.ids + second.ids,
+        first.logprobs + second.logprobs,
+        first.versions + second.versions,
+        second.finish_reason,
+        routed=joined(first.routed, second.routed),
     )
 
 

@@ -207,6 +207,7 @@ class TurnEpisode:
             stop_token_ids=self.renderer.stop_token_ids,
             stop_strings=(*self.renderer.stop_strings, *self.sampling.stop_strings),
             seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
+            routed_from=self.trajectory.num_routed,
         )
         generation = await self.engine.generate(
             self.trajectory.ids,
@@ -217,6 +218,7 @@ class TurnEpisode:
         self.trajectory.append(
             SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
         )
+        self.trajectory.add_routed(generation.routed)
         self.trajectory.turn_rewards.append(0.0)
         for name, value in generation.metrics.items():
             self._add(name, value)

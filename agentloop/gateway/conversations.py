@@ -127,6 +127,7 @@ class Conversations:
             stream.append(SegmentKind.OBSERVATION, place.continuation.observation, images=place.new_images)
         start = len(stream)
         stream.append(SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions)
+        stream.add_routed(generation.routed)
         stream.turn_rewards.append(0.0)
         stream.messages += [*place.new_messages, message]
         turn = Turn(

@@ -288,6 +288,7 @@ class Session:
             stop_token_ids=self._renderer.stop_token_ids,
             stop_strings=(*self._renderer.stop_strings, *sampling.stop_strings, *request.stop),
             seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
+            routed_from=place.parent.stream.num_routed if place.parent is not None and place.appends else 0,
         )
 
     async def _finish(self, place: Place, generation: Generation, tag: bytes, index: int) -> Completion:

@@ -20,6 +20,7 @@ import numpy as np
 from agentloop.types.image import PlacedImage
 from agentloop.types.limits import StopReason
 from agentloop.types.messages import Message, text_of
+from agentloop.types.routed_experts import RoutedExperts, joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,6 +115,8 @@ class Trajectory:
     _ends: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _segment_images: dict[int, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     """Index of a segment -> its images."""
+    routed: RoutedExperts | None = field(default=None, repr=False)
+    """Experts of the first tokens of the stream, if the engine returns them; the learner routes the others freely."""
 
     def append(
         self,
@@ -156,6 +159,11 @@ class Trajectory:
             self._segment_images[len(self._ends)] = shown
         self._kinds.append(_CODES[kind])
         self._ends.append(len(self._ids))
+
+    def add_routed(self, routed: RoutedExperts | None) -> None:
+        """Note the experts of tokens that had none yet. Known ones stay: their tokens were sampled with them."""
+        if routed is not None and (new := routed.part(self.num_routed, len(self))) is not None:
+            self.routed = joined(self.routed, new)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -207,6 +215,11 @@ class Trajectory:
     @property
     def num_sampled(self) -> int:
         return len(self._sampled_logprobs)
+
+    @property
+    def num_routed(self) -> int:
+        """Number of tokens at the start of the stream whose experts are known."""
+        return 0 if self.routed is None else self.routed.end
 
     @property
     def num_turns(self) -> int:

@@ -1,7 +1,8 @@
 """Write trajectories to JSON and JSONL files and read them.
 
 The JSON form has a plain list of ids for each segment, so `jq` and people can read it. Logprobs are base64 of
-little-endian float32 and survive bit for bit; versions are run lengths. A token takes about 8 bytes. Each image is
+little-endian float32 and survive bit for bit; versions are run lengths. A token takes about 8 bytes. Routed experts are
+compressed bytes. Each image is
 stored once, as PNG; after loading, messages and segments share it again.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from agentloop.errors import UserError
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
+from agentloop.types.routed_experts import RoutedExperts
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 FORMAT_VERSION = 1
@@ -45,7 +48,8 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
         if segment.images:
             entry["images"] = [_image_entry(image, segment.start, images) for image in segment.images]
         segments.append(entry)
-    return {**head, "segments": segments, "images": images.as_base64()}
+    routed = {} if trajectory.routed is None else {"routed_experts": _routed_entry(trajectory.routed, images)}
+    return {**head, "segments": segments, **routed, "images": images.as_base64()}
 
 
 def from_dict(data: dict[str, Any]) -> Trajectory:
@@ -63,7 +67,9 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
                 sampled["versions"] = [version for version, count in entry["versions"] for _ in range(count)]
             shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
             trajectory.append(kind, entry["ids"], images=shown, **sampled)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if "routed_experts" in data:
+            trajectory.add_routed(_routed_of(data["routed_experts"], images))
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise UserError(
             f"The data is not a whole trajectory: {type(error).__name__}: {error}. Write it again."
         ) from error
@@ -117,6 +123,21 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
         **({} if trajectory.answer is None else {"answer": trajectory.answer}),
         **({"branches": [to_dict(branch) for branch in trajectory.branches]} if trajectory.branches else {}),
     }
+
+
+def _routed_entry(routed: RoutedExperts, images: ImageTable) -> dict[str, Any]:
+    """Return numbers in the smallest type that has them; those of one place are neighbours, as they repeat."""
+    experts = routed.experts
+    kind = "<u1" if experts.max(initial=0) < 256 else "<u2"
+    content = zlib.compress(experts.transpose(1, 2, 0).astype(kind).tobytes())
+    return {"shape": list(experts.shape), "type": kind, "zlib": to_plain(content, images)["$bytes"]}
+
+
+def _routed_of(entry: dict[str, Any], images: ImageTable) -> RoutedExperts:
+    tokens, layers, k = entry["shape"]
+    content = zlib.decompress(from_plain({"$bytes": entry["zlib"]}, images))
+    experts = np.frombuffer(content, entry["type"]).astype(np.int16).reshape(layers, k, tokens)
+    return RoutedExperts(0, np.ascontiguousarray(experts.transpose(2, 0, 1)))
 
 
 def _image_entry(image: Any, start: int, images: ImageTable) -> Any:

@@ -44,6 +44,8 @@ class Sample:
     """Number of the episode in the step, which its branches share; None: the sample is an episode of its own."""
     images: tuple[PlacedImage, ...] = ()
     """Images in the order of the tokens."""
+    routed: NDArray[np.int16] | None = None
+    """Experts that the engine used for the first tokens, [num_routed, decoder layers, k]; None if it does not tell."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
@@ -115,6 +117,7 @@ class Sample:
             group_id=trajectory.group_id,
             episode=episode,
             images=tuple(trajectory.images),
+            routed=None if trajectory.routed is None else trajectory.routed.experts.astype(np.int16, copy=False),
         )
 
 

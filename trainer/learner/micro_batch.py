@@ -15,7 +15,7 @@ from agentloop.trainer.batch.trained_tokens import TrainedTokens, to_device
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.image_rows import RowPictures
-from agentloop.trainer.model.row_layout import RowLayout, Unit
+from agentloop.trainer.model.row_layout import NOT_ROUTED, RowLayout, Unit
 from agentloop.types.image import PixelFormat
 
 
@@ -66,6 +66,8 @@ class MicroBatch:
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
         row = PackedRow.of(layout.lengths, device, padded=padded, parents=layout.parents)
+        if layout.routed is not None:
+            row = replace(row, routed=to_device(layout.routed.transpose(1, 0, 2), device))
         pictures = None
         if layout.rope is not None:
             pictures = RowPictures.of(layout.images, layout.rope, device)
@@ -88,10 +90,18 @@ class MicroBatch:
         padding = 0, length - (own.stop - own.start)
         is_here = (self.positions >= own.start) & (self.positions < own.stop)
         places = is_here.nonzero()[:, 0]
+        routed = self.row.routed
+        row = replace(
+            self.row,
+            position_ids=F.pad(self.row.position_ids[:, own], padding),
+            divided=True,
+            num_own=own.stop - own.start,
+            routed=None if routed is None else F.pad(routed[:, own], (0, 0, *padding), value=NOT_ROUTED),
+        )
         return replace(
             self,
             input_ids=F.pad(self.input_ids[:, own], padding),
-            row=replace(self.row, position_ids=F.pad(self.row.position_ids[:, own], padding), divided=True),
+            row=row,
             positions=self.positions[places] - own.start,
             targets=self.targets[places],
             tokens=self.tokens.rows(places),

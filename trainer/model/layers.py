@@ -19,6 +19,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.model import activation_checkpointing as recomputed
 from agentloop.trainer.model import recurrent_layers
 from agentloop.trainer.model.compiling import compile_whole
+from agentloop.trainer.model.experts import routing
 
 
 def prepare(
@@ -49,6 +50,8 @@ def prepare(
 
 
 def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if "replayed" in kwargs:  # from `Routing`
+        return routing.run_routed(layer, *args, **kwargs)
     return type(layer).forward(layer, *args, **kwargs)
 
 

@@ -19,6 +19,7 @@ from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention import tower as tower_attention
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
+from agentloop.trainer.model.experts.routing import Routing
 from agentloop.trainer.model.head.fused_head import ChunkLoss, head_loss
 from agentloop.trainer.model.head.logprobs import token_logprobs
 from agentloop.trainer.model.image_rows import RowPictures
@@ -41,6 +42,7 @@ class PackedCausalLM(nn.Module):
         self.model = model
         self.is_recurrent = recurrent_layers.prepare(model)
         """Whether rows need the layout of padded batches (`PackedRow.padded`)."""
+        self.routing = Routing(model)
         text: Any = model.config.get_text_config()  # type: ignore[union-attr,operator]
         self._logit_scale = _logit_scale(text)
         cap = getattr(text, "final_logit_softcapping", None)
@@ -63,6 +65,7 @@ class PackedCausalLM(nn.Module):
         `chunk_loss` only the loss is differentiable (`fused_head` explains it and `units`). Without `chunk_loss` the
         loss is None, and the others are differentiable.
         """
+        self.routing.begin(input_ids.device, row.num_own)
         hidden = hidden_states(self.backbone, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         if self._logit_scale != 1.0:
@@ -185,6 +188,7 @@ def load_packed_lm(
     tower = policy.tower_layers()
     decoder = [layer for layer in policy.layers() if layer not in tower]
     layers.prepare(decoder, checkpointing, compiled=compiled, recurrent=policy.is_recurrent)
+    policy.routing.prepare(decoder)
     # Images and windows differ in number and size from row to row, and sdpa computes them one by one.
     layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)
     return policy

@@ -17,6 +17,10 @@ _WORTH = 1 / 16
 """Share of a group's tokens that sharing its prompt must save, because each layer then merges two attentions."""
 
 
+NOT_ROUTED = -1
+"""Expert of a token that the learner's router chooses itself."""
+
+
 class Unit(NamedTuple):
     """Samples that stay in one row."""
 
@@ -41,6 +45,8 @@ class RowLayout:
     """Images at their places in the row."""
     rope: NDArray[np.int64] | None
     """[3, num_tokens], from `rope_positions`; None for a row without images."""
+    routed: NDArray[np.int16] | None
+    """Experts of the tokens, [num_tokens, decoder layers, k], `NOT_ROUTED` where they are unknown; None if all are."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], units: Sequence[Unit] | None = None) -> RowLayout:
@@ -52,6 +58,8 @@ class RowLayout:
         positions: list[NDArray[np.int64]] = []
         images: list[PlacedImage] = []
         rope: list[NDArray[np.int64]] = []
+        routed: list[NDArray[np.int16]] = []
+        shape = next((sample.routed.shape[1:] for sample in samples if sample.routed is not None), None)
         has_images = any(sample.images for sample in samples)
         rest = iter(samples)
         start = 0
@@ -65,12 +73,14 @@ class RowLayout:
                     lengths.append(prefix)
                     parents.append(None)
                     ids.append(sample.token_ids[:prefix])
+                    routed += [] if shape is None else [_routed(sample, shape)[:prefix]]
                     rope.append(own_rope[:, :prefix])
                     images += _between(sample, 0, prefix, root)
                     start += prefix
                 lengths.append(len(sample) - prefix)
                 parents.append(parent)
                 ids.append(sample.token_ids[prefix:])
+                routed += [] if shape is None else [_routed(sample, shape)[prefix:]]
                 rope.append(own_rope[:, prefix:])
                 images += _between(sample, prefix, len(sample), start)
                 # The first token is never trained (see Sample), so the token before a trained one is in the sequence.
@@ -78,10 +88,19 @@ class RowLayout:
                 positions.append(np.where(before < prefix, before + root, before - prefix + start))
                 start += len(sample) - prefix
         found = np.concatenate(rope, axis=1) if has_images else None
-        return cls(lengths, parents, np.concatenate(ids), np.concatenate(positions), images, found)
+        experts = np.concatenate(routed) if routed else None
+        return cls(lengths, parents, np.concatenate(ids), np.concatenate(positions), images, found, experts)
 
 
 _NO_ROPE = np.zeros((3, 0), np.int64)
+
+
+def _routed(sample: Sample, shape: tuple[int, ...]) -> NDArray[np.int16]:
+    """Return the experts of all tokens of a sample, [num_tokens, *shape]."""
+    found = np.full((len(sample), *shape), NOT_ROUTED, np.int16)
+    if sample.routed is not None:
+        found[: len(sample.routed)] = sample.routed
+    return found
 
 
 def _between(sample: Sample, start: int, end: int, place: int) -> list[PlacedImage]:

@@ -98,6 +98,12 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.backend is megatron, which has no critic, but algorithm.advantage={config.algorithm.advantage} "
             "needs one. Set learner.backend=fsdp, or another advantage."
         )
+    if learner.router_replay and ENGINES.get(config.engine.name).returns_routing is None:
+        names = sorted(name for name in ENGINES if ENGINES.get(name).returns_routing is not None)
+        yield (
+            f"learner.router_replay is true, but engine.name={config.engine.name} does not tell which experts it used. "
+            f"Set engine.name to {' or '.join(names)}, or remove router_replay."
+        )
     if advantage := losses.get(learner.loss).auxiliary_of:
         yield (
             f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To have that model, set "

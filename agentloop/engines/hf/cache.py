@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from agentloop.engines.hf.routing import SlotRouting
     from agentloop.engines.hf.states import SlotStates
 
 GROWTH = 256
@@ -33,10 +34,13 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
         states: SlotStates | None = None,
+        routing: SlotRouting | None = None,
     ) -> None:
         self.slots = slots
         self.states = states
         """States of recurrent layers; None for a model without such layers."""
+        self.routing = routing
+        """Experts of the tokens, if the engine returns them."""
         self.max_len = max_len
         self.length = 0
         self._rows = 0
@@ -99,6 +103,8 @@ class SlotCache:
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
         if self.states is not None:
             self.states.copy(source, target)
+        if self.routing is not None:
+            self.routing.copy(source, target, length)
 
     @staticmethod
     def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

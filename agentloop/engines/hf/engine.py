@@ -20,6 +20,7 @@ from agentloop.engines.base import Engine, Generation, SamplingParams
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.images import Shown
 from agentloop.engines.hf.model import copy_weights, load_model, shape_of, states_of
+from agentloop.engines.hf.routing import SlotRouting
 from agentloop.engines.hf.worker import Request, Worker
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.token_listeners import Listener, listener
@@ -44,7 +45,8 @@ class HfEngine(Engine):
     their keys and values of the old weights; a turn that starts later computes its prefix again.
 
     `cache_bytes` limits the cache (default: 4 GiB; on CUDA half of the free memory). `max_slots` is lowered to the
-    number that fits at `max_model_len`. `seed` is for turns without a seed of their own.
+    number that fits at `max_model_len`. `seed` is for turns without a seed of their own. With `routed_experts`, turns
+    tell which experts computed them (`Generation.routed`).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class HfEngine(Engine):
         max_batch_tokens: int = 2048,
         cache_bytes: int | None = None,
         seed: int | None = None,
+        routed_experts: bool = False,
     ) -> None:
         self._source = model
         self._stops = StopFinder(model)
@@ -67,6 +70,7 @@ class HfEngine(Engine):
         self._max_slots = max_slots
         self._max_batch_tokens = max_batch_tokens
         self._cache_bytes = cache_bytes
+        self._returns_routing = routed_experts
         self._seeds = np.random.default_rng(seed)
         self._worker: Worker | None = None
         self._closed = False
@@ -112,6 +116,7 @@ class HfEngine(Engine):
             dtype=self.dtype,
             device=self._device,
             states=states_of(model),
+            routing=SlotRouting(model) if self._returns_routing else None,
         )
         return Worker(model, cache, max_batch_tokens=self._max_batch_tokens)
 

@@ -53,6 +53,8 @@ class SlotTable:
         cache.tokens[row, : len(prompt)] = prompt
         cache.tok_len[row] = len(prompt)
         cache.kv_len[row] = reuse
+        if cache.routing is not None:
+            cache.routing.begin(row, reuse)
         self._fresh[row] = True
         return row
 

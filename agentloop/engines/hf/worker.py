@@ -24,6 +24,7 @@ from agentloop.engines.hf.sampler import sample, uniform
 from agentloop.engines.hf.slots import SlotTable
 from agentloop.engines.stop_strings import StopStrings
 from agentloop.errors import EngineError
+from agentloop.types.routed_experts import RoutedExperts
 from agentloop.vision.loading import tower_of
 
 _log = logging.getLogger(__name__)
@@ -203,6 +204,8 @@ class Worker:
         ids = torch.from_numpy(tokens).to(cache.kv.device)
         keep = torch.from_numpy(ends[complete] - 1).to(cache.kv.device)
         logits = forward(self.model, ids, step, keep, self._vision_step(step, rows, counts))
+        if cache.routing is not None:
+            cache.routing.note(step)
         cache.kv_len[rows] += counts
         if complete.any():
             self._sample(rows[complete], logits)
@@ -324,7 +327,10 @@ class Worker:
         request = self._leave(row)
         self._table.park(row, request.trajectory_id)
         tokens, logprobs = self._cache.tokens[row, start:end], self._cache.logprobs[row, start:end]
-        request.done(_generation(request, tokens, logprobs, reason))
+        routed = None
+        if self._cache.routing is not None:
+            routed = self._cache.routing.of(row, request.params.routed_from, end)
+        request.done(_generation(request, tokens, logprobs, reason, routed))
 
     def _break(self, row: int) -> None:
         self._table.forget(row)
@@ -332,11 +338,19 @@ class Worker:
 
 
 def _generation(
-    request: Request, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], reason: FinishReason
+    request: Request,
+    tokens: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    reason: FinishReason,
+    routed: RoutedExperts | None = None,
 ) -> Generation:
     versions = np.full(len(tokens), request.marks[0][1] if request.marks else 0, np.int32)
     for start, version in request.marks[1:]:
         versions[start:] = version
     return Generation(
-        array("i", tokens.tobytes()), array("f", logprobs.tobytes()), array("i", versions.tobytes()), reason
+        array("i", tokens.tobytes()),
+        array("f", logprobs.tobytes()),
+        array("i", versions.tobytes()),
+        reason,
+        routed=routed,
     )

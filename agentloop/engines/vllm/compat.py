@@ -18,7 +18,7 @@ _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
     "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb "
-    "enable_sleep_mode"
+    "enable_sleep_mode enable_return_routed_experts"
 )
 
 NAMES: dict[str, str] = {
@@ -57,7 +57,7 @@ NAMES: dict[str, str] = {
     "vllm.v1.engine.async_llm:AsyncLLM.get_supported_tasks": "",
     "vllm.sampling_params:SamplingParams": (
         "max_tokens temperature top_p top_k seed stop_token_ids ignore_eos logprobs flat_logprobs detokenize "
-        "output_kind stop include_stop_str_in_output skip_special_tokens"
+        "output_kind stop include_stop_str_in_output skip_special_tokens routed_experts_prompt_start"
     ),
     "vllm.sampling_params:RequestOutputKind.FINAL_ONLY": "",
     "vllm.logprobs:FlatLogprobs": "logprobs",

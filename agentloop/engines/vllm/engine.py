@@ -157,7 +157,7 @@ class VllmEngine(Engine):
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         finally:
             self._turns.discard(turn)
-        generation = generation_of(output, turn.marks)
+        generation = generation_of(output, turn.marks, params.routed_from)
         return generation if stops is None else up_to_stop(generation, stops)
 
     async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:

@@ -6,9 +6,12 @@ from array import array
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopStrings
 from agentloop.errors import EngineError
+from agentloop.types.routed_experts import RoutedExperts
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
@@ -38,6 +41,7 @@ def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> An
         include_stop_str_in_output=True,
         skip_special_tokens=False,
         detokenize=bool(params.stop_strings),
+        routed_experts_prompt_start=params.routed_from,
         output_kind=RequestOutputKind.CUMULATIVE if in_parts else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -50,18 +54,24 @@ def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
     end = stops.end(turn.ids)
     if end is None:
         return turn
-    return Generation(turn.ids[:end], turn.logprobs[:end], turn.versions[:end], FinishReason.STOP)
+    cut = turn.ids[:end], turn.logprobs[:end], turn.versions[:end]
+    return Generation(*cut, FinishReason.STOP, routed=turn.routed)
 
 
-def generation_of(output: Any, marks: list[tuple[int, int]]) -> Generation:
-    """Convert a finished request; `marks` as in `versions_of`. Raises `EngineError` if vLLM gave it up."""
+def generation_of(output: Any, marks: list[tuple[int, int]], routed_from: int = 0) -> Generation:
+    """Convert a finished request; `marks` as in `versions_of`. Raises `EngineError` if vLLM gave it up.
+
+    If vLLM returns routed experts, they are those of the tokens from `routed_from` on.
+    """
     sampled = output.outputs[0]
     reason = _FINISH.get(sampled.finish_reason)
     if reason is None:
         raise EngineError(f"vLLM ended the request with {sampled.finish_reason!r}")
     ids = array("i", sampled.token_ids)
     logprobs = array("f", sampled.logprobs.logprobs if ids else ())
-    return Generation(ids, logprobs, versions_of(marks, len(ids)), reason)
+    experts = sampled.routed_experts  # uint8 or uint16 [num_tokens, decoder layers, k]
+    routed = None if experts is None else RoutedExperts(routed_from, experts.astype(np.int16))
+    return Generation(ids, logprobs, versions_of(marks, len(ids)), reason, routed=routed)
 
 
 def versions_of(marks: list[tuple[int, int]], num_tokens: int) -> array[int]:

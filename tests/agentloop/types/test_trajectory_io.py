@@ -14,6 +14,7 @@ from PIL import Image
 from agentloop.errors import FailureKind, UserError
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
+from agentloop.types.routed_experts import RoutedExperts
 from agentloop.types.trajectory import SegmentKind, Trajectory
 from agentloop.types.trajectory_io import from_dict, read_jsonl, same, to_dict, write_jsonl
 
@@ -260,3 +261,32 @@ def test_jsonl_may_be_compressed(tmp_path):
     assert [same(back, full()) for back in read_jsonl(path)] == [True, True]
     with pytest.raises(ValueError, match="compressed"):
         write_jsonl(path, [full()], append=True)
+
+
+def routed(count, experts, start=0):
+    rng = np.random.default_rng(0)
+    return RoutedExperts(start, rng.integers(0, experts, (count, 3, 2)).astype(np.int16))
+
+
+@pytest.mark.parametrize("experts", [8, 256, 512])
+def test_routed_experts_survive_in_few_bytes(experts):
+    trajectory = Trajectory()
+    trajectory.append(SegmentKind.PROMPT, range(1000))
+    plain = len(json.dumps(to_dict(trajectory)))
+    trajectory.add_routed(routed(999, experts))
+    written = json.dumps(to_dict(trajectory))
+    assert len(written) - plain < 999 * 3 * 2 * (1.4 if experts <= 256 else 2.8) + 100
+    read = from_dict(json.loads(written))
+    assert read.num_routed == 999
+    assert read.routed.experts.dtype == np.int16
+    np.testing.assert_array_equal(read.routed.experts, trajectory.routed.experts)
+
+
+def test_torn_routed_experts_are_refused():
+    trajectory = Trajectory()
+    trajectory.append(SegmentKind.PROMPT, range(9))
+    trajectory.add_routed(routed(8, 8))
+    data = to_dict(trajectory)
+    for change in ({"shape": [7, 3, 2]}, {"zlib": "AAAA"}):
+        with pytest.raises(UserError, match="not a whole trajectory"):
+            from_dict(data | {"routed_experts": data["routed_experts"] | change})

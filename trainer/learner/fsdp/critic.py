@@ -23,6 +23,7 @@ class ValueModel(PackedCausalLM):
         """`dtype` is that of the head, which is trained even if the backbone is frozen in another dtype."""
         backbone: Any = policy.backbone
         super().__init__(backbone)
+        self.routing = policy.routing
         hidden_size = backbone.config.get_text_config().hidden_size
         self.value_head = nn.Linear(hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
@@ -41,6 +42,7 @@ class ValueModel(PackedCausalLM):
     ) -> tuple[None, Tensor, Tensor]:
         """Return the value before each trained token, float32 [num_trained], and zeros in place of entropies."""
         assert chunk_loss is None, "a chunk loss needs log-probabilities"
+        self.routing.begin(input_ids.device, row.num_own)
         hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
         values = self.value_head(hidden)[:, 0].float().clone()
         return None, values, torch.zeros_like(values)

@@ -123,7 +123,7 @@ class FsdpLearner(BaseLearner):
                 for number, row in enumerate(rows):
                     self._placement.before_backward(is_last=number == len(rows) - 1)
                     watch.lap()
-                    micro = self._micro_batch(samples, row, weights)
+                    micro = self._micro_batch(samples, row, weights, replays=self.config.router_replay)
                     losses.append(self._backward(micro, metrics if row else None, is_first=is_first))
                     metrics.add_work(self.flops_of(samples, row) / self.config.sequence_parallel)
                 watch.lap()
@@ -131,11 +131,15 @@ class FsdpLearner(BaseLearner):
             self._cost = self._measured_costs.after(samples, rows, watch.seconds())
         self._finish_update(samples, rows, losses, metrics)
 
-    def _micro_batch(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> MicroBatch:
-        """Return the tensors of a row; `weights` are those of all samples."""
+    def _micro_batch(
+        self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray, *, replays: bool
+    ) -> MicroBatch:
+        """Return the tensors of a row; `weights` are those of all samples. `replays`: with the engine's experts."""
         chosen, own_weights, units = self._row_samples(samples, row, weights)
         # If ranks gather parts of the tower from each other, all run it if any does.
         formats = (placed.image.format for sample in samples for placed in sample.images)
+        if not replays:
+            chosen = [replace(sample, routed=None) for sample in chosen]
         micro = MicroBatch.of(
             chosen,
             own_weights,
@@ -184,6 +188,7 @@ class FsdpLearner(BaseLearner):
                 loss, token_metrics, is_first = torch.zeros_like(loss), {}, False
         if metrics is not None:
             metrics.add_tokens(micro.input_ids.numel() if micro.part is None else micro.part.num_tokens, token_metrics)
+            metrics.add_routing(self.policy.routing.load, self.policy.routing.layers)
             if self._objective.loss.on_policy and is_first:
                 metrics.add_difference((logprobs.detach() - tokens.rollout_logprobs).abs())
         return loss.detach()
@@ -205,23 +210,23 @@ class FsdpLearner(BaseLearner):
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] a sample."""
         with self._placement.computing():
-            return self._score(self.policy, samples)
+            return self._score(self.policy, samples, replays=self.config.router_replay)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Return the log-probabilities under the reference model, or under the model without its adapters."""
         if self.reference is None and self.config.needs_reference:
             with self._placement.computing(), lora.switched_off(self.policy):
-                return self._score(self.policy, samples)
+                return self._score(self.policy, samples, replays=False)
         if self.reference is None:
             raise UserError("The learner has no reference model. Set learner.reference, or learner.kl_coef above 0.")
         with self._reference_placement.computing():
-            return self._score(self.reference, samples)
+            return self._score(self.reference, samples, replays=False)
 
     @torch.no_grad()
-    def _score(self, policy: PackedCausalLM, samples: Sequence[Sample]) -> list[np.ndarray]:
+    def _score(self, policy: PackedCausalLM, samples: Sequence[Sample], *, replays: bool) -> list[np.ndarray]:
         result: list[np.ndarray] = [np.zeros(sample.num_sampled, np.float32) for sample in samples]
         for row in self._rows(samples, list(range(len(samples)))):
-            micro = self._micro_batch(samples, row, np.zeros(len(samples)))
+            micro = self._micro_batch(samples, row, np.zeros(len(samples)), replays=replays)
             _, logprobs, _ = self._forward(micro, policy)
             if micro.part is not None:  # the sum over ranks has the other parts
                 logprobs = logprobs.new_zeros(len(micro.part.tokens)).index_copy_(0, micro.part.places, logprobs)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.cluster.process_group import data_parallel_mesh, node_mesh, sequence_group
-from agentloop.trainer.learner.checks import packing_check
+from agentloop.trainer.learner.checks import packing_check, replay_check
 from agentloop.trainer.learner.fsdp.sharded import ShardedModel, fits_unsharded
 from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
 from agentloop.trainer.model import lora
@@ -66,6 +66,8 @@ class Models:
             policy.freeze_vision()
         self.shares_prefixes = self._decide_sharing(policy)
         self._check(policy.to(self._device))
+        if config.router_replay:
+            replay_check.check(policy)
         self.padded |= policy.is_recurrent
         policy = wrap(policy)
         self.gathers_once = self._decide_gathering(policy)

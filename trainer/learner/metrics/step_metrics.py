@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentloop.trainer.learner.metrics.recording import Span, named, now
+from agentloop.trainer.learner.metrics.routing_metrics import RoutingMetrics
 from agentloop.trainer.sizing.gpus import find_device
 
 
@@ -22,6 +23,7 @@ class StepMetrics:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._largest_difference = torch.zeros((), device=device)
+        self._routing = RoutingMetrics()
         self._computed_tokens = 0
         self._flops = 0.0
         self._balances: list[float] = []
@@ -64,6 +66,10 @@ class StepMetrics:
         if difference.numel():
             self._largest_difference = torch.maximum(self._largest_difference, difference.max())
 
+    def add_routing(self, load: Tensor | None, layers: Sequence[int]) -> None:
+        """Add the `Routing.load` of a row, of these decoder layers."""
+        self._routing.add(load, layers)
+
     def add_update(self, values: dict[str, float], *, skipped: bool) -> None:
         """Add loss, gradient norm and learning rate of an update."""
         self._updates.append(values)
@@ -82,7 +88,9 @@ class StepMetrics:
     def result(self) -> dict[str, float]:
         """Return all metrics; except for seconds they are the same on every rank."""
         self._reduce()
-        result = {name: total.item() / max(self._counts[name], 1) for name, total in self._sums.items()}
+        result = self._routing.result(self._device) | {
+            name: total.item() / max(self._counts[name], 1) for name, total in self._sums.items()
+        }
         if "logprob_diff" in result:
             result["logprob_diff_max"] = self._largest_difference.item()
         result |= {name: sum(values) / len(values) for name, values in self._values.items()}

@@ -53,6 +53,11 @@ class PackedRow:
     """Layout for the kernel sdpa and for recurrent layers."""
     divided: bool = False
     """Whether `position_ids` cover only this rank's part of the row (see `SequenceGroup`)."""
+    num_own: int | None = None
+    """Tokens of that part without its padding."""
+    routed: Tensor | None = None
+    """Experts of the tokens of `position_ids`, int16 [decoder layers, num_tokens, k]; -1 where the router chooses, and
+    None where it chooses everywhere."""
 
     @classmethod
     def of(
@@ -95,6 +100,8 @@ class PackedRow:
         }
         if self.divided:
             kwargs["num_tokens"] = sum(self.lengths)
+        if self.routed is not None:
+            kwargs["routed"] = self.routed
         if self.padded is not None:
             kwargs["padded"] = self.padded
         if self.prefixes is not None:

@@ -78,6 +78,23 @@ METRICS = (
         "learner/better_reward", "nats", "beta * log(policy / reference) of the better answers of dpo.", "It falls."
     ),
     Metric("learner/worse_reward", "nats", "The same of the worse answers."),
+    Metric(
+        "learner/experts/max_share",
+        "share",
+        "Choices of routers that the busiest expert of a layer has, as the mean over layers.",
+        "It grows: the router collapses to few experts.",
+    ),
+    Metric("learner/experts/max_share/*", "share", "The same of one layer."),
+    Metric("learner/experts/idle", "share", "Experts that computed no token of the step.", "It grows."),
+    Metric("learner/experts/idle/*", "share", "The same of one layer."),
+    Metric("learner/experts/entropy", "nats", "Entropy of the load of the experts, as the mean over layers."),
+    Metric("learner/experts/entropy/*", "nats", "The same of one layer."),
+    Metric(
+        "learner/experts/changed",
+        "share",
+        "Experts chosen by the engine that the learner's router would not choose (`learner.router_replay`).",
+        "It is above 0.1: engine and learner compute different models.",
+    ),
     Metric("learner/updates", "updates", "Updates of the optimizer in the step.", "It is 0."),
     Metric("learner/updates_skipped", "updates", "Updates left out for a gradient that is not finite.", "It is not 0."),
     Metric("learner/updates_skipped_total", "updates", "The same since the run began.", "It grows."),

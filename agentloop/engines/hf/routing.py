@@ -1,0 +1,71 @@
+"""The experts that computed the tokens of each slot, for an engine that returns them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentloop.engines.hf.attention import SlotStep
+from agentloop.errors import UserError
+from agentloop.experts import routing
+from agentloop.types.routed_experts import RoutedExperts
+
+
+class SlotRouting:
+    """Experts of the tokens of each slot. Tokens that are computed again keep those that they were sampled with."""
+
+    def __init__(self, model: Any) -> None:
+        """Watch the routers of a model. Raises `UserError` if it has none that can be watched."""
+        self._blocks = routing.prepare(model)
+        if not self._blocks:
+            raise UserError(
+                f"The hf engine cannot return routed experts of {type(model).__name__}: it has no layers whose router "
+                "transformers shows. Remove learner.router_replay (or routed_experts of the engine)."
+            )
+        self._layers = int(model.config.get_text_config().num_hidden_layers)
+        self._of_slot: dict[int, NDArray[np.int16]] = {}
+        """Slot -> [tokens, layers, k]."""
+        self._known: dict[int, int] = {}
+        """Slot -> number of its tokens whose experts are known."""
+
+    def begin(self, slot: int, reused: int) -> None:
+        """Forget all but the first `reused` tokens of a slot, whose keys and values a new turn uses."""
+        self._known[slot] = min(reused, self._known.get(slot, 0))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give `target` the first `length` tokens of `source`."""
+        self._known[target] = min(length, self._known.get(source, 0))
+        if source in self._of_slot:
+            self._of_slot[target] = self._of_slot[source].copy()
+
+    def note(self, step: SlotStep) -> None:
+        """Note what the routers chose in the step that the model has just computed."""
+        chosen = {layer: routing.take_choice(block).used.cpu().numpy() for layer, block in self._blocks.items()}
+        for slot in np.unique(step.rows).tolist():
+            here = np.flatnonzero(step.rows == slot)
+            positions = step.positions[here]
+            known = self._known.get(slot, 0)
+            here, positions = here[positions >= known], positions[positions >= known]
+            if not len(here):
+                continue
+            end = int(positions[-1]) + 1
+            experts = self._room(slot, end, next(iter(chosen.values())).shape[1])
+            for layer, used in chosen.items():
+                experts[positions, layer] = used[here]
+            self._known[slot] = end
+
+    def of(self, slot: int, start: int, end: int) -> RoutedExperts | None:
+        """Return the experts of the tokens `start:end` of a slot, as far as they are known."""
+        end = min(end, self._known.get(slot, 0))
+        return RoutedExperts(start, self._of_slot[slot][start:end].copy()) if start < end else None
+
+    def _room(self, slot: int, length: int, k: int) -> NDArray[np.int16]:
+        found = self._of_slot.get(slot)
+        if found is None or len(found) < length:
+            wider = np.zeros((length * 3 // 2, self._layers, k), np.int16)
+            if found is not None:
+                wider[: len(found)] = found
+            found = self._of_slot[slot] = wider
+        return found
