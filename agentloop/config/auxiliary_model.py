@@ -25,8 +25,8 @@ class AuxiliaryModelConfig(Config):
         plain = {"corrections": (), "old_logprobs": "auto", "kl_coef": 0.0, "reference": None, "entropy_bonus": 0.0}
         schedule = {"lr_schedule": "constant", "total_updates": None}
         objective = {"loss": loss, "loss_options": options, "aggregation": None, "recording": None}
-        objective["router_replay"] = False  # its router is another one
-        return learner.replace(**own, **plain, **schedule, **objective)
+        routing = {"router_replay": False}  # its router is another one
+        return learner.replace(**own, **plain, **schedule, **objective, **routing)
 
 
 class CriticConfig(AuxiliaryModelConfig):

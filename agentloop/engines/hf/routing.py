@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.engines.hf.attention import SlotStep
 from agentloop.errors import UserError
 from agentloop.experts import routing
 from agentloop.types.routed_experts import RoutedExperts
@@ -40,12 +39,12 @@ class SlotRouting:
         if source in self._of_slot:
             self._of_slot[target] = self._of_slot[source].copy()
 
-    def note(self, step: SlotStep) -> None:
-        """Note what the routers chose in the step that the model has just computed."""
+    def note(self, rows: NDArray[np.int64], token_positions: NDArray[np.int64]) -> None:
+        """Note what the routers chose in the last step; its arguments [tokens] are those of `SlotStep`."""
         chosen = {layer: routing.take_choice(block).used.cpu().numpy() for layer, block in self._blocks.items()}
-        for slot in np.unique(step.rows).tolist():
-            here = np.flatnonzero(step.rows == slot)
-            positions = step.positions[here]
+        for slot in np.unique(rows).tolist():
+            here = np.flatnonzero(rows == slot)
+            positions = token_positions[here]
             known = self._known.get(slot, 0)
             here, positions = here[positions >= known], positions[positions >= known]
             if not len(here):

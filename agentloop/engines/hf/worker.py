@@ -205,7 +205,7 @@ class Worker:
         keep = torch.from_numpy(ends[complete] - 1).to(cache.kv.device)
         logits = forward(self.model, ids, step, keep, self._vision_step(step, rows, counts))
         if cache.routing is not None:
-            cache.routing.note(step)
+            cache.routing.note(step.rows, step.positions)
         cache.kv_len[rows] += counts
         if complete.any():
             self._sample(rows[complete], logits)
