@@ -29,7 +29,8 @@ class Hints:
 
     def of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yield problems of a whole step."""
-        if "reward/mean" in metrics and metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
+        rewards_alone = "reward/mean" in metrics and "distillation/reverse_kl" not in metrics
+        if rewards_alone and metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
             yield (
                 f"step {step}: all episodes of each task had the same reward, so they gave no learning signal. "
                 f"{self._view}"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = {
     "reward": ("reward/mean", "{:.3f}"),
+    "reverse KL": ("distillation/reverse_kl", "{:.4f}"),
     "tool calls": ("rollout/tool_call_rate", "{:.0%}"),
     "turns": ("rollout/turns", "{:.1f}"),
     "failed": ("failures/episodes", "{:.0f}"),

@@ -51,6 +51,27 @@ class DynamicSamplingConfig(Config):
     """Number of rounds after which a step trains on the groups it has."""
 
 
+class DistillationConfig(Config):
+    """On-policy distillation: a teacher scores the tokens that the model samples (GKD, arXiv 2306.13649).
+
+    log teacher - log policy of each sampled token, times `weight`, is added to its advantage. So the model follows the
+    reverse KL to the teacher on its own episodes. Rewards count beside it; without `env.reward` every reward is 0.
+    """
+
+    teacher: ConfigPath
+    """Folder of the teacher, which the learner loads as its reference model, or the address of an OpenAI API that
+    returns `prompt_logprobs`, such as that of `vllm serve`: 'http://host:8000/v1'. It has the tokens of the model."""
+    served_name: str = ""
+    """Name of the teacher at its address; empty: the first that the service has."""
+    weight: float = Field(default=1.0, gt=0)
+    """Factor of the difference."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the teacher is a service."""
+        return "://" in self.teacher
+
+
 class AlgorithmConfig(Config):
     """The episodes of a step, and how their rewards become advantages."""
 
@@ -73,3 +94,5 @@ class AlgorithmConfig(Config):
     kl_in_reward: float = Field(default=0.0, ge=0)
     """Factor of log policy - log reference of each sampled token, which is subtracted from the reward; needs
     learner.reference."""
+    distillation: DistillationConfig | None = None
+    """None learns from rewards only."""

@@ -25,6 +25,8 @@ class Facts:
 
     model: Path
     """Local folder of the model."""
+    teacher: Path | None = None
+    """Local folder of the teacher of `algorithm.distillation`."""
     folder: Path | None = None
     """Folder of the run; None if nothing is recorded."""
     num_tasks: int | None = None
@@ -111,6 +113,8 @@ def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
     """Return the learner with local folders of its models and with its settings from other sections."""
     model = str(facts.model)
     reference = model if config.learner.reference == config.model else config.learner.reference
+    if facts.teacher is not None:
+        reference = str(facts.teacher)
     recording = config.profiler.of_learner(facts.folder) if facts.folder is not None else None
     return config.learner.replace(
         model=model,

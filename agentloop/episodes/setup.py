@@ -177,6 +177,8 @@ def _load_renderer(config: RunConfig, model: Path) -> Renderer:
 def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) -> RewardFunction | None:
     if config.env.reward is not None:
         return load_reward(config.env.reward, config.env.reward_options)
+    if config.algorithm.distillation is not None:
+        return load_reward("none")
     if isinstance(factory, type) and issubclass(factory, ToolEnv) and factory.score is ToolEnv.score:
         raise UserError("env.reward is missing. Name the reward that judges the answers, such as `reward: exact`.")
     return None

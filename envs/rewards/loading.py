@@ -27,6 +27,7 @@ REWARDS: Registry[Any] = Registry(
         "judge": f"{_HERE}.judge:Judge",
         "last_number": f"{_HERE}.answers:last_number",
         "math": f"{_HERE}.math.equivalence:MathEquivalence",
+        "none": f"{_HERE}.answers:none",
         "retool": f"{_HERE}.math.retool:ReTool",
         "search_r1": f"{_HERE}.answers:search_r1",
         "skyrl_sql": f"{_HERE}.sql_execution:SkyRlSql",

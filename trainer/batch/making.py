@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agentloop.config.algorithm import AlgorithmConfig
 from agentloop.trainer import advantages
+from agentloop.trainer.batch.distillation import distilled
 from agentloop.trainer.batch.outcomes import TokenModels, is_judged, judge, reason_to_drop
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.types.trajectory import Trajectory
@@ -60,4 +61,9 @@ def make_batch(
             auxiliary_samples.append(auxiliary.since(oldest_version))
         elif advantage.needs_process_rewards:
             auxiliary_samples.append(replace(sample, advantage=sample.reward))
-    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, auxiliary_samples)
+    metrics: dict[str, float] = {}
+    if algorithm.distillation is not None:
+        assert models is not None
+        assert models.teacher is not None, "distillation needs a teacher"
+        samples, metrics = distilled(samples, models.teacher(samples), algorithm.distillation.weight)
+    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, auxiliary_samples, metrics)

@@ -35,6 +35,8 @@ class TokenModels:
     """Values of the critic, for an advantage with `value_targets`."""
     process: ScoreFn | None = None
     """Rewards of the process reward model, for an advantage with `needs_process_rewards`."""
+    teacher: ScoreFn | None = None
+    """Log-probabilities of the teacher, for `distillation`."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -108,6 +110,7 @@ def judges_alone(algorithm: AlgorithmConfig) -> bool:
     """Return whether the rewards of a group alone tell if it has a gradient."""
     advantage = advantages.get(algorithm.advantage)
     needs_model = advantage.value_targets is not None or advantage.needs_process_rewards or algorithm.kl_in_reward > 0
+    needs_model = needs_model or algorithm.distillation is not None
     return advantage.compares and not advantage.needs_greedy and not needs_model
 
 

@@ -138,6 +138,8 @@ class TrainBatch:
     For a critic these are value targets, and `old_logprobs` holds its values before the step. For a process reward
     model it is the outcome.
     """
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of how the batch was made."""
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -63,7 +63,7 @@ def register(
         whole = tokenwise, needs_reference, aggregation
         return Loss(name, function, options, on_policy, *whole, auxiliary_of, pairwise)
 
-    return registering(_LOSSES, name, make, offered=auxiliary_of is None)
+    return registering(_LOSSES, name, make, offered=auxiliary_of is None and not pairwise)
 
 
 def get(name: str) -> Loss:

@@ -51,7 +51,8 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
     elif config.algorithm.dynamic_sampling is not None and not judges_alone(config.algorithm):
         yield (
             f"algorithm.dynamic_sampling drops groups without a gradient, but with algorithm.advantage="
-            f"{config.algorithm.advantage}{' and kl_in_reward' * (config.algorithm.kl_in_reward > 0)} the rewards of a "
+            f"{config.algorithm.advantage}{' and kl_in_reward' * (config.algorithm.kl_in_reward > 0)}"
+            f"{' and distillation' * (config.algorithm.distillation is not None)} the rewards of a "
             "group do not tell which these are: groups with equal rewards may have one. Remove dynamic_sampling, or "
             "set another advantage, such as grpo, without kl_in_reward."
         )
@@ -116,9 +117,29 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"algorithm.kl_in_reward is {config.algorithm.kl_in_reward}, but no reference model is loaded. Set "
             "learner.reference to its folder, or to the value of model."
         )
+    yield from _distillation_problems(config)
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
         yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set only one of them."
     yield from warmup_problems(config)
+
+
+def _distillation_problems(config: RunConfig) -> Iterator[str]:
+    distillation, learner = config.algorithm.distillation, config.learner
+    if distillation is None:
+        return
+    if not distillation.is_served and (learner.needs_reference or config.algorithm.kl_in_reward):
+        yield (
+            f"algorithm.distillation.teacher is {distillation.teacher}, which the learner loads as its reference "
+            "model, but the run has another one (learner.reference, learner.kl_coef or algorithm.kl_in_reward). Remove "
+            "these, or serve the teacher and give its address."
+        )
+    if distillation.is_served and config.sampling.temperature != 1:
+        yield (
+            f"sampling.temperature is {config.sampling.temperature}, but the teacher at {distillation.teacher} scores "
+            "at temperature 1. Set sampling.temperature=1, or algorithm.distillation.teacher to a folder."
+        )
+    if not losses.get(learner.loss).on_policy:
+        yield f"learner.loss is {learner.loss}, which ignores advantages, and so the teacher. Set another loss."
 
 
 def rank_problems(learner: LearnerConfig) -> Iterator[str]:

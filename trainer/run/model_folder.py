@@ -40,6 +40,30 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     return folder
 
 
+def teacher_folder(config: RunConfig, model: Path) -> Path | None:
+    """Return the folder of the teacher of `algorithm.distillation`; None if there is none, or if it is a service.
+
+    Raises `UserError` if it does not exist or has other tokens than the model in the folder `model`.
+    """
+    distillation = config.algorithm.distillation
+    if distillation is None or distillation.is_served:
+        return None
+    folder = locate_model(distillation.teacher)
+    if (folder / "tokenizer.json").is_file() and _vocabulary(folder) != _vocabulary(model):
+        raise UserError(
+            f"The teacher {distillation.teacher} has other tokens than {config.model}, so it cannot score them. Set "
+            "algorithm.distillation.teacher to a model of the same family."
+        )
+    return folder
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    found: dict[str, int] = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    return found
+
+
 def find_model(config: RunConfig) -> FoundModel:
     """Return as much of the model as can be had without weights.
 

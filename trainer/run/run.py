@@ -33,8 +33,9 @@ from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
 from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer import advantages
+from agentloop.trainer.batch.distillation import TeacherEndpoint
 from agentloop.trainer.batch.making import make_batch
-from agentloop.trainer.batch.outcomes import TokenModels
+from agentloop.trainer.batch.outcomes import ScoreFn, TokenModels
 from agentloop.trainer.batch.train_batch import TrainBatch
 from agentloop.trainer.learner.auxiliary_model import ActorCritic, WithProcessReward
 from agentloop.trainer.learner.protocol import Learner
@@ -80,6 +81,11 @@ class Run(StepLoop):
         self.queue = self.producer.queue
         self.policy = self.queue.policy
         self.gpus = GpuTimeSharing(workers, learner, self.timer, alternate=config.placement.sleeps)
+        distillation = config.algorithm.distillation
+        self._teacher: ScoreFn = learner.reference_logprobs
+        """Scores sampled tokens for distillation."""
+        if distillation is not None and distillation.is_served:
+            self._teacher = TeacherEndpoint(distillation.teacher, distillation.served_name)
         self._state = self._state_now()
         self._train_seconds = 0.0
         """Seconds of the last training step."""
@@ -190,7 +196,7 @@ class Run(StepLoop):
         if self.policy.overlaps:
             metrics |= staleness
         metrics |= {f"batch/{reason}": float(count) for reason, count in sorted(batch.dropped.items())}
-        return metrics | learner_metrics(learned)
+        return metrics | batch.metrics | learner_metrics(learned)
 
     def _make_batch(self, selection: Selection) -> TrainBatch:
         return make_batch(
@@ -203,6 +209,7 @@ class Run(StepLoop):
                 reference=self.learner.reference_logprobs,
                 critic=self.learner.values if isinstance(self.learner, ActorCritic) else None,
                 process=self.learner.process_rewards if isinstance(self.learner, WithProcessReward) else None,
+                teacher=self._teacher,
             ),
         )
 

@@ -11,7 +11,7 @@ from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.model_folder import find_model, local_model
+from agentloop.trainer.run.model_folder import find_model, local_model, teacher_folder
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.run.starting import start
 from agentloop.trainer.run.steps import open_training
@@ -48,7 +48,13 @@ def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, Rollou
     check_trainable(config)
     model = local_model(config)
     setup = RolloutSetup.load(config, model)
-    facts = Facts(model=model, folder=folder, num_tasks=len(setup.train), has_gpus=has_gpus())
+    facts = Facts(
+        model=model,
+        teacher=teacher_folder(config, model),
+        folder=folder,
+        num_tasks=len(setup.train),
+        has_gpus=has_gpus(),
+    )
     resolved = resolve(config, facts)
     return resolved, replace(setup, config=resolved.given)
 

@@ -53,6 +53,12 @@ METRICS = (
     Metric("eval/tool_call_rate", "share", "As `rollout/tool_call_rate`, on the held-out tasks."),
     Metric("eval/failed", "share", "Failed episodes of the evaluation.", "It is not 0: they do not count in the mean."),
     # Learner
+    Metric(
+        "distillation/reverse_kl",
+        "nats",
+        "log policy - log teacher, in the mean over sampled tokens.",
+        "It stays high: a smaller model, or a teacher of another format.",
+    ),
     Metric("learner/loss", "loss", "Loss, as the mean over updates. Its size says little in policy gradients."),
     Metric("learner/grad_norm", "norm", "Norm of the gradient before clipping.", "It jumps by a factor of ten."),
     Metric("learner/lr", "rate", "Learning rate."),
