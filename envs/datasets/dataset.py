@@ -60,7 +60,13 @@ def _load(
     read: Callable[[object, str, int, Path], dict[str, Any]],
     columns: str,
 ) -> list[dict[str, Any]]:
-    opened = [_open(each, options or {}) for each in ([source] if isinstance(source, str) else source)]
+    sources = [source] if isinstance(source, str) else source
+    opened = [_open(each, options or {}) for each in sources]
+    if options and not any(_is_function(each) for each in sources):
+        raise UserError(
+            f"The options {dict(options)} are for a dataset function, but {source} is not one. Leave "
+            "them out. To keep only the first rows, set data.train_limit or data.eval_limit."
+        )
     raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
     rows = [read(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]
     if not rows:
@@ -81,13 +87,17 @@ def _open(source: str, options: Mapping[str, Any]) -> tuple[Path, Iterator[tuple
                 "current folder on the command line."
             )
         return path.parent, file_rows(path)
-    if ":" in source:
+    if _is_function(source):
         return Path(), _python_rows(source, options)
     raise UserError(
         f"The type of the dataset {source!r} is unknown. Use a file ({', '.join(SUFFIXES)}), a folder of such files or "
         "of the library datasets, or a function that returns rows ('package.module:function' or 'file.py:function'). "
         "For a dataset of the hub, write a function that calls datasets.load_dataset."
     )
+
+
+def _is_function(source: str) -> bool:
+    return ":" in source and not source.endswith(SUFFIXES) and not Path(source).expanduser().is_dir()
 
 
 def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_all_recipes_are_found():
-    assert {"tiny", "chain", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes"} <= set(built_in_recipes())
+    assert {"tiny", "chain", "retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes", "smollm2"} <= set(
+        built_in_recipes()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(built_in_recipes()))

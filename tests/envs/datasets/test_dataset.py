@@ -76,6 +76,14 @@ def test_function_in_a_file_receives_the_options(tmp_path):
         load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
 
 
+def test_options_of_a_file_raise(tmp_path):
+    path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}])
+    with pytest.raises(UserError, match=r"is not one.*data\.train_limit"):
+        load_dataset(path, options={"num_rows": 1})
+    (tmp_path / "tasks.py").write_text("def make(num):\n    return [{'prompt': 'b'}] * num\n")
+    assert len(load_dataset([path, f"{tmp_path}/tasks.py:make"], options={"num": 2})) == 3
+
+
 def test_function_without_rows_raises(tmp_path):
     (tmp_path / "bad.py").write_text("def number():\n    return 5\nvalue = 3\n")
     with pytest.raises(UserError, match="must return an iterable of rows, got int"):

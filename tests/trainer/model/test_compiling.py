@@ -1,7 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
+from agentloop.trainer.model import layers
+from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.compiling import compile_whole
+from agentloop.trainer.model.packed_lm import hidden_states, load_packed_lm
 
 pytestmark = pytest.mark.slow
 
@@ -20,3 +26,32 @@ def test_many_models_compile_in_one_process():
                 for length in (4, 5):
                     hidden = torch.randn(length, width)
                     assert torch.equal(forward(layer, hidden), layer(hidden))
+
+
+_SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**_SHAPE),
+        Qwen3Config(**_SHAPE, head_dim=8),
+        Qwen3MoeConfig(**_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_one_compilation_serves_all_layers_of_a_model(config, tmp_path, monkeypatch):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    monkeypatch.setattr(layers, "compile_whole", partial(compile_whole, backend="eager"))
+    policy = load_packed_lm(tmp_path, torch.float32, kernel="sdpa", compiled=True)
+    row = PackedRow.of([5, 3], padded=False)
+    torch._dynamo.utils.counters.clear()
+    hidden_states(policy.backbone, torch.zeros(1, 8, dtype=torch.long), row, None)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

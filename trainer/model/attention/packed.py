@@ -180,9 +180,11 @@ def _chunk_size(module: Any) -> int:
     """Return the tokens of a chunk if the layer attends only within chunks of a sequence, as in Llama 4, else 0."""
     config = getattr(module, "config", None)
     size: int | None = getattr(config, "attention_chunk_size", None)
+    if not size:
+        return 0  # Without a look at its index: a compiled layer that reads it is compiled again for each layer.
     kinds = getattr(config, "layer_types", None) or ()
     index = getattr(module, "layer_idx", len(kinds))
-    return size if size and index < len(kinds) and kinds[index] == "chunked_attention" else 0
+    return size if index < len(kinds) and kinds[index] == "chunked_attention" else 0
 
 
 def _chunked(cu_seqlens: Tensor, size: int) -> Tensor:
