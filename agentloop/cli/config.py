@@ -15,6 +15,7 @@ import typer
 
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError, nearest
+from agentloop.registry.options import Config
 from agentloop.rendering.inline import InlineFormat
 from agentloop.types.limits import Limits
 
@@ -64,9 +65,9 @@ def config(
         console.print(f"    {each.help}", markup=False)
 
 
-def keys() -> list[Key]:
-    """Return all keys of a run, sections before their own keys."""
-    schema = RunConfig.model_json_schema(mode="serialization")  # leaves out what only the resolved config sets
+def keys(config: type[Config] = RunConfig) -> list[Key]:
+    """Return all keys of a config, sections before their own keys."""
+    schema = config.model_json_schema(mode="serialization")  # leaves out what only the resolved config sets
     return list(_keys(schema, schema["$defs"], ""))
 
 

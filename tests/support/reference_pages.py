@@ -1,14 +1,15 @@
 """The pages of docs that are generated from the code."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from agentloop.cli import app
-from agentloop.cli.config import keys
+from agentloop.cli.config import Key, keys
+from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.trainer.run.metrics.names import METRICS
 
 _MADE = "`scripts/reference` writes this page from the code."
@@ -16,7 +17,8 @@ _MADE = "`scripts/reference` writes this page from the code."
 
 def pages() -> dict[str, str]:
     """Return the content of each generated page, by its name in docs/reference/."""
-    made = {"config.md": _config(), "commands.md": _commands(), "metrics.md": _metrics()}
+    made = {"config.md": _config(), "fine_tuning.md": _fine_tuning(), "commands.md": _commands()}
+    made["metrics.md"] = _metrics()
     return {name: "\n".join(lines) + "\n" for name, lines in made.items()}
 
 
@@ -26,8 +28,21 @@ def _config() -> Iterator[str]:
     yield f"Every key of a run. `agentloop config KEY` prints one of them. {_MADE}"
     yield ""
     yield "`[]` stands for an item of a list. Relative paths start at the folder of the config file."
+    yield from _tables(keys())
+
+
+def _fine_tuning() -> Iterator[str]:
+    yield "# Configuration of sft and dpo"
+    yield ""
+    yield "Every key of a run of `agentloop sft` or `agentloop dpo` that is not the same in [a run](config.md) of"
+    yield f"`agentloop train`; sections that are the same are left out. {_MADE}"
+    known = set(keys())
+    yield from _tables(key for key in keys(FineTuningConfig) if key not in known)
+
+
+def _tables(found: Iterable[Key]) -> Iterator[str]:
     is_in_table = False
-    for key in keys():
+    for key in found:
         if key.is_section:
             yield ""
             yield f"## {key.name}"
