@@ -41,6 +41,8 @@ def prepare(
     if checkpointing == "selective":
         run = partial(_selective, plain=run_plain) if recurrent else _selective
     if compiled and not recurrent:
+        # A router notes its choice. torch refuses that under checkpointing unless only the forward does it.
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         run = compile_whole(run)
     if checkpointing == "full":
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

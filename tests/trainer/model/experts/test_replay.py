@@ -13,6 +13,8 @@ from agentloop.errors import UserError
 from agentloop.experts import routing
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.metrics.routing_metrics import RoutingMetrics
+from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.packed_lm import load_packed_lm
 from agentloop.trainer.model.row_layout import NOT_ROUTED, RowLayout, Unit
 from agentloop.trainer.run.learners import create, create_critic
 from tests.support.small_models import save_small_model
@@ -152,3 +154,23 @@ def test_metrics_of_the_load():
     assert found["experts/entropy/1"] == pytest.approx(np.log(2))
     assert found["experts/entropy/3"] == pytest.approx(np.log(4))
     assert found["experts/changed"] == 0.25
+
+
+@pytest.mark.slow
+def test_compiled_layers_with_selective_checkpointing_use_the_experts(folder: Path):
+    given = (torch.arange(37)[None, :, None] + torch.arange(_LAYERS)[:, None, None] + torch.arange(_K)) % _EXPERTS
+    row = replace(PackedRow.of([20, 17], padded=False), routed=given.to(torch.int16))
+    ids, predicting = torch.arange(3, 40)[None], torch.arange(5, 30)
+    found = []
+    for compiled in (False, True):
+        policy = load_packed_lm(folder, torch.bfloat16, kernel="math", checkpointing="selective", compiled=compiled)
+        _, logprobs, _ = policy(ids, row, predicting, ids[0, 6:31], 1.0)
+        logprobs.mean().backward()
+        router = policy.routing.blocks[0].gate.weight.grad
+        assert policy.routing.load is not None
+        found.append((logprobs.detach(), router.float(), policy.routing.load[:, :-1]))
+    (plain, gradient, load), (compiled_logprobs, compiled_gradient, compiled_load) = found
+    assert torch.equal(load, compiled_load)
+    assert load[0].tolist() == [*torch.bincount(given[0].flatten()).tolist(), given[0].numel()]
+    torch.testing.assert_close(plain, compiled_logprobs, atol=0.1, rtol=0)  # bfloat16
+    assert torch.nn.functional.cosine_similarity(gradient.flatten(), compiled_gradient.flatten(), dim=0) > 0.98
