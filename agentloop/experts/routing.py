@@ -59,14 +59,19 @@ def set_replayed(block: Any, experts: Tensor | None) -> None:
 
 def take_choice(block: Any) -> Choice:
     """Return the choice of the last forward of a block. Raises `UserError` if its router does not choose with topk."""
-    found, block.chosen_experts = block.chosen_experts, ()
-    block.replayed_experts = None
-    if not found:
+    if (found := take_choice_if_seen(block)) is None:
         raise UserError(
             f"The experts that {type(block).__name__} chooses cannot be seen: its router does not take the k best of "
             "its scores. Remove learner.router_replay, or train another model."
         )
-    return Choice(*found[-2:])
+    return found
+
+
+def take_choice_if_seen(block: Any) -> Choice | None:
+    """Return the choice of the last forward of a block; None if its router does not choose with topk."""
+    found, block.chosen_experts = block.chosen_experts, ()
+    block.replayed_experts = None
+    return Choice(*found[-2:]) if found else None
 
 
 def _is_experts(module: object) -> bool:

@@ -23,9 +23,13 @@ class RoutingMetrics:
             self._layers = layers
 
     def result(self, device: torch.device) -> dict[str, float]:
-        """Return the metrics of all ranks; empty for a model without experts."""
+        """Return the metrics of all ranks; empty for a model without experts whose choice is seen."""
         load, layers = self._over_ranks(device)
         if load is None:
+            return {}
+        is_seen = load[:, :-2].sum(dim=1) > 0  # the choice of some routers is not
+        load, layers = load[is_seen], [layer for layer, seen in zip(layers, is_seen.tolist(), strict=True) if seen]
+        if not layers:
             return {}
         counts, replayed, changed = load[:, :-2].double(), load[:, -2].sum(), load[:, -1].sum()
         shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)

@@ -56,7 +56,8 @@ class Routing:
             return run(*args, **kwargs)
         replayed = None if routed is None else routed[number]
         out, choice = run(*args, replayed=replayed, **kwargs)
-        self._count(self.layers.index(number), choice, replayed)
+        if choice is not None:
+            self._count(self.layers.index(number), choice, replayed)
         return out
 
     @torch.no_grad()
@@ -73,9 +74,9 @@ class Routing:
             row[-1] += (is_replayed & ~is_own).sum()
 
 
-def run_routed(layer: nn.Module, *args: Any, replayed: Tensor | None, **kwargs: Any) -> tuple[Any, Choice]:
-    """Run a layer as transformers wrote it; return its output, and its choice of experts."""
+def run_routed(layer: nn.Module, *args: Any, replayed: Tensor | None, **kwargs: Any) -> tuple[Any, Choice | None]:
+    """Run a layer as transformers wrote it; return its output, and its choice of experts if that is seen."""
     block = next(module for module in layer.modules() if hasattr(module, "replayed_experts"))
     routing.set_replayed(block, replayed)
     out = type(layer).forward(layer, *args, **kwargs)
-    return out, routing.take_choice(block)
+    return out, routing.take_choice_if_seen(block)

@@ -145,8 +145,9 @@ def test_metrics_of_the_load():
     metrics = RoutingMetrics()
     assert metrics.result(torch.device("cpu")) == {}
     metrics.add(None, ())
-    metrics.add(torch.tensor([[4, 0, 0, 4, 0, 0], [2, 2, 2, 2, 8, 2]]), [1, 3])
-    metrics.add(torch.tensor([[4, 0, 0, 4, 0, 0], [2, 2, 2, 2, 8, 2]]), [1, 3])
+    metrics.add(torch.zeros(3, 6, dtype=torch.int64), [1, 2, 3])
+    assert metrics.result(torch.device("cpu")) == {}
+    metrics.add(torch.tensor([[4, 0, 0, 4, 0, 0], [0] * 6, [2, 2, 2, 2, 8, 2]]), [1, 2, 3])
     found = metrics.result(torch.device("cpu"))
     assert found["experts/max_share/1"] == 0.5
     assert found["experts/max_share/3"] == 0.25
@@ -154,6 +155,7 @@ def test_metrics_of_the_load():
     assert found["experts/entropy/1"] == pytest.approx(np.log(2))
     assert found["experts/entropy/3"] == pytest.approx(np.log(4))
     assert found["experts/changed"] == 0.25
+    assert "experts/idle/2" not in found
 
 
 @pytest.mark.slow
