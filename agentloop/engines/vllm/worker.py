@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.vllm.head import keep_logits_float32
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
 from agentloop.weights.wire import from_json
@@ -82,6 +83,10 @@ class WeightReceiver:
         if kept:
             features.update(kept)
         _pack_tied_heads(self.get_model())
+
+    def agentloop_float32_logits(self) -> None:
+        """Keep logits in float32 from now on."""
+        keep_logits_float32(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:
         """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""

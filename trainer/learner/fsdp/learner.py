@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.checks import packing_check
 from agentloop.trainer.learner.fsdp import state as fsdp_state
@@ -164,15 +165,23 @@ class FsdpLearner(BaseLearner):
             None if self._objective.is_tokenwise else micro.tokens.sizes,
         )
 
+    @property
+    def _loss_scale(self) -> float:
+        return self._progress.loss_scale if self.config.compute_dtype == "float16" else 1.0
+
+    def _scaled_loss(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
+        return self._objective.of_rows(tokens, logprobs, entropy, rows) * self._loss_scale
+
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; return its share of the loss."""
         tokens = micro.tokens
         # A rank that has a part of a row may not have whole trajectories.
         if self._fuses_head and (self._objective.is_tokenwise or micro.part is None):
-            chunk_loss = partial(self._objective.of_rows, tokens)
+            chunk_loss = partial(self._scaled_loss, tokens)
             loss, logprobs, entropy = self._forward(micro, self.policy, chunk_loss)
             assert loss is not None
             loss.backward()
+            loss = loss / self._loss_scale
             with torch.no_grad():
                 _, token_metrics = self._objective(logprobs, entropy, tokens)
         else:
@@ -182,7 +191,7 @@ class FsdpLearner(BaseLearner):
                 logprobs = self._sequence.assemble(logprobs, places, len(tokens))
                 entropy = self._sequence.assemble(entropy, places, len(tokens))
             loss, token_metrics = self._objective(logprobs, entropy, tokens)
-            loss.backward()
+            (loss * self._loss_scale).backward()
             if self._sequence is not None and self._sequence.rank > 0:
                 # All ranks of the row computed the same loss: its first rank reports it.
                 loss, token_metrics, is_first = torch.zeros_like(loss), {}, False
@@ -195,6 +204,10 @@ class FsdpLearner(BaseLearner):
 
     def _clip(self) -> float:
         parameters = [parameter for parameter in self.policy.parameters() if parameter.grad is not None]
+        if (scale := self._loss_scale) != 1.0:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad /= scale
         limit = float("inf") if self.config.grad_clip is None else self.config.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
         return float((norm.full_tensor() if isinstance(norm, DTensor) else norm).item())
