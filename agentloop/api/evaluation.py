@@ -37,7 +37,8 @@ class RolloutResult:
     """Description of the model that played."""
     summary: dict[str, float]
     """Figures of all episodes: `tasks`, `episodes`, `judged` (those with a reward), `mean reward`, `pass@1`, `pass@2`,
-    and so on, and the mean `turns`, `calls` and `tokens an episode`."""
+    and so on, the mean `turns`, `calls` and `tokens an episode`, and the `temperature` (that of `sampling`, also for
+    held-out tasks)."""
     groups: list[Group] = field(repr=False)
     """The episodes of each task, in the order of the tasks."""
 
@@ -67,7 +68,8 @@ def rollout(
 
     Args:
         config: As for `train`, or the folder of a run, whose trained model plays.
-        tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train".
+        tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train". `config.sampling` holds
+            for both: the evaluations of a run use `config.eval` instead, which is greedy by default.
         samples: Number of episodes of each task.
         limit: Number of tasks to play, from the first; None: all.
         threshold: Lowest reward that counts as solved in pass@k.
@@ -149,6 +151,7 @@ def rollout_config(
 
         groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
     figures = summary(groups, threshold=threshold)
+    figures["temperature"] = config.sampling.temperature
     stored = {"model": str(model), "plays": plays} | figures
     (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return RolloutResult(folder, plays, figures, groups)

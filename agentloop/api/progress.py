@@ -20,6 +20,8 @@ from rich.table import Table
 from agentloop.api.hints import Hints
 from agentloop.api.live import live
 from agentloop.config.run import RunConfig
+from agentloop.trainer.run.checkpoints import checkpoint_steps
+from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.schedule.observers import Observer, Part, Stage
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
@@ -96,7 +98,15 @@ class RunProgress(Observer):
         if kind is None:
             self.show(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
         else:
-            self.show(f"stopped after step {self._step}; continue with: {self._continue_with}")
+            self.show(f"stopped after step {self._step}{self._lost()}; continue with: {self._continue_with}")
+
+    def _lost(self) -> str:
+        """Return which checkpoint a continued run starts from, if it is not that of the last step."""
+        assert self._folder is not None
+        newest = max(checkpoint_steps(RunFolder(self._folder).checkpoints), default=0)
+        if newest == self._step:
+            return ""
+        return f", the newest checkpoint is that of step {newest}" if newest else ", before the first checkpoint"
 
     def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         self._folder, self._hints, self._step = folder, Hints(folder), done

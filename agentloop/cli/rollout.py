@@ -36,8 +36,8 @@ def rollout(
 ) -> None:
     """Evaluate a model: play episodes without training, and write their trajectories.
 
-    The output folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could
-    be judged.
+    Turns are sampled with `sampling`; the evaluations of a run use `eval`, which is greedy by default. The output
+    folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could be judged.
     """
     from rich.console import Console
 

@@ -68,6 +68,9 @@ run = agentloop.train("tiny", run={"folder": "run", "steps": 100000, "save_every
     with pytest.raises(Exception, match="KeyboardInterrupt"):
         asyncio.run(execute())
     assert any(
-        re.match(r"stopped after step \d+; continue with: agentloop.train\('run', run=\{'folder': 'run'\}\)", text)
+        re.match(
+            r"stopped after step \d+(?:, [^;]+)?; continue with: agentloop.train\('run', run=\{'folder': 'run'\}\)",
+            text,
+        )
         for text in texts(notebook.cells[0])
     )

@@ -2,6 +2,7 @@ import asyncio
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from agentloop.api.progress import RunProgress
@@ -45,14 +46,25 @@ async def test_a_part_that_starts_slowly_is_shown_while_it_starts_and_when_it_is
     assert out.getvalue().splitlines()[1] == "workers ready after 43 s"
 
 
-def test_a_run_that_ends_early_shows_the_last_step_and_the_command_that_continues_it():
+@pytest.mark.parametrize(
+    ("checkpoints", "said"),
+    [
+        ((2, 4), "stopped after step 4; continue with: agentloop train x.yaml"),
+        ((2,), "stopped after step 4, the newest checkpoint is that of step 2; continue with: agentloop train x.yaml"),
+        ((), "stopped after step 4, before the first checkpoint; continue with: agentloop train x.yaml"),
+    ],
+)
+def test_a_run_that_ends_early_shows_its_last_step_and_checkpoint(tmp_path, checkpoints, said):
+    for step in checkpoints:
+        folder = tmp_path / "checkpoints" / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").touch()
     out = StringIO()
-    progress = RunProgress(Console(file=out), continue_with="agentloop train x.yaml 'run.folder=runs/a b'")
-    progress.on_start(CONFIG, Path("runs/a b"), 3)
+    progress = RunProgress(Console(file=out), continue_with="agentloop train x.yaml")
+    progress.on_start(CONFIG, tmp_path, 3)
     progress.on_step(4, METRICS)
     progress.__exit__(KeyboardInterrupt, None, None)
-    last = "stopped after step 4; continue with: agentloop train x.yaml 'run.folder=runs/a b'"
-    assert out.getvalue().splitlines()[-1] == last
+    assert out.getvalue().splitlines()[-1] == said
 
 
 def test_hints_are_printed_once():

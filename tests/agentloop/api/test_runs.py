@@ -31,6 +31,7 @@ def test_a_run_and_what_it_left(sums, monkeypatch, capsys):
 
     played = agentloop.rollout(run.folder, tasks="train", limit=2, samples=2, output="played", progress=False)
     assert played.plays == f"the trained model of {run.folder}"
+    assert played.summary["temperature"] == 1.0
     assert len(played.trajectories) == played.summary["episodes"] == 4
     written = {trajectory.trajectory_id for trajectory in agentloop.read_trajectories("played")}
     assert written == {trajectory.trajectory_id for trajectory in played.trajectories}

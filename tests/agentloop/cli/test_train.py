@@ -78,7 +78,7 @@ def test_a_run_that_is_stopped_prints_the_command_that_continues_it(sums, end, c
         process.kill()
     *_, last = rest.splitlines()
     assert process.returncode == code, rest
-    found = re.fullmatch(r"stopped after step (\d+); continue with: agentloop (.*)", last)
+    found = re.fullmatch(r"stopped after step (\d+)(?:, [^;]+)?; continue with: agentloop (.*)", last)
     assert int(found[1]) >= 2
     assert shlex.split(found[2]) == [*arguments, f"run.folder={sums}/a run"]
     assert "Traceback" not in rest
