@@ -101,7 +101,10 @@ class InlineRenderer(TemplateRenderer):
         return ParsedTurn(content.strip(), None, (call,))
 
     def render_turn(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
-        """Return the ids of an assistant message with at most one call; its text is trusted, as that of a template."""
+        """Return the ids of an assistant message with at most one call; its text is trusted, as that of a template.
+
+        The text may end with the call itself, closing tag included. The turn then goes on after the result.
+        """
         text = text_of(message["content"])
         if reasoning := message.get("reasoning_content"):
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"
@@ -110,7 +113,8 @@ class InlineRenderer(TemplateRenderer):
             argument = call["function"]["arguments"][self.inline.argument]
             inside = f"\n```\n{argument}\n```\n" if self.inline.fenced else argument
             text += f"{self.inline.opening}{inside}{self.inline.closing}"
-        return self.encoder.encode_rendered(text) + ([] if calls else [self.stop_token_ids[0]])
+        goes_on = text.endswith(self.inline.closing)
+        return self.encoder.encode_rendered(text) + ([] if goes_on else [self.stop_token_ids[0]])
 
     def _has_ended(self, sampled: Sequence[int]) -> bool:
         return bool(len(sampled)) and sampled[-1] in self.stop_token_ids

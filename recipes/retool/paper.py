@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.rendering.inline import InlineFormat
-from agentloop.types.messages import Message, text_of
-from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
-
-if TYPE_CHECKING:
-    from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.types.messages import Message
 
 FORMAT = InlineFormat(
     tag="code",
@@ -39,7 +35,7 @@ Problem:
 {question}"""
 """Our instructions for the paper's tags."""
 
-_OUTPUT = re.compile(r"(?<=</code>)(\s*<interpreter>.*?</interpreter>\s*)", re.DOTALL)
+_OUTPUT = re.compile(r"(?<=</code>)\s*<interpreter>\s*(.*?)\s*</interpreter>\s*", re.DOTALL)
 
 
 def paper_rows(rows: Iterable[Mapping[str, Any]], suffix: str) -> Iterator[dict[str, Any]]:
@@ -49,19 +45,9 @@ def paper_rows(rows: Iterable[Mapping[str, Any]], suffix: str) -> Iterator[dict[
         yield {**row, "prompt": [{"role": "user", "content": PROMPT.format(question=question)}]}
 
 
-def to_trajectory(messages: Sequence[Message], renderer: TemplateRenderer) -> Trajectory:
-    """Convert a question and its answer to the trajectory that the loop would record.
-
-    Outputs are observations without loss. Logprobs are 0, as in `agentloop.recipes.tiny.traces.to_trajectory`.
-    """
-    *asked, answered = messages
-    trajectory = Trajectory(messages=list(messages))
-    trajectory.append(SegmentKind.PROMPT, renderer.render_prompt(asked))
-    pieces = [renderer.encode(piece) for piece in _OUTPUT.split(text_of(answered["content"]))]
-    pieces[-1].append(renderer.stop_token_ids[0])
-    for sampled, shown in zip_longest(pieces[::2], pieces[1::2], fillvalue=()):
-        trajectory.append(
-            SegmentKind.SAMPLED, sampled, logprobs=[0.0] * len(sampled), versions=[NO_VERSION] * len(sampled)
-        )
-        trajectory.append(SegmentKind.OBSERVATION, shown)
-    return trajectory
+def turns_of(answer: str) -> list[Message]:
+    """Return the messages of an answer with programs; their outputs are the tool's, so they carry no loss."""
+    pieces = _OUTPUT.split(answer)
+    said: list[Message] = [{"role": "assistant", "content": piece} for piece in pieces[::2]]
+    shown: list[Message] = [{"role": "tool", "content": piece} for piece in pieces[1::2]]
+    return [message for pair in zip_longest(said, shown) for message in pair if message is not None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.recipes.hub_data import load_hub_dataset, write_rows
-from agentloop.recipes.retool.paper import PROMPT, paper_rows
+from agentloop.recipes.retool.paper import PROMPT, paper_rows, turns_of
 from agentloop.recipes.retool.traces import TraceError, as_messages, question_of
 
 ANSWER_FORMAT = "\nThe answer format must be: \\boxed{'The final answer goes here.'}"
@@ -55,14 +55,14 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def paper_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Convert the same dataset without function calls: a question, and an answer with programs and outputs."""
+    """Convert the same dataset without function calls: a question, and turns that end with a program or the answer."""
     for row in rows:
         try:
             as_messages(row)
         except TraceError:
             continue
         asked = PROMPT.format(question=question_of(row))
-        yield {"messages": [{"role": "user", "content": asked}, dict(row["messages"][1])]}
+        yield {"messages": [{"role": "user", "content": asked}, *turns_of(str(row["messages"][1]["content"]))]}
 
 
 def _row(identifier: str, question: str, answer: object) -> Row:

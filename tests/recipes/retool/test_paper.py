@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from agentloop.api.recipe import load_run_config
-from agentloop.recipes.retool.paper import FORMAT, PROMPT, paper_rows, to_trajectory
+from agentloop.recipes.retool.paper import FORMAT, PROMPT, paper_rows
 from agentloop.recipes.retool.prepare import ANSWER_FORMAT, dapo_rows, paper_sft_rows
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
+from agentloop.rendering.conversation import conversation_trajectory
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.types.trajectory import SegmentKind
 
@@ -61,13 +62,13 @@ def test_prompts_explain_the_format_and_ask_the_question():
 def test_trace_outputs_carry_no_loss(renderer):
     (row,) = paper_sft_rows([ROW, {"messages": [{"role": "user", "content": "?"}, {"role": "assistant"}]}])
     assert row["messages"][0]["content"] == PROMPT.format(question="What is 1 + 1?")
-    trajectory = to_trajectory(row["messages"], renderer)
+    trajectory = conversation_trajectory(row["messages"], renderer)
     ids = trajectory.token_ids.tolist()
     shown = [(segment.kind, renderer.decode(ids[segment.start : segment.end])) for segment in trajectory.segments[1:]]
     before, after = ANSWERED.split("\n<interpreter>\n2\n</interpreter>\n")
     assert shown == [
         (SegmentKind.SAMPLED, before),
-        (SegmentKind.OBSERVATION, "\n<interpreter>\n2\n</interpreter>\n"),
+        (SegmentKind.OBSERVATION, "\n<interpreter>\n2\n</interpreter>\n\n"),  # as in rollouts
         (SegmentKind.SAMPLED, after + "<|im_end|>"),
     ]
     assert trajectory.loss_mask.sum() == sum(len(renderer.encode(part)) for part in (before, after)) + 1

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.api.recipe import load_run_config
+from agentloop.api.recipe import load_fine_tuning_config, load_run_config
 from agentloop.recipes.hub_data import write_rows
-from agentloop.recipes.retool.paper import FORMAT, PROMPT
-from agentloop.recipes.retool.sft import train as cold_start
+from agentloop.recipes.retool.paper import FORMAT, PROMPT, turns_of
 from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question
 from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering import renderer_for
+from agentloop.trainer.fine_tuning.train import fine_tune
 from agentloop.trainer.run.train import train
 from agentloop.types.trajectory import SegmentKind
 from agentloop.types.trajectory_io import read_jsonl
@@ -55,22 +55,25 @@ async def test_cold_start_then_reinforcement_learning_improves_the_model(tmp_pat
     for row, programs in tasks():
         rows.append(row)
         for program, output in programs:  # one of the two programs is the right one
-            traces.append({"messages": [*row["prompt"], {"role": "assistant", "content": answered(program, output)}]})
+            traces.append({"messages": [*row["prompt"], *turns_of(answered(program, output))]})
     write_rows(tmp_path / "train.jsonl", rows)
     write_rows(tmp_path / "sft.jsonl", traces)
-    losses = []
-    model = cold_start(
-        START,
-        str(tmp_path / "sft.jsonl"),
-        tmp_path / "model",
-        paper=True,
-        epochs=80,
-        batch_size=4,
-        lr=2e-3,
-        max_tokens=512,
-        device="cpu",
-        on_update=lambda done, total, loss: losses.append(loss),
+    changes = [
+        f"model={START}",
+        f"data.train={tmp_path / 'sft.jsonl'}",
+        "data.max_tokens=512",
+        "batch_size=4",
+        "learner.lr=2e-3",
+        "learner.warmup_updates=8",
+        "learner.compute_dtype=float32",
+        "learner.device=cpu",
+        "run.epochs=80",
+    ]
+    started = await fine_tune(
+        load_fine_tuning_config(str(CONFIG.parent / "paper_sft.yaml"), changes, "sft"), tmp_path / "cold"
     )
+    model = started.model
+    losses = [line["learner/loss"] for line in started.read_metrics()]
     assert losses[-1] < 0.02 * losses[0]
     config = load_run_config(
         str(CONFIG),
