@@ -51,6 +51,8 @@ class TurnEnds:
         # Templates may drop the thinking of past turns. The stream keeps it, so this does not break prefix stability.
         self._thinking = re.compile(rf"{opening}.*?{closing}\s*", re.DOTALL)
         self.end = self._find()
+        self._prompt: tuple[ToolSchemas | None, str] = (None, "")
+        """The last tools of `turn_text`, and the prompt with them."""
         self._shows_results: bool | None = None
         """Whether the template shows results of tools; None until the first result."""
 
@@ -145,7 +147,10 @@ class TurnEnds:
 
         Raises `UserError` if the template does not write the message after its generation prompt.
         """
-        before = self._template.render([_USER], tools, generate=True)
+        known, before = self._prompt
+        if known is not tools:
+            before = self._template.render([_USER], tools, generate=True)
+            self._prompt = (tools, before)
         whole = self._template.render([_USER, message], tools)
         if whole.startswith(before):
             text = whole[len(before) :]

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agentloop.recipes.tiny.traces import to_trajectory
 from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ def fine_tune(
 
     from agentloop.config.learner import LearnerConfig
     from agentloop.rendering import renderer_for
+    from agentloop.rendering.conversation import conversation_trajectory
     from agentloop.trainer.batch.train_batch import supervised_batch
     from agentloop.trainer.run.learners import create
 
@@ -75,7 +75,7 @@ def fine_tune(
     )
     for update in range(num_updates):
         traces = [
-            to_trajectory(draw(rng), renderer, schemas if index < shown_traces else ())
+            conversation_trajectory(draw(rng), renderer, schemas if index < shown_traces else ())
             for index in range(traces_per_update)
         ]
         metrics = learner.step(supervised_batch(traces))

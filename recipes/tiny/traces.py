@@ -8,18 +8,10 @@ question and not to guess.
 
 from __future__ import annotations
 
-import json
 import random
-from typing import TYPE_CHECKING
 
 from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
-from agentloop.rendering.inline import InlineRenderer
-from agentloop.types.messages import Message, ToolCall, images_of
-from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
-
-if TYPE_CHECKING:
-    from agentloop.rendering.base import ToolSchemas
-    from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.types.messages import Message, ToolCall
 
 TOOL_NAME = "code_interpreter"
 GUESS_SHARE = 0.3
@@ -52,52 +44,3 @@ def _says(answer: str, number: int) -> Message:
 def tool_text(result: int) -> str:
     """Return the answer of the code interpreter to a program that prints `result`."""
     return str(result)
-
-
-def turn_text(message: Message) -> str:
-    """Return the text of an assistant message between the template's header and the end of turn."""
-    parts = []
-    if reasoning := message.get("reasoning_content"):
-        parts.append(f"<think>\n{reasoning}\n</think>\n\n")
-    parts.append(str(message.get("content", "")))
-    for index, call in enumerate(message.get("tool_calls", ())):
-        body = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        line_end = "\n" if index or message.get("content") else ""
-        parts.append(f"{line_end}<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>")
-    return "".join(parts)
-
-
-def to_trajectory(messages: list[Message], renderer: TemplateRenderer, schemas: ToolSchemas = ()) -> Trajectory:
-    """Convert a conversation to the trajectory that the loop would record, with assistant turns as sampled tokens.
-
-    Logprobs are 0: supervised training does not use them.
-    """
-    trajectory = Trajectory(messages=messages)
-    first_turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    prompt = renderer.render_prompt(messages[:first_turn], schemas)
-    _show(trajectory, SegmentKind.PROMPT, prompt, messages[:first_turn], renderer)
-    sampled: list[int] = []
-    for message in messages[first_turn:]:
-        if message["role"] == "assistant":
-            sampled = _turn(message, renderer)
-            num = len(sampled)
-            trajectory.append(SegmentKind.SAMPLED, sampled, logprobs=[0.0] * num, versions=[NO_VERSION] * num)
-        else:
-            continuation = renderer.render_continuation(sampled, [message], schemas)
-            trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
-            _show(trajectory, SegmentKind.OBSERVATION, continuation.observation, [message], renderer)
-    return trajectory
-
-
-def _show(
-    trajectory: Trajectory, kind: SegmentKind, ids: list[int], messages: list[Message], renderer: TemplateRenderer
-) -> None:
-    vision = renderer.vision
-    seen = [] if vision is None else [vision.see(image) for image in images_of(messages)]
-    trajectory.append(kind, ids, images=vision.place(ids, seen, len(trajectory)) if vision is not None else ())
-
-
-def _turn(message: Message, renderer: TemplateRenderer) -> list[int]:
-    if isinstance(renderer, InlineRenderer):
-        return renderer.render_turn(message)
-    return [*renderer.encoder.encode_rendered(turn_text(message)), renderer.stop_token_ids[0]]

@@ -18,8 +18,8 @@ from agentloop.recipes.deepeyes.tiny_task import (
     train_rows,
     zoom_tool,
 )
-from agentloop.recipes.tiny.traces import to_trajectory
 from agentloop.rendering import renderer_for
+from agentloop.rendering.conversation import conversation_trajectory
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import images_of
 
@@ -70,7 +70,7 @@ def test_rows_are_repeatable_and_held_out_rows_differ():
 def test_traces_place_images_where_the_model_sees_them(renderer):
     rng = random.Random(0)
     schemas = Toolset([zoom_tool()]).schemas
-    trajectories = [to_trajectory(trace(rng), renderer, schemas) for _ in range(20)]
+    trajectories = [conversation_trajectory(trace(rng), renderer, schemas) for _ in range(20)]
     assert {len(trajectory.images) for trajectory in trajectories} == {1, 2}
     for trajectory in trajectories:
         tokens = (trajectory.token_ids == renderer.vision.image_token_id).sum()
@@ -82,7 +82,7 @@ def test_trace_names_the_field_it_zooms_into(renderer):
     schemas = Toolset([zoom_tool()]).schemas
     looks = 0
     for messages in (trace(rng) for _ in range(40)):
-        trajectory = to_trajectory(messages, renderer, schemas)
+        trajectory = conversation_trajectory(messages, renderer, schemas)
         first = next(trajectory.sampled_segments())
         parsed = renderer.parse(trajectory.token_ids[first.start : first.end].tolist(), tools=schemas)
         for call in parsed.calls:

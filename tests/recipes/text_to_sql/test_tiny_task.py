@@ -19,8 +19,8 @@ from agentloop.recipes.text_to_sql.tiny_task import (
     write_database,
 )
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.recipes.tiny.traces import to_trajectory
 from agentloop.rendering import renderer_for
+from agentloop.rendering.conversation import conversation_trajectory
 
 CONFIG = Path(__file__).parents[3] / "recipes" / "text_to_sql" / "tiny.yaml"
 
@@ -72,7 +72,7 @@ def test_traces_follow_the_format_and_mix_both_tables():
     tried = guessed = 0
     for _ in range(200):
         messages = trace(rng)
-        trajectory = to_trajectory(messages, renderer)
+        trajectory = conversation_trajectory(messages, renderer)
         assert len(trajectory) < 256
         segment = next(trajectory.sampled_segments())
         parsed = renderer.parse(trajectory.token_ids[segment.start : segment.end].tolist())

@@ -5,8 +5,9 @@ from functools import cache
 
 from agentloop.recipes.tiny.task import OPERATIONS
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
-from agentloop.recipes.tiny.traces import GUESS_SHARE, LISTENING_SHARE, conversation, to_trajectory
+from agentloop.recipes.tiny.traces import GUESS_SHARE, LISTENING_SHARE, conversation
 from agentloop.rendering import renderer_for
+from agentloop.rendering.conversation import conversation_trajectory
 from agentloop.types.trajectory import SegmentKind
 
 tokenizer = cache(build_tokenizer)
@@ -26,7 +27,7 @@ def conversations(count, seed=0):
 def test_trace_matches_the_rendered_template():
     renderer = renderer_for(tokenizer())
     for messages in conversations(20):
-        trajectory = to_trajectory(messages, renderer, TOOLS)
+        trajectory = conversation_trajectory(messages, renderer, TOOLS)
         text = tokenizer().apply_chat_template(messages, tools=TOOLS, tokenize=False)
         ids = tokenizer().encode(text, add_special_tokens=False)
         # The line end behind the last turn is the template's, and nothing follows it.
@@ -36,7 +37,7 @@ def test_trace_matches_the_rendered_template():
 def test_only_assistant_text_is_sampled():
     renderer = renderer_for(tokenizer())
     messages = next(messages for messages in conversations(10) if len(messages) == 4)
-    trajectory = to_trajectory(messages, renderer, TOOLS)
+    trajectory = conversation_trajectory(messages, renderer, TOOLS)
     assert [segment.kind for segment in trajectory.segments] == [
         SegmentKind.PROMPT,
         SegmentKind.SAMPLED,
