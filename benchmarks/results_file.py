@@ -26,6 +26,9 @@ _PACKAGES = (
     "uvicorn",
     "numpy",
     "ray",
+    "fla-core",
+    "flash-attn-4",
+    "triton",
 )
 
 

@@ -111,8 +111,9 @@ def save_small_model(model_type: str, folder: Path) -> Path:
                 parameter.copy_(0.2 * noise())
             else:
                 parameter.add_(0.1 * noise())
-        # Incompatible sizes often fail only in the forward.
-        model.eval()(input_ids=torch.tensor([[5, 9, 7, 11, 6]]), use_cache=False)
+        # Incompatible sizes often fail only in the forward. With flash-linear-attention it runs only on CUDA.
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model.eval().to(device)(input_ids=torch.tensor([[5, 9, 7, 11, 6]], device=device), use_cache=False)
     model.save_pretrained(folder)
     return folder
 

@@ -17,17 +17,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from agentloop.config.learner import SPARSE, CheckpointingName
 from agentloop.errors import UserError
 from agentloop.trainer.model import activation_checkpointing as recomputed
-from agentloop.trainer.model import recurrent_layers
 from agentloop.trainer.model.compiling import compile_whole
 from agentloop.trainer.model.experts import routing
+from agentloop.trainer.model.recurrent import padded
 
 
 def prepare(
-    layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool, recurrent: bool = False
+    layers: Sequence[nn.Module], checkpointing: CheckpointingName, *, compiled: bool, padded_batches: bool = False
 ) -> None:
     """Replace the forward of each layer in place; hooks of the module (such as FSDP's) stay outside it.
 
-    Layers of a `recurrent` model are not compiled: the number and lengths of sequences change their graph. Raises
+    Layers that read `padded_batches` are not compiled: the number and lengths of sequences change their graph. Raises
     `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises at
     its first call (`torch._dynamo.exc`).
     """
@@ -37,10 +37,10 @@ def prepare(
     if checkpointing == "sparse":
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise UserError(f"learner.checkpointing=sparse does not support layers of the class {kinds}. Set it to full.")
-    run: Callable[..., Any] = run_plain if recurrent else _plain
+    run: Callable[..., Any] = run_plain if padded_batches else _plain
     if checkpointing == "selective":
-        run = partial(_selective, plain=run_plain) if recurrent else _selective
-    if compiled and not recurrent:
+        run = partial(_selective, plain=run_plain) if padded_batches else _selective
+    if compiled and not padded_batches:
         # A router notes its choice. torch refuses that under checkpointing unless only the forward does it.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         run = compile_whole(run)
@@ -59,7 +59,7 @@ def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def run_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a layer as transformers wrote it, with a new state for each sequence of the row."""
-    with recurrent_layers.reading(kwargs.get("padded")):
+    with padded.reading(kwargs.get("padded")):
         return _plain(layer, *args, **kwargs)
 
 
@@ -81,7 +81,7 @@ Keeping its result costs the most and computing it the least. In a decoder layer
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    if op is torch.ops.agentloop.packed_attention.default:
+    if op in (torch.ops.agentloop.packed_attention.default, torch.ops.agentloop.recurrence.default):
         return CheckpointPolicy.MUST_SAVE
     if op is torch.ops.aten.mm.default and _is_narrow(*args[:2]):
         return CheckpointPolicy.MUST_SAVE

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from agentloop.config.learner import CheckpointingName
 from agentloop.errors import UserError
-from agentloop.trainer.model import layers, recurrent_layers
+from agentloop.trainer.model import layers
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention import tower as tower_attention
 from agentloop.trainer.model.attention.packed import PackedRow
@@ -25,6 +25,7 @@ from agentloop.trainer.model.head.logprobs import token_logprobs
 from agentloop.trainer.model.image_rows import RowPictures
 from agentloop.trainer.model.kernels import softmax
 from agentloop.trainer.model.kernels.softmax import Softcapped, Vocabulary
+from agentloop.trainer.model.recurrent import layers as recurrent_layers
 from agentloop.vision.loading import load_language_model, tower_of
 
 _RANDOM = ("drop", "jitter", "noise")
@@ -37,11 +38,10 @@ class PackedCausalLM(nn.Module):
     FSDP shards this wrapper, because head and backbone must run inside one forward of the root module.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, kernels: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.is_recurrent = recurrent_layers.prepare(model)
-        """Whether rows need the layout of padded batches (`PackedRow.padded`)."""
+        self.recurrent = recurrent_layers.prepare(model, kernels=kernels)
         self.routing = Routing(model)
         text: Any = model.config.get_text_config()  # type: ignore[union-attr,operator]
         self._logit_scale = _logit_scale(text)
@@ -177,8 +177,8 @@ def load_packed_lm(
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     _without_randomness(model)
     model.config.use_cache = False
-    policy = PackedCausalLM(model.train())
-    if sequence is not None and policy.is_recurrent:
+    policy = PackedCausalLM(model.train(), kernels=kernel != "sdpa")
+    if sequence is not None and policy.recurrent.any:
         raise UserError(
             "learner.sequence_parallel is set, but this model has recurrent layers, which need all tokens of a "
             "sequence on one rank. Leave the setting out."
@@ -187,7 +187,7 @@ def load_packed_lm(
         adapt(policy)
     tower = policy.tower_layers()
     decoder = [layer for layer in policy.layers() if layer not in tower]
-    layers.prepare(decoder, checkpointing, compiled=compiled, recurrent=policy.is_recurrent)
+    layers.prepare(decoder, checkpointing, compiled=compiled, padded_batches=policy.recurrent.padded)
     policy.routing.prepare(decoder)
     # Images and windows differ in number and size from row to row, and sdpa computes them one by one.
     layers.prepare(tower, "off" if checkpointing == "off" else "full", compiled=False)

@@ -68,7 +68,7 @@ class Models:
         self._check(policy.to(self._device))
         if config.router_replay:
             replay_check.check(policy)
-        self.padded |= policy.is_recurrent
+        self.padded |= policy.recurrent.padded
         policy = wrap(policy)
         self.gathers_once = self._decide_gathering(policy)
         return policy.to(self._device)
@@ -80,7 +80,7 @@ class Models:
         key = "learner.reference" if config.reference else "learner.model"
         reference = load_packed_lm(folder, self.compute_dtype, kernel=self._kernel, sequence=self.sequence, key=key)
         reference = reference.requires_grad_(False).to(self._device)
-        self.padded |= reference.is_recurrent
+        self.padded |= reference.recurrent.padded
         if folder != Path(config.model).expanduser():
             self._check(reference)
         return reference
@@ -111,12 +111,12 @@ class Models:
                 "learner.share_prefixes is true, but this model has sliding-window layers, which cannot share a "
                 "prompt. Leave share_prefixes out."
             )
-        if setting and policy.is_recurrent:
+        if setting and policy.recurrent.any:
             raise UserError(
                 "learner.share_prefixes is true, but this model has recurrent layers, whose state cannot be shared "
                 "between sequences. Leave share_prefixes out."
             )
-        can_share = not (policy.has_sliding_window or policy.is_recurrent)
+        can_share = not (policy.has_sliding_window or policy.recurrent.any)
         return can_share and (self._kernel != "sdpa" if setting is None else setting)
 
     def _decide_gathering(self, policy: PackedCausalLM) -> bool:

@@ -47,13 +47,12 @@ def packed_attention(
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     out, lse = forward(query, key, value, _own(cu_seqlens, max_length, causal, window, scale, softcap))
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
-        return (out, lse) if sinks is None else _with_sinks(out, lse, sinks)
+        return (out, lse) if sinks is None else _fused(_with_sinks, out)(out, lse, sinks)
     to_prefix = Segments(cu_queries, cu_keys, max_queries, max_keys, False, 0, scale, softcap)
     rows = query.index_select(0, queries), key.index_select(0, keys), value.index_select(0, keys)
-    merge = _merge_compiled() if query.is_cuda else _merge
-    merged, merged_lse = merge(out, lse, queries, *forward(*rows, to_prefix))
+    merged, merged_lse = _fused(_merge, out)(out, lse, queries, *forward(*rows, to_prefix))
     out, lse = out.index_copy_(0, queries, merged), lse.index_copy_(1, queries, merged_lse)
-    return (out, lse) if sinks is None else _with_sinks(out, lse, sinks)
+    return (out, lse) if sinks is None else _fused(_with_sinks, out)(out, lse, sinks)
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,10 +69,15 @@ def _merge(out: Tensor, lse: Tensor, queries: Tensor, part: Tensor, part_lse: Te
     return (own * own_share + part * share).to(out.dtype), merged
 
 
+def _fused(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+    """Return a function of elements as one kernel on CUDA, instead of about ten."""
+    return _compiled(function) if tensor.is_cuda else function
+
+
 @cache
-def _merge_compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_merge` as one kernel instead of ten; compiled lazily, because the compiler takes seconds to import."""
-    return torch.compile(_merge, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile lazily, because the compiler takes seconds to import."""
+    return torch.compile(function, dynamic=True)
 
 
 @torch.library.custom_op("agentloop::packed_attention_backward", mutates_args=())
@@ -104,7 +108,7 @@ def packed_attention_backward(
     grad, query, key, value = grad.contiguous(), query.contiguous(), key.contiguous(), value.contiguous()
     own = _own(cu_seqlens, max_length, causal, window, scale, softcap)
     dq, dk, dv = backward(grad, query, key, value, out, lse, own)
-    of_sinks = _sinks_backward(grad, out, lse, sinks)
+    of_sinks = lse.new_empty(0) if sinks is None else _fused(_sinks_backward, out)(grad, out, lse, sinks)
     if queries is None or keys is None or cu_queries is None or cu_keys is None:
         return dq, dk, dv, of_sinks
     of_part = backward(
@@ -122,10 +126,8 @@ def packed_attention_backward(
     return dq, dk, dv, of_sinks
 
 
-def _sinks_backward(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+def _sinks_backward(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Return the gradient of the sinks: their value is zero, so it is minus their share of grad times output."""
-    if sinks is None:
-        return lse.new_empty(0)
     shares = (sinks.float()[:, None] - lse).exp()
     return -(shares * (grad.float() * out.float()).sum(-1).t()).sum(-1).to(sinks.dtype)
 

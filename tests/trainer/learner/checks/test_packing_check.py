@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.checks import packing_check
-from agentloop.trainer.model import packed_lm, recurrent_layers
+from agentloop.trainer.model import packed_lm
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
 from agentloop.trainer.model.packed_lm import load_packed_lm
+from agentloop.trainer.model.recurrent import layers as recurrent_layers
 from agentloop.trainer.run.learners import create, create_critic
 from tests.support.small_models import save_small_model
 

@@ -1,4 +1,4 @@
-"""A recurrent layer in a packed row computes each sequence as if it were alone."""
+"""A recurrent layer that reads padded batches computes each sequence of a row as if it were alone."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from torch import nn
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.model import recurrent_layers
 from agentloop.trainer.model.attention.padded_layout import PaddedLayout
+from agentloop.trainer.model.recurrent import layers as recurrent_layers
+from agentloop.trainer.model.recurrent import padded
 from agentloop.trainer.run.learners import create
 from tests.support.small_models import save_small_model
 from tests.support.tiny import random_batch
@@ -34,12 +35,12 @@ class _Sum(nn.Module):
 def test_sequences_of_a_row_do_not_see_each_other(lengths: list[int]):
     torch.manual_seed(0)
     layer = _Sum()
-    assert recurrent_layers.prepare(nn.Sequential(layer))
+    assert recurrent_layers.prepare(nn.Sequential(layer), kernels=False) == (True, True)
     row, scale = torch.randn(2, 1, sum(lengths), 3).unbind()
     parts = zip(row.split(lengths, 1), scale.split(lengths, 1), strict=True)
     want = torch.cat([layer(part, factor)[0] for part, factor in parts], 1)
     row.requires_grad_()
-    with recurrent_layers.reading(PaddedLayout.of(lengths)):
+    with padded.reading(PaddedLayout.of(lengths)):
         got, text = layer(row, scale=scale, attention_mask=torch.ones(1), padded="of the row", max_length_q=7)
     assert text == "of no row"
     torch.testing.assert_close(got, want)
@@ -52,7 +53,7 @@ def test_sequences_of_a_row_do_not_see_each_other(lengths: list[int]):
 
 def test_a_model_without_state_is_left_as_it_is():
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    assert not recurrent_layers.prepare(model)
+    assert recurrent_layers.prepare(model, kernels=True) == (False, False)
     assert all("forward" not in vars(module) for module in model.modules())
 
 

@@ -1,13 +1,12 @@
-"""Recurrent and convolution layers over packed rows: every sequence of a row begins with an empty state.
+"""Recurrent layers without a kernel for packed rows get the sequences of a row as padded batches.
 
-Layers such as Mamba, gated delta nets and short convolutions read tokens in order. The code of transformers would carry
-their state from one sequence of a row into the next. Here they get the sequences as padded batches instead. They are
-causal, so padding after the end of a sequence changes nothing in it.
+The code of transformers would carry their state from one sequence of a row into the next. They are causal, so padding
+after the end of a sequence changes nothing in it. This runs on any device and for any layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from agentloop.trainer.model.attention.padded_layout import PaddedLayout
-from agentloop.vision.loading import recurrent_modules
 
 _LAYOUT: ContextVar[PaddedLayout | None] = ContextVar("layout", default=None)
 """Layout of the row that a decoder layer computes; None outside of packed rows."""
@@ -28,15 +26,10 @@ _NONE = ("attention_mask", "conv_mask", "seq_idx")
 """Keyword arguments that a padded batch does not need."""
 
 
-def prepare(model: nn.Module) -> bool:
-    """Let the recurrent layers of a model start anew at each sequence of a row; return whether it has any.
-
-    Decoder layers have to run inside `reading`.
-    """
-    found = recurrent_modules(model)
-    for module in found:
+def prepare(modules: Iterable[nn.Module]) -> None:
+    """Let recurrent layers read padded batches; the decoder layers have to run inside `reading`."""
+    for module in modules:
         module.forward = partial(_forward, module)  # type: ignore[method-assign]
-    return bool(found)
 
 
 @contextmanager
