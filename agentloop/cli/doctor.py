@@ -34,6 +34,7 @@ _EXTRAS = {
     "train": "training, and the engine hf",
     "serve": "agentloop view, agentloop tools serve, and the gateway for agents",
     "ray": "several GPUs and machines",
+    "fla": "fast training of models with recurrent layers on GPUs",
     "megatron": "learner.backend=megatron",
     "web": "the tool web_fetch",
     "tantivy": "large search indexes",

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-EXTRAS = {name: packages for name, packages in EXTRAS.items() if name not in ("all", "dev", "docs")}
+EXTRAS = {
+    name: packages for name, packages in EXTRAS.items() if name not in ("all", "dev", "docs", "fla")
+}  # no command needs fla
 
 HIDING = """
 import io, json, sys, traceback
