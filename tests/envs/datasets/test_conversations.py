@@ -1,0 +1,81 @@
+"""Rows with given answers, in the formats of TRL, OpenAI and ShareGPT."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentloop.envs.datasets.conversations import read_conversation, read_pair
+from agentloop.errors import UserError
+
+ASKED = {"role": "user", "content": "Sum?"}
+SAID = {"role": "assistant", "content": "3"}
+CALL = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def conversation(**columns):
+    return read_conversation(columns, "rows, line 1", 0, Path())
+
+
+def pair(**columns):
+    return read_pair(columns, "rows, line 1", 0, Path())
+
+
+def test_formats_of_conversations_are_read_alike():
+    assert conversation(messages=[ASKED, SAID])["messages"] == [ASKED, SAID]
+    of_prompt = conversation(prompt="Sum?", completion="3")
+    assert (of_prompt["messages"], of_prompt["context"]) == ([ASKED, SAID], 1)
+    sharegpt = [{"from": "human", "value": "Sum?"}, {"from": "gpt", "value": "3"}]
+    row = conversation(conversations=sharegpt, system="Add.")
+    assert row["messages"] == [{"role": "system", "content": "Add."}, ASKED, SAID]
+    assert (row["tools"], row["context"]) == (None, 1)
+
+
+def test_calls_and_tools_of_every_format_are_objects():
+    body = {"name": "add", "arguments": '{"a": 1, "b": null}'}  # Parquet fills keys with null
+    turn = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_0", "type": "function", "function": body}],
+    }
+    result = {"role": "tool", "content": "3", "tool_call_id": "call_0"}
+    row = conversation(messages=[ASKED, turn, result, SAID], tools=json.dumps([TOOL]))
+    assert row["messages"][1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert row["tools"] == [TOOL]
+    before = {"role": "assistant", "content": None, "function_call": body}
+    row = conversation(messages=[ASKED, before, {**result, "role": "function"}, SAID], functions=[TOOL["function"]])
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert (row["messages"][1]["tool_calls"], row["tools"]) == ([CALL], [TOOL])
+    shared = [{"from": "human", "value": "Sum?"}, {"from": "function_call", "value": json.dumps(body)}]
+    assert conversation(conversations=shared)["messages"][1]["tool_calls"] == [CALL]
+
+
+def test_pairs_have_a_prompt_or_the_beginning_that_both_share():
+    given = pair(prompt=[ASKED], chosen=[SAID], rejected="4")
+    assert (given["chosen"], given["rejected"], given["context"]) == (
+        [ASKED, SAID],
+        [ASKED, SAID | {"content": "4"}],
+        1,
+    )
+    shared = pair(chosen=[ASKED, SAID, ASKED, SAID], rejected=[ASKED, SAID, ASKED, SAID | {"content": "4"}])
+    assert shared["context"] == 3
+
+
+@pytest.mark.parametrize(
+    ("read", "columns", "error"),
+    [
+        (conversation, {"prompt": "Sum?"}, "no finished conversation"),
+        (conversation, {"messages": [ASKED]}, "an answer of the assistant"),
+        (conversation, {"messages": [SAID, ASKED]}, "must begin with another message"),
+        (conversation, {"messages": "Sum?"}, "must be a list of messages"),
+        (conversation, {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "'function'"),
+        (conversation, {"messages": [ASKED, SAID], "tools": "{"}, "is not JSON"),
+        (pair, {"chosen": [ASKED, SAID]}, "no 'rejected'"),
+        (pair, {"prompt": "Sum?", "chosen": "3", "rejected": "3"}, "are equal"),
+    ],
+)
+def test_rows_that_cannot_be_trained_are_refused_with_their_place(read, columns, error):
+    with pytest.raises(UserError, match=error) as caught:
+        read(**columns)
+    assert str(caught.value).startswith("rows, line 1")
