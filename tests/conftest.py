@@ -35,6 +35,23 @@ def python_with() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
+def program_from_npm() -> Callable[[str, str], str]:
+    """Call as program_from_npm("package@version", program): the path of a program that npm installs below build/."""
+
+    def made(package: str, program: str) -> str:
+        folder = "npm-" + package.replace("/", "-").replace("@", "")
+        done = _BUILD / folder / "installed"
+        with _one_at_a_time(folder):
+            if not done.exists():
+                command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(_BUILD / folder), package]
+                subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+                done.touch()
+        return str(_BUILD / folder / "node_modules" / ".bin" / program)
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def verl_package() -> Path:
     """A folder from which verl itself can be imported: with what that needs beside our own packages, and no more, since
     the rest of its requirements does not agree with them."""
@@ -82,7 +99,7 @@ def running_server():
     return _running_server
 
 
-_INSTALL_OTHERS = {"python_with", "verl_package"}
+_INSTALL_OTHERS = {"program_from_npm", "python_with", "verl_package"}
 """Fixtures that install other people's packages."""
 _FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
 """Audit events that a test of the fast lane must not cause."""

@@ -56,7 +56,7 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
 
     async def read(request: Request, session: Session) -> ModelRequest:
         body = await _read(request)
-        found = await off_loop(len(body), _dialect_of(request).read, body, session.kept)
+        found = await off_loop(len(body), _dialect_of(request).read, body, session.memory)
         is_retry = request.headers.get(_RETRIES, "0") not in ("", "0")
         return replace(found, sent=blake2b(body, digest_size=16).digest(), is_retry=is_retry)
 

@@ -16,6 +16,7 @@ from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.turns.completions import Completion, message_of
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.gateway.turns.stops import without_stop
@@ -70,8 +71,8 @@ class Session:
         self._answers: OrderedDict[tuple[bytes, int], Completion] = OrderedDict()
         self._invalid_in_a_row = 0
         self._closed = False
-        self.kept: dict[str, list[Message]] = {}
-        """Conversations that requests may continue by name."""
+        self.memory = Memory()
+        """What later requests may refer to."""
         self.refused: StopReason | None = None
         """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None
@@ -97,7 +98,7 @@ class Session:
             answered = await self._tracked(self._complete(request, index, hear))
         if request.kept_as is not None:
             conversation = [*request.messages[request.num_unkept :], message_of(answered.parsed)]
-            self.kept[request.kept_as] = conversation
+            self.memory.conversations[request.kept_as] = conversation
         return answered
 
     async def complete_all(self, request: ModelRequest) -> list[Completion]:
@@ -300,6 +301,7 @@ class Session:
         answer = message_of(parsed)
         (key,) = conversation_keys([answer], request.keys[-1])
         self._conversations.add(place, generation, answer, key)
+        self.memory.add(completion.calls)
         self._answers[request.sent, index] = completion
         if len(self._answers) > _MAX_ANSWERS:
             self._answers.popitem(last=False)

@@ -1,8 +1,8 @@
-"""`AgentProgram`: an episode of an existing agent, which calls the model over OpenAI's API.
+"""`AgentProgram`: an episode of an existing agent, which calls the model over an API of OpenAI or Anthropic.
 
     env:
       factory: agent
-      options: {agent: my_agent.py:solve}          # or command: [python, my_agent.py]
+      options: {agent: my_agent.py:solve}          # or command: [python, my_agent.py], or harness: claude-code
       reward: exact
 
     async def solve(task, model):
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.agent.command import run_command
 from agentloop.envs.agent.endpoint import Agent, AgentResult, Endpoint, as_result
+from agentloop.envs.agent.harnesses.running import HarnessRun
 from agentloop.envs.base import BaseEnv
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
@@ -44,8 +45,12 @@ class AgentProgram(BaseEnv):
     """One episode of an agent.
 
     `agent` is a function, or the spec of one ('file.py:name'); a plain one runs in a thread. `command` starts a process
-    instead (`agentloop.envs.agent.command`). `sampling` says whose temperature, top_p, top_k and seed hold: the run's
-    ("run") or those of the agent's requests ("client"). The gateway listens on `host`; agents reach it at `advertised`.
+    instead (`agentloop.envs.agent.command`). `harness` starts a known program, `claude-code` for example, in a working
+    directory with `task["files"]`; `program` is its path if it is not on PATH, and with the command `check` the reward
+    is 1 if that succeeds in the directory, else 0 (`agentloop.envs.agent.harnesses.running`).
+
+    `sampling` says whose temperature, top_p, top_k and seed hold: the run's ("run") or those of the agent's requests
+    ("client"). The gateway listens on `host`; agents reach it at `advertised`.
 
     An exception of the agent ends its episode as a failure of the environment. After a call that was refused for a
     limit, that limit is the reason instead.
@@ -59,12 +64,20 @@ class AgentProgram(BaseEnv):
         reward: RewardFunction | None = None,
         agent: Agent | str | None = None,
         command: Sequence[str] | None = None,
+        harness: str | None = None,
+        program: str | None = None,
+        check: Sequence[str] | None = None,
         sampling: SampledBy = "run",
         host: str = "127.0.0.1",
         advertised: str | None = None,
     ) -> None:
-        if (agent is None) == (command is None):
-            raise UserError("Name the agent: either `agent` ('file.py:name') or `command` (a list), in env.options.")
+        if sum(each is not None for each in (agent, command, harness)) != 1:
+            raise UserError(
+                "Name the agent in env.options: one of `agent` ('file.py:name'), `command` (a list) and `harness` (a "
+                "known program)."
+            )
+        if harness is None and (program or check):
+            raise UserError("`program` and `check` in env.options belong to a `harness`: name it, or remove them.")
         if toolset is not None and toolset.tools:
             raise UserError("env.tools is set, but an agent brings tools of its own. Leave env.tools out.")
         if sampling not in get_args(SampledBy):
@@ -75,12 +88,15 @@ class AgentProgram(BaseEnv):
         self.advertised = advertised
         self._agent = load_object(agent, "agent") if isinstance(agent, str) else agent
         self._command = command
+        self._harness = None if harness is None else HarnessRun(harness, program, check)
         self._result = AgentResult()
 
     async def play(self, endpoint: Endpoint) -> AgentResult:
         """Run the agent to its end. Its exceptions propagate."""
         if self._command is not None:
             found: Any = await run_command(self._command, self.task, endpoint)
+        elif self._harness is not None:
+            found = await self._harness.play(self.task, endpoint)
         elif inspect.iscoroutinefunction(self._agent):
             found = await self._agent(self.task, endpoint)
         else:

@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from agentloop.cli import app
 from agentloop.cli.config import Key, keys
 from agentloop.config.fine_tuning import FineTuningConfig
+from agentloop.envs.agent.harnesses.running import HARNESSES
 from agentloop.trainer.run.metrics.names import METRICS
 
 _MADE = "`scripts/reference` writes this page from the code."
@@ -19,7 +20,20 @@ def pages() -> dict[str, str]:
     """Return the content of each generated page, by its name in docs/reference/."""
     made = {"config.md": _config(), "fine_tuning.md": _fine_tuning(), "commands.md": _commands()}
     made["metrics.md"] = _metrics()
+    made["harnesses.md"] = _harnesses()
     return {name: "\n".join(lines) + "\n" for name, lines in made.items()}
+
+
+def _harnesses() -> Iterator[str]:
+    yield "# Harnesses"
+    yield ""
+    yield f"Programs that `env.options.harness` starts ([guide](../guides/harnesses.md)). {_MADE}"
+    yield "`tests/envs/agent/test_harnesses.py` runs each of them: it edits a file, and its tokens are those sampled."
+    yield ""
+    yield "| harness | versions | calls | install |"
+    yield "|---|---|---|---|"
+    for name, harness in sorted(HARNESSES.items()):
+        yield f"| `{name}` | `{harness.versions}` | `{harness.speaks}` | `{harness.install}` |"
 
 
 def _config() -> Iterator[str]:

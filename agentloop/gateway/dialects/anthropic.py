@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
@@ -66,7 +67,7 @@ class _Body(Body):
 class Anthropic:
     """`POST /v1/messages`."""
 
-    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]] | None = None) -> ModelRequest:
+    def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
         choice = read.tool_choice.type if read.tool_choice else "auto"
         if choice not in ("auto", "none"):
@@ -75,6 +76,7 @@ class Anthropic:
             raise refuse("output_config.format", "Request the format in a message, and let the reward judge it.")
         return model_request(
             read,
+            memory or Memory(),
             _read_messages(read),
             [_read_tool(tool, index) for index, tool in enumerate(read.tools or ())],
             reads_calls=choice != "none",

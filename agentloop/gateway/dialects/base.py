@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from agentloop.gateway.turns.completions import Completion
     from agentloop.gateway.turns.errors import ApiError
+    from agentloop.gateway.turns.memory import Memory
     from agentloop.gateway.turns.requests import ModelRequest
     from agentloop.rendering.base import Renderer
-    from agentloop.types.messages import Message
 
 
 class Events(Protocol):
@@ -41,8 +41,8 @@ class Events(Protocol):
 class Dialect(Protocol):
     """Reads the requests of one API and writes its answers."""
 
-    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]]) -> ModelRequest:
-        """Read a request. `kept` has the conversations that clients may continue by name. Raises `ApiError`."""
+    def read(self, body: bytes, memory: Memory) -> ModelRequest:
+        """Read a request of the episode with this memory. Raises `ApiError`."""
         ...
 
     def whole(self, completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:

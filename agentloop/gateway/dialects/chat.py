@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
 from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
@@ -70,11 +71,12 @@ class _Options:
 class Chat:
     """`POST /v1/chat/completions`."""
 
-    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]] | None = None) -> ModelRequest:
+    def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
         _refuse_unsupported(read)
         return model_request(
             read,
+            memory or Memory(),
             read_messages(read.messages),
             [tool_of(t.function.name, t.function.description, t.function.parameters) for t in read.tools or ()],
             reads_calls=read.tool_choice != "none",

@@ -15,6 +15,7 @@ from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.dialects.chat import openai_error
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, with_one_system_message
 from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
@@ -91,14 +92,14 @@ class _Tools:
 class Responses:
     """`POST /v1/responses`."""
 
-    def read(self, body: bytes, kept: Mapping[str, Sequence[Message]] | None = None) -> ModelRequest:
+    def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
         _refuse_unsupported(read)
         tools = _Tools()
         for index, tool in enumerate(read.tools or ()):
             tools.read(tool, f"tools[{index}]")
         instructions: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
-        messages = [*instructions, *_earlier(read.previous_response_id, kept or {})]
+        messages = [*instructions, *_earlier(read.previous_response_id, memory)]
         _Items(messages).read(read.input)
         messages = with_one_system_message(messages)
         name = f"resp_{secrets.token_hex(12)}"
@@ -114,6 +115,7 @@ class Responses:
         }
         return model_request(
             read,
+            memory or Memory(),
             messages,
             tools.schemas,
             reads_calls=read.tool_choice != "none",
@@ -242,17 +244,17 @@ class _OpenText:
         return _text_item(self.kind, self.name, self.text if is_over else None)
 
 
-def _earlier(name: str | None, kept: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
+def _earlier(name: str | None, memory: Memory | None) -> Sequence[Message]:
     if name is None:
         return ()
-    if name not in kept:
+    if memory is None or name not in memory.conversations:
         raise ApiError(
             400,
             f"This episode has no response {name!r} to continue: send the whole input, or leave `store` out.",
             code="previous_response_not_found",
             param="previous_response_id",
         )
-    return kept[name]
+    return memory.conversations[name]
 
 
 def _refuse_unsupported(body: _Body) -> None:

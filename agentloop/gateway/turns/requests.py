@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys, key_of_tools
 from agentloop.types.messages import Message
 
@@ -74,10 +75,11 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 
 def model_request(
-    body: Body, messages: Sequence[Message], tools: Sequence[dict[str, Any]], **more: Any
+    body: Body, memory: Memory, messages: Sequence[Message], tools: Sequence[dict[str, Any]], **more: Any
 ) -> ModelRequest:
     """Return the request of a body; `tools` are written as in OpenAI's chat API."""
     key = json.dumps(tools) if tools else ""
+    messages = memory.as_sampled(messages)
     return ModelRequest(
         model=body.model,
         messages=messages,

@@ -335,6 +335,12 @@ def test_agents_and_other_environments_side_by_side(renderer, ids_of):
         ({"agent": print, "command": ["x"]}, "Name the agent"),
         ({"agent": "no_such_module:solve"}, "no module 'no_such_module'"),
         ({"agent": print, "sampling": "mine"}, "'run' or 'client'"),
+        ({"agent": print, "check": ["true"]}, "belong to a `harness`"),
+        ({"harness": "none"}, "no harness 'none'; known: claude-code, codex"),
+        (
+            {"harness": "codex", "program": "/no/codex"},
+            "needs the program '/no/codex', which is not there",
+        ),
     ],
 )
 def test_bad_options_are_explained(options, says):

@@ -69,6 +69,16 @@ async def test_thinking_calls_and_results_are_one_stream(recorder, client_of, id
     assert [message["role"] for message in stream.messages] == ["system", "user", "assistant", "tool", "assistant"]
 
 
+async def test_defaults_that_a_client_adds_to_a_call_keep_the_prefix(recorder, client_of):
+    """Claude Code fills in the defaults of its tools. A call whose sampled arguments change is another call."""
+    async with client_of(recorder(CALL + END, "It is 5." + END)) as (client, session):
+        (call,) = (await ask(client, [QUESTION], tools=TOOLS)).content
+        for number, added in enumerate(({"exact": False}, {"exact": False, "a": 9})):
+            said = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input | added}
+            await ask(client, [QUESTION, {"role": "assistant", "content": [said]}, result(call, "5")], tools=TOOLS)
+            assert len(session.trajectories()) == number + 1
+
+
 async def test_a_stream_is_the_message_without_a_stream(recorder, client_of):
     turn = "<think>\nhm\n</think>\n\nI add." + CALL + END
     async with client_of(recorder(turn)) as (client, _):

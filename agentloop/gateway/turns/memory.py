@@ -1,0 +1,40 @@
+"""`Memory`: what the requests of an episode may refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.gateway.turns.messages import arguments_of
+from agentloop.types.messages import Message, ToolCall
+
+
+@dataclass(slots=True)
+class Memory:
+    """Conversations and calls of one episode."""
+
+    conversations: dict[str, list[Message]] = field(default_factory=dict)
+    """Conversations by the name of their last answer."""
+    _arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The sampled arguments of each call, by its id."""
+
+    def add(self, calls: Iterable[ToolCall]) -> None:
+        self._arguments |= {call.id: call.arguments for call in calls}
+
+    def as_sampled(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages without arguments that clients added to sampled calls: they fill in defaults."""
+        return [
+            message | {"tool_calls": [self._call_as_sampled(call) for call in message["tool_calls"]]}
+            if "tool_calls" in message
+            else message
+            for message in messages
+        ]
+
+    def _call_as_sampled(self, call: dict[str, Any]) -> dict[str, Any]:
+        sampled = self._arguments.get(call["id"])
+        sent = arguments_of(call["function"]["arguments"])
+        if sampled is None or not isinstance(sent, dict) or not sampled.keys() < sent.keys():
+            return call
+        kept = {name: sent[name] for name in sampled}
+        return call | {"function": call["function"] | {"arguments": kept}}

@@ -1,0 +1,1 @@
+"""Harnesses: agents that others publish, and how each is started with fresh configuration. One file each."""

@@ -1,0 +1,42 @@
+"""`Harness`: what a file of this folder has to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentloop.envs.agent.endpoint import Endpoint
+
+
+@dataclass(slots=True, frozen=True)
+class Launch:
+    """How to start a program for one episode."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str]
+    """Environment beside PATH, HOME and LANG."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Configuration: texts by their paths below the home directory."""
+    stdin: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Harness:
+    """An agent that others publish."""
+
+    name: str
+    program: str
+    """Name of its executable."""
+    install: str
+    """The command that installs the newest version that was tried."""
+    versions: str
+    """The versions that are started, as a specifier of PEP 440; the oldest and the newest were tried."""
+    speaks: str
+    """The route of the gateway that it calls."""
+    launch: Callable[[str, Path, Endpoint], Launch]
+    """(task, home directory, its model) -> how to start it."""
+    asks_version: Sequence[str] = ("--version",)
+    """Arguments with which it tells its version first of all numbers."""

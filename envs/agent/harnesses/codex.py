@@ -1,0 +1,45 @@
+"""Codex, which speaks OpenAI's Responses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.envs.agent.endpoint import Endpoint
+from agentloop.envs.agent.harnesses.base import Harness, Launch
+
+_CONFIG = """\
+model = "{model}"
+model_provider = "agentloop"
+web_search = "disabled"
+check_for_update_on_startup = false
+
+[model_providers.agentloop]
+name = "agentloop"
+base_url = "{base_url}"
+wire_api = "responses"
+env_key = "OPENAI_API_KEY"
+
+[features]
+apps = false
+plugins = false
+"""
+
+
+def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+    config = _CONFIG.format(model=endpoint.model, base_url=endpoint.base_url)
+    return Launch(
+        ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-"],
+        {"CODEX_HOME": str(home / ".codex"), "OPENAI_API_KEY": endpoint.api_key},
+        {".codex/config.toml": config},
+        task,
+    )
+
+
+HARNESS = Harness(
+    name="codex",
+    program="codex",
+    install="npm install -g @openai/codex@0.169.0",
+    versions="==0.169.0",
+    speaks="/v1/responses",
+    launch=_launch,
+)

@@ -1,0 +1,38 @@
+"""opencode, which speaks OpenAI's chat completions. It asks for a title in a conversation of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from agentloop.envs.agent.endpoint import Endpoint
+from agentloop.envs.agent.harnesses.base import Harness, Launch
+
+
+def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",  # is in the program
+        "name": "agentloop",
+        "options": {"baseURL": endpoint.base_url, "apiKey": endpoint.api_key},
+        "models": {endpoint.model: {"name": endpoint.model}},
+    }
+    model = f"agentloop/{endpoint.model}"
+    config = {"model": model, "small_model": model, "autoupdate": False, "share": "disabled"}
+    config |= {"permission": "allow", "provider": {"agentloop": provider}}
+    variables = {
+        "OPENCODE_CONFIG": str(home / "opencode.json"),
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    }
+    return Launch(["run"], variables, {"opencode.json": json.dumps(config)}, task)
+
+
+HARNESS = Harness(
+    name="opencode",
+    program="opencode",
+    install="npm install -g opencode-ai@1.18.33",
+    versions="==1.18.33",
+    speaks="/v1/chat/completions",
+    launch=_launch,
+)

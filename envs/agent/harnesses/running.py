@@ -1,0 +1,113 @@
+"""Run a harness for one episode.
+
+    env:
+      factory: agent
+      options: {harness: claude-code, check: [python, -m, pytest, -q]}
+
+The program starts with fresh configuration, in a home and a working directory of its own, and sees no other variables
+of the run than PATH and LANG. This keeps episodes apart; it does not confine the program, which can read and write what
+its user can. Its task is the text of the row's messages. `files` of the row ({path: text}) are in its working directory
+when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.harnesses import claude_code, codex, mini_swe_agent, opencode, pi, qwen_code
+from agentloop.envs.agent.harnesses.base import Harness
+from agentloop.envs.agent.process import run_process
+from agentloop.errors import EnvError, UserError
+from agentloop.types.messages import text_of
+
+HARNESSES: dict[str, Harness] = {
+    module.HARNESS.name: module.HARNESS for module in (claude_code, codex, mini_swe_agent, opencode, pi, qwen_code)
+}
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_checked: set[str] = set()
+"""Programs whose version is one that is started."""
+
+
+class HarnessRun:
+    """A harness, the path of its program and the command that checks its work.
+
+    Raises `UserError` if the harness is unknown or its program is not there.
+    """
+
+    def __init__(self, name: str, program: str | None = None, check: Sequence[str] | None = None) -> None:
+        if name not in HARNESSES:
+            raise UserError(f"There is no harness {name!r}; known: {', '.join(HARNESSES)}. For others use `command`.")
+        self.harness = HARNESSES[name]
+        self._check = check
+        found = shutil.which(program or self.harness.program)
+        if found is None:
+            raise UserError(
+                f"The harness {name} needs the program {program or self.harness.program!r}, which is not there: "
+                f"{self.harness.install}, or set `program` in env.options to its path."
+            )
+        self._program = str(Path(found).absolute())
+
+    async def play(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
+        """Run the program to its end; what it prints is the answer. Cancelling kills it with its children.
+
+        Raises `EnvError` if it fails, and `UserError` if its version is not one that is started.
+        """
+        with tempfile.TemporaryDirectory(prefix="agentloop-agent-", ignore_cleanup_errors=True) as made:
+            home, work = Path(made, "home"), Path(made, "work")
+            launch = self.harness.launch(_text_of(task), home, endpoint)
+            _write(home, launch.files)
+            _write(work, task.get("files") or {})
+            environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+            environment["HOME"] = str(home)
+            await self._check_version(environment)
+            command = [self._program, *launch.arguments]
+            output = await run_process(
+                command, environment | dict(launch.variables), stdin=launch.stdin.encode(), folder=work
+            )
+            reward = None if self._check is None else await self._judge(self._check, environment, work)
+            return AgentResult(output.decode(errors="replace").strip() or None, reward)
+
+    async def _check_version(self, environment: Mapping[str, str]) -> None:
+        if self._program in _checked:
+            return
+        # Some tell it on stderr.
+        command = ["sh", "-c", 'exec "$0" "$@" 2>&1', self._program, *self.harness.asks_version]
+        told = (await run_process(command, environment)).decode(errors="replace").strip()
+        version = _VERSION.search(told)
+        if version is None or version[0] not in SpecifierSet(self.harness.versions):
+            raise UserError(
+                f"{self._program} is {told[:80]!r}, and the harness {self.harness.name} starts "
+                f"{self.harness.versions}: {self.harness.install}, or start your version with `command`."
+            )
+        _checked.add(self._program)
+
+    async def _judge(self, check: Sequence[str], environment: Mapping[str, str], work: Path) -> float:
+        try:
+            await run_process(check, environment, folder=work)
+        except EnvError:
+            return 0.0
+        return 1.0
+
+
+def _text_of(task: Mapping[str, Any]) -> str:
+    return "\n\n".join(filter(None, (text_of(message["content"]) for message in task.get("messages") or ())))
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise UserError(f"The file {name!r} of the task is outside its working directory: use a relative path.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
