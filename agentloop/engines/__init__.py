@@ -24,9 +24,6 @@ class EngineKind:
     """Its class as 'module:Class'."""
     runs_on_gpus: bool = False
     """It has processes of its own on GPUs: it is restarted when they die, and may sleep while the learner trains."""
-    loads_here: bool = False
-    """It loads a model in the process of its worker, so no other model may load there at the same time: transformers
-    changes torch's default dtype and initialisation for all threads meanwhile."""
     takes_images: bool = True
     bounds_pixels: bool = False
     """It takes the option max_pixels."""
@@ -52,7 +49,6 @@ ENGINES: Registry[EngineKind] = Registry(
         ),
         "hf": EngineKind(
             target="agentloop.engines.hf.engine:HfEngine",
-            loads_here=True,
             takes_learner_dtype=True,
             returns_routing="routed_experts",
         ),

@@ -34,12 +34,6 @@ def create(
     return _on_ranks(_backend(config), config, ranks, reservation, folder)
 
 
-def import_learner(config: LearnerConfig) -> None:
-    """Import the code of the learner, which takes seconds, without touching a GPU."""
-    _backend(config)
-    import transformers.models.auto.modeling_auto  # noqa: F401
-
-
 def _backend(config: LearnerConfig) -> Backend:
     if config.backend == "megatron":
         if importlib.util.find_spec("megatron") is None:

@@ -1,16 +1,15 @@
-"""Start the workers and load the learner of a run, at the same time where that is safe."""
+"""Start the workers and load the learner of a run, at the same time where they share neither process nor GPU."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from concurrent.futures import Future
 from pathlib import Path
 
 from agentloop.config.resolved import ResolvedConfig
-from agentloop.engines import ENGINES
 from agentloop.process.threads import LEARNER
 from agentloop.trainer.learner.protocol import Learner
-from agentloop.trainer.run.learners import import_learner, make_learner
+from agentloop.trainer.run.learners import make_learner
 from agentloop.trainer.schedule.observers import Part, Stage, StageTimer
 from agentloop.trainer.workers.protocol import Workers
 
@@ -18,48 +17,47 @@ from agentloop.trainer.workers.protocol import Workers
 async def start(config: ResolvedConfig, workers: Workers, folder: Path, timer: StageTimer) -> Learner:
     """Start `workers`, and return the learner, which the caller closes. Raises `UserError` if one cannot be used.
 
-    An engine measures the free memory of its GPU while it starts, so a learner on the same GPU loads afterwards. Only
-    its code is imported at the same time.
+    A learner loads after the engines of its process, because transformers changes torch for all threads while it loads
+    a model, and after those on its GPU, because an engine measures the free memory while it starts.
     """
     with timer.stage(Stage.LOAD):
+        await workers.reserve()
         if _are_apart(config):
-            loading = asyncio.create_task(_load(timer, LEARNER.run(make_learner, config, folder)))
-            try:
-                await _start(timer, workers)
-            except BaseException:
-                loading.add_done_callback(_close)
-                raise
-            return await loading
-        importing = LEARNER.submit(import_learner, config.learner)
-        await _start(timer, workers)
-        await asyncio.wrap_future(importing)
+            return await _start_both(config, workers, folder, timer)
+        with timer.part(Part.WORKERS):
+            await workers.start()
         if config.placement.sleeps:
             await workers.sleep()  # the learner loads in its turn
-        return await _load(timer, _make_here(config, folder, workers))
+        with timer.part(Part.LEARNER):
+            return make_learner(config, folder, workers.reservation)
 
 
 def _are_apart(config: ResolvedConfig) -> bool:
-    """Return whether a learner of this process and a local engine may load at the same time."""
-    kind = ENGINES.get(config.engine.name)
-    on_gpus = kind.runs_on_gpus and config.learner.device != "cpu"
-    is_local = config.workers.kind == "local" and config.learner.ranks == 1 and config.learner.nodes in (None, 1)
-    return is_local and not on_gpus and not kind.loads_here and not config.placement.sleeps
+    """Return whether no worker shares the learner's process or one of its GPUs."""
+    has_own_gpus = config.learner.device == "cpu" or config.learner_gpus_per_node > 0
+    return config.workers.kind == "ray" and has_own_gpus and not config.placement.sleeps
 
 
-async def _start(timer: StageTimer, workers: Workers) -> None:
+async def _start_both(config: ResolvedConfig, workers: Workers, folder: Path, timer: StageTimer) -> Learner:
+    starting = asyncio.create_task(_start(workers, timer))
+    loading = LEARNER.submit(make_learner, config, folder, workers.reservation)
+    try:
+        with timer.part(Part.LEARNER):
+            learner = await asyncio.wrap_future(loading)
+        await starting
+    except BaseException:
+        loading.add_done_callback(_close)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    return learner
+
+
+async def _start(workers: Workers, timer: StageTimer) -> None:
     with timer.part(Part.WORKERS):
         await workers.start()
 
 
-async def _load(timer: StageTimer, learner: Awaitable[Learner]) -> Learner:
-    with timer.part(Part.LEARNER):
-        return await learner
-
-
-async def _make_here(config: ResolvedConfig, folder: Path, workers: Workers) -> Learner:
-    return make_learner(config, folder, workers.reservation)
-
-
-def _close(loading: asyncio.Future[Learner]) -> None:
+def _close(loading: Future[Learner]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.result().close()

@@ -25,8 +25,12 @@ class Workers(EngineControl, Protocol):
 
     @property
     def reservation(self) -> GpuReservation | None:
-        """GPUs that started workers leave to the learner; None if they share all GPUs."""
+        """GPUs that workers leave to the learner; None if they share all GPUs."""
         return None
+
+    async def reserve(self) -> None:
+        """Reserve the GPUs of `reservation`, so that the learner can load while the workers start."""
+        return
 
     async def start(self) -> None:
         """Load models and warm up. Raises `UserError` if the model or the hardware cannot be used."""

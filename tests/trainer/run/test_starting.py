@@ -1,5 +1,4 @@
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,36 +21,60 @@ class Loading(Observer):
             self.learner_is_ready.set()
 
 
-async def test_a_learner_on_the_processor_loads_while_the_workers_start(sums):
-    config, _ = resolve_run(load_config(RunConfig, sums / "config.yaml"), sums / "run")
+class FakeWorkers:
+    """Workers whose start is a function of the test."""
+
+    reservation = None
+
+    def __init__(self, start):
+        self.start = start
+
+    async def reserve(self):
+        pass
+
+
+def resolved(sums, *overrides):
+    return resolve_run(load_config(RunConfig, sums / "config.yaml", overrides), sums / "run")[0]
+
+
+async def test_a_learner_loads_while_workers_in_other_processes_start(sums):
     log = Loading()
-    workers = SimpleNamespace(start=log.learner_is_ready.wait)
-    learner = await start(config, workers, sums / "run", StageTimer(log))
-    learner.close()
+    workers = FakeWorkers(log.learner_is_ready.wait)
+    (await start(resolved(sums, "workers.kind=ray"), workers, sums / "run", StageTimer(log))).close()
 
 
 async def test_a_learner_loads_after_an_engine_of_its_process(sums):
     """Two models that load at the same time in one process get each other's dtype and miss weights."""
-    config, _ = resolve_run(load_config(RunConfig, sums / "config.yaml", ["engine.name=hf"]), sums / "run")
     log = Loading()
 
     async def start_slowly():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(log.learner_is_ready.wait(), 1)
 
-    workers = SimpleNamespace(start=start_slowly, reservation=None)
-    (await start(config, workers, sums / "run", StageTimer(log))).close()
+    (await start(resolved(sums), FakeWorkers(start_slowly), sums / "run", StageTimer(log))).close()
     assert log.learner_is_ready.is_set()
 
 
-async def test_workers_that_cannot_start_end_the_start_while_the_learner_loads(sums):
-    config, _ = resolve_run(load_config(RunConfig, sums / "config.yaml"), sums / "run")
-    log = Loading()
-
+async def test_workers_that_cannot_start_end_the_start(sums):
     async def fail():
         raise UserError("no engine today")
 
-    workers = SimpleNamespace(start=fail)
-    with pytest.raises(UserError, match="no engine today"):
-        await start(config, workers, sums / "run", StageTimer(log))
-    await log.learner_is_ready.wait()
+    for kind in ("local", "ray"):
+        with pytest.raises(UserError, match="no engine today"):
+            await start(resolved(sums, f"workers.kind={kind}"), FakeWorkers(fail), sums / "run", StageTimer(Observer()))
+
+
+async def test_a_learner_that_cannot_load_ends_the_start_of_the_workers(sums):
+    is_cancelled = asyncio.Event()
+
+    async def start_forever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+
+    config = resolved(sums, "workers.kind=ray")
+    config = config.replace(learner=config.learner.replace(model=str(sums / "nothing")))
+    with pytest.raises(UserError, match="nothing"):
+        await start(config, FakeWorkers(start_forever), sums / "run", StageTimer(Observer()))
+    assert is_cancelled.is_set()

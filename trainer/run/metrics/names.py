@@ -159,7 +159,7 @@ METRICS = (
     Metric("time/tool/*", "seconds", "As `tool/*`, for times."),
     Metric("time/reward/*", "seconds", "As `reward/*`, for times."),
     Metric("time/load", "seconds", "Start of models and tools, in the first line of a run."),
-    Metric("time/load_*", "seconds", "Start of workers and learner, which overlap if they share no GPU."),
+    Metric("time/load_*", "seconds", "Start of workers and learner. Both overlap unless they share a process or GPUs."),
     Metric("time/sleep", "seconds", "Engines leave shared GPUs to the learner."),
     Metric("time/wake", "seconds", "The learner leaves them to the engines."),
     Metric("time/eval", "seconds", "Evaluation."),

@@ -98,6 +98,7 @@ class RayWorkers(Workers):
         """Workers that are being started."""
         self._changing = asyncio.Lock()
         """Held while weights or pauses go out, and while a new worker gets them."""
+        self._is_reserved = False
         self._owns_ray = False
         self._failure: Exception | None = None
 
@@ -105,13 +106,20 @@ class RayWorkers(Workers):
     def reservation(self) -> GpuReservation | None:
         return self._reservation
 
-    async def start(self) -> None:
-        """Start all workers, and Ray unless `config.address` names a cluster."""
+    async def reserve(self) -> None:
+        """Connect to Ray, which starts unless `config.address` names a cluster, and reserve the learner's GPUs."""
+        if self._is_reserved:
+            return
+        self._is_reserved = True
         self._owns_ray = connect(self._config, self._gpus, self._learner_gpus, self._learner_nodes)
         if self._learner_gpus:
             take = partial(GpuReservation.take, self._learner_nodes, num_gpus=self._learner_gpus)
             self._reservation = await asyncio.to_thread(take)
             self._reservation.show_first_gpu()
+
+    async def start(self) -> None:
+        """Start all workers."""
+        await self.reserve()
         ready = [self._fill(slot) for slot in self.slots]
         try:
             await asyncio.gather(*ready)
