@@ -30,7 +30,7 @@ def _harnesses() -> Iterator[str]:
     yield f"Programs that `env.options.harness` starts ([guide](../guides/harnesses.md)). {_MADE}"
     yield "`tests/envs/agent/test_harnesses.py` runs each of them: it edits a file, and its tokens are those sampled."
     yield ""
-    yield "| harness | versions | calls | install |"
+    yield "| harness | versions | calls | tested version |"
     yield "|---|---|---|---|"
     for name, harness in sorted(HARNESSES.items()):
         yield f"| `{name}` | `{harness.versions}` | `{harness.speaks}` | `{harness.install}` |"

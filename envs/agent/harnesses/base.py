@@ -31,9 +31,9 @@ class Harness:
     program: str
     """Name of its executable."""
     install: str
-    """The command that installs the newest version that was tried."""
+    """The command that installs the version that the tests run."""
     versions: str
-    """The versions that are started, as a specifier of PEP 440; the oldest and the newest were tried."""
+    """The versions that are started (a specifier of PEP 440): from that of the tests to the next major one."""
     speaks: str
     """The route of the gateway that it calls."""
     launch: Callable[[str, Path, Endpoint], Launch]

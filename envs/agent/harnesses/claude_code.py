@@ -34,7 +34,7 @@ HARNESS = Harness(
     name="claude-code",
     program="claude",
     install="npm install -g @anthropic-ai/claude-code@2.1.328",
-    versions="==2.1.328",
+    versions=">=2.1.328,<3",
     speaks="/v1/messages",
     launch=_launch,
 )

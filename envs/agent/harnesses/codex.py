@@ -39,7 +39,7 @@ HARNESS = Harness(
     name="codex",
     program="codex",
     install="npm install -g @openai/codex@0.169.0",
-    versions="==0.169.0",
+    versions=">=0.169,<1",
     speaks="/v1/responses",
     launch=_launch,
 )

@@ -25,7 +25,7 @@ HARNESS = Harness(
     name="mini-swe-agent",
     program="mini",
     install="pip install mini-swe-agent==2.4.6 mcp==2.0.0",
-    versions="==2.4.6",
+    versions=">=2.4.6,<3",
     speaks="/v1/chat/completions",
     launch=_launch,
     asks_version=("--help",),

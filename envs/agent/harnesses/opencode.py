@@ -32,7 +32,7 @@ HARNESS = Harness(
     name="opencode",
     program="opencode",
     install="npm install -g opencode-ai@1.18.33",
-    versions="==1.18.33",
+    versions=">=1.18.33,<2",
     speaks="/v1/chat/completions",
     launch=_launch,
 )

@@ -25,7 +25,7 @@ HARNESS = Harness(
     name="pi",
     program="pi",
     install="npm install -g @mariozechner/pi-coding-agent@0.73.1",
-    versions="==0.73.1",
+    versions=">=0.73.1,<1",
     speaks="/v1/chat/completions",
     launch=_launch,
 )

@@ -22,7 +22,7 @@ HARNESS = Harness(
     name="qwen-code",
     program="qwen",
     install="npm install -g @qwen-code/qwen-code@0.24.4",
-    versions="==0.24.4",
+    versions=">=0.24.4,<1",
     speaks="/v1/chat/completions",
     launch=_launch,
 )
