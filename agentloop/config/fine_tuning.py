@@ -58,7 +58,7 @@ class FineTuningSettings(StepSettings):
         if isinstance(data, Mapping) and data.get("steps") is not None:
             if data.get("epochs") is not None:
                 raise ValueError(
-                    f"run.steps is {data['steps']} and run.epochs is {data['epochs']}: set only one of them."
+                    f"run.steps is {data['steps']} and run.epochs is {data['epochs']}: set one of them to null."
                 )
             return {**data, "epochs": None}
         return data

@@ -119,7 +119,7 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
         )
     yield from _distillation_problems(config)
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
-        yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set only one of them."
+        yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set one of them to null."
     yield from warmup_problems(config)
 
 

@@ -2,7 +2,16 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from agentloop.trainer.model import layers
 from agentloop.trainer.model.attention.packed import PackedRow
@@ -38,20 +47,50 @@ _SHAPE = {
 }
 
 
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "kinds"),
     [
-        LlamaConfig(**_SHAPE),
-        Qwen3Config(**_SHAPE, head_dim=8),
-        Qwen3MoeConfig(**_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+        pytest.param(LlamaConfig(**_SHAPE), 1, id="llama"),
+        pytest.param(Qwen3Config(**_SHAPE, head_dim=8), 1, id="qwen3"),
+        pytest.param(
+            Qwen3MoeConfig(**_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+            1,
+            id="qwen3_moe",
+        ),
+        pytest.param(GptOssConfig(**_SHAPE, **_EXPERTS, head_dim=8), 2, id="gpt_oss: full and sliding"),
+        pytest.param(Gemma3TextConfig(**_SHAPE, head_dim=8), 2, id="gemma3: full and sliding"),
+        pytest.param(
+            Llama4TextConfig(
+                **_SHAPE, **_EXPERTS, head_dim=8, intermediate_size_mlp=48, attention_chunk_size=4, pad_token_id=0
+            ),
+            2,
+            id="llama4: full and chunked",
+        ),
+        pytest.param(
+            DeepseekV3Config(
+                **_SHAPE | {"num_key_value_heads": 4},
+                **_LATENT,
+                moe_intermediate_size=16,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                n_group=1,
+                topk_group=1,
+                first_k_dense_replace=2,
+            ),
+            2,
+            id="deepseek_v3: dense and experts",
+        ),
     ],
-    ids=lambda config: config.model_type,
 )
-def test_one_compilation_serves_all_layers_of_a_model(config, tmp_path, monkeypatch):
+def test_one_compilation_serves_all_layers_of_a_kind(config, kinds, tmp_path, monkeypatch):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     monkeypatch.setattr(layers, "compile_whole", partial(compile_whole, backend="eager"))
     policy = load_packed_lm(tmp_path, torch.float32, kernel="sdpa", compiled=True)
     row = PackedRow.of([5, 3], padded=False)
     torch._dynamo.utils.counters.clear()
     hidden_states(policy.backbone, torch.zeros(1, 8, dtype=torch.long), row, None)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == kinds

@@ -78,5 +78,5 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
 
 
 def test_steps_and_epochs_together_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"run\.steps is 7 and run\.epochs is 2: set only one of them"):
+    with pytest.raises(UserError, match=r"run\.steps is 7 and run\.epochs is 2: set one of them to null"):
         check_trainable(_config(tmp_path, "run={epochs: 2, steps: 7}"))

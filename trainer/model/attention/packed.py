@@ -149,7 +149,7 @@ def packed_attention(
         length = rows[0].shape[0]
         rows = sequence.to_heads(*rows, num_tokens)
         s_aux = None if s_aux is None else s_aux.chunk(sequence.size)[sequence.rank]
-    chunk = _chunk_size(module)
+    chunk = getattr(module, "attention_chunk", 0)
     chunk = chunk if chunk < max_length_q else 0
     if chunk and prefix[0] is not None:
         raise ValueError("packed attention does not support chunks with a shared prefix")
@@ -159,10 +159,10 @@ def packed_attention(
     if prefix[0] is not None and sliding_window is not None:
         raise ValueError("packed attention does not support a sliding window with a shared prefix")
     if chunk:
-        cu_seq_lens_q, max_length_q = _chunked(cu_seq_lens_q, chunk), chunk
+        cu_seq_lens_q, max_length_q = chunk_starts(cu_seq_lens_q, chunk), chunk
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out, _ = attention_ops.packed_attention(
-        *rows,
+        *_with_equal_heads(*rows),
         cu_seq_lens_q,
         max_length_q,
         sliding_window or 0,
@@ -173,25 +173,44 @@ def packed_attention(
         sinks=s_aux,
         softcap=softcap or 0.0,
     )
+    out = out[..., : value.shape[-1]]
     return (out if sequence is None else sequence.to_tokens(out, length))[None], None
 
 
-def _chunk_size(module: Any) -> int:
-    """Return the tokens of a chunk if the layer attends only within chunks of a sequence, as in Llama 4, else 0."""
-    config = getattr(module, "config", None)
-    size: int | None = getattr(config, "attention_chunk_size", None)
-    if not size:
-        return 0  # Without a look at its index: a compiled layer that reads it is compiled again for each layer.
-    kinds = getattr(config, "layer_types", None) or ()
-    index = getattr(module, "layer_idx", len(kinds))
-    return size if index < len(kinds) and kinds[index] == "chunked_attention" else 0
+def set_chunk_sizes(model: torch.nn.Module) -> None:
+    """Tell each layer that attends only within chunks of a sequence, as in Llama 4, how many tokens a chunk has.
+
+    A compiled layer that read its own index to find out would be compiled again for each layer.
+    """
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        size, kinds = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None) or ()
+        index = getattr(module, "layer_idx", None)
+        if size and isinstance(index, int) and index < len(kinds) and kinds[index] == "chunked_attention":
+            module.attention_chunk = size
 
 
-def _chunked(cu_seqlens: Tensor, size: int) -> Tensor:
-    """Return the starts of all chunks of the sequences, then the end of the row."""
+@torch.library.custom_op("agentloop::chunk_starts", mutates_args=())
+def chunk_starts(cu_seqlens: Tensor, size: int) -> Tensor:
+    """Return the starts of all chunks of the sequences, then the end of the row, like `cu_seqlens`."""
     ends = cu_seqlens.tolist()
     starts = [start for begin, end in pairwise(ends) for start in range(begin, end, size)]
     return torch.tensor([*starts, ends[-1]], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+
+
+@chunk_starts.register_fake
+def _(cu_seqlens: Tensor, size: int) -> Tensor:
+    return cu_seqlens.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+def _with_equal_heads(*rows: Tensor) -> list[Tensor]:
+    """Append zeros to the features of query, key or value [n, heads, d] until all have as many.
+
+    Kernels need that. Zeros change no score, and outputs have zeros in their place. Values of latent attention
+    (DeepSeek) have fewer features than keys.
+    """
+    size = max(row.shape[-1] for row in rows)
+    return [row if row.shape[-1] == size else F.pad(row, (0, size - row.shape[-1])) for row in rows]
 
 
 def _padded_sdpa(

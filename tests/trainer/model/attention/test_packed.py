@@ -2,7 +2,14 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.packed import PackedRow, packed_attention
@@ -47,6 +54,39 @@ def test_packed_row_matches_separate_sequences(config):
     expected = torch.cat([plain.model(input_ids=part).last_hidden_state[0] for part in ids.split(_LENGTHS, dim=1)])
     torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-5)
 
+    (hidden * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for (name, got), want in zip(packed.model.named_parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DeepseekV3Config(
+            **_SHAPE | {"num_key_value_heads": 4},
+            q_lora_rank=16,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=12,
+            first_k_dense_replace=2,
+        ),
+        Qwen3Config(**_SHAPE, head_dim=8),
+    ],
+    ids=["deepseek_v3: values have fewer features than keys", "qwen3"],
+)
+def test_a_row_without_its_padded_layout_matches_separate_sequences(config):
+    """On CUDA no padded layout is made, and attention is one call of a kernel."""
+    plain = _model(config, "eager")
+    packed = _model(config, attention.register())
+    packed.load_state_dict(plain.state_dict())
+    ids = torch.randint(0, 64, (1, sum(_LENGTHS)))
+    row = PackedRow.of(_LENGTHS, padded=False).kwargs()
+    hidden = packed.model(input_ids=ids, **row).last_hidden_state[0]
+    expected = torch.cat([plain.model(input_ids=part).last_hidden_state[0] for part in ids.split(_LENGTHS, dim=1)])
+    torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(sum(_LENGTHS), 32)
     (hidden * weight).sum().backward()
     (expected * weight).sum().backward()
     for (name, got), want in zip(packed.model.named_parameters(), plain.model.parameters(), strict=True):
