@@ -36,7 +36,7 @@ def test_missing_dataset(sums, refused):
 
 def test_malformed_row(sums, refused):
     (sums / "rows.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"promt": "b"}\n')
-    error = refused(f"data.train={sums}/rows.jsonl")
+    error = refused(f"data.train={sums}/rows.jsonl", "data.train_options={}")
     assert "rows.jsonl, line 2" in error
     assert "'promt'" in error
 
