@@ -62,12 +62,10 @@ def join(rank: int, rendezvous: Rendezvous, gpu: int = 0) -> None:
         dist.destroy_process_group()
     if rendezvous.device == "cuda":
         torch.cuda.set_device(gpu)
-    try:
-        dist.init_process_group(_backend(rendezvous.device), store=store, rank=rank, world_size=rendezvous.ranks)
-    except BaseException:
-        # torch numbers its groups, and frees a number only when it destroys a group.
-        dist.distributed_c10d._world.group_count = 0
-        raise
+    # Ranks meet under the number that torch gives the group. A group whose ranks did not meet keeps its number, and a
+    # thread may still wait for them: gloo tries for half an hour to reach a rank that died after it told its address.
+    dist.distributed_c10d._world.group_count = 0
+    dist.init_process_group(_backend(rendezvous.device), store=store, rank=rank, world_size=rendezvous.ranks)
 
 
 def leave() -> None:

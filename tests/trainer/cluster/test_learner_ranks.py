@@ -6,8 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,29 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match="Learner rank 1 of 2 died on node"):
         LearnerRanks(2, "cpu")
     assert not ray.is_initialized()
+
+
+def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
+    """gloo waits for half an hour if a rank died after it told its address."""
+    store = process_group.listen(2)
+    waiting = process_group.Rendezvous(process_group.THIS_HOST, store.port, 2, "cpu")
+    begun = threading.Event()
+
+    def wait_in_vain() -> None:
+        begun.set()
+        with suppress(RuntimeError):
+            process_group.join(0, waiting)
+
+    thread = threading.Thread(target=wait_in_vain, daemon=True)
+    thread.start()
+    begun.wait()
+    time.sleep(0.5)
+    with closing(LearnerRanks(2, "cpu")) as ranks:
+        ranks.run(dist.barrier, _meet)
+    assert thread.is_alive()
+    del store
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_ranks_write_their_stacks_if_a_call_takes_long(caplog: pytest.LogCaptureFixture):
