@@ -176,7 +176,7 @@ def load_packed_lm(
             ) from error
         raise UserError(f"The model in {folder} cannot be loaded: {error}") from error
     _without_randomness(model)
-    attention.set_chunk_sizes(model)
+    attention.mark_chunked_layers(model)
     model.config.use_cache = False
     policy = PackedCausalLM(model.train(), kernels=kernel != "sdpa")
     if sequence is not None and policy.recurrent.any:

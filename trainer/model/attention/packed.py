@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ def packed_attention(
         length = rows[0].shape[0]
         rows = sequence.to_heads(*rows, num_tokens)
         s_aux = None if s_aux is None else s_aux.chunk(sequence.size)[sequence.rank]
-    chunk = getattr(module, "attention_chunk", 0)
+    chunk: int = cast(Any, module).config.attention_chunk_size if getattr(module, _IN_CHUNKS, False) else 0
     chunk = chunk if chunk < max_length_q else 0
     if chunk and prefix[0] is not None:
         raise ValueError("packed attention does not support chunks with a shared prefix")
@@ -177,8 +177,12 @@ def packed_attention(
     return (out if sequence is None else sequence.to_tokens(out, length))[None], None
 
 
-def set_chunk_sizes(model: torch.nn.Module) -> None:
-    """Tell each layer that attends only within chunks of a sequence, as in Llama 4, how many tokens a chunk has.
+_IN_CHUNKS = "attends_in_chunks"
+"""Attribute of layers that attend only within chunks of a sequence, as in Llama 4."""
+
+
+def mark_chunked_layers(model: torch.nn.Module) -> None:
+    """Mark each layer that attends only within chunks, whose size is in its config.
 
     A compiled layer that read its own index to find out would be compiled again for each layer.
     """
@@ -187,7 +191,7 @@ def set_chunk_sizes(model: torch.nn.Module) -> None:
         size, kinds = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None) or ()
         index = getattr(module, "layer_idx", None)
         if size and isinstance(index, int) and index < len(kinds) and kinds[index] == "chunked_attention":
-            module.attention_chunk = size
+            setattr(module, _IN_CHUNKS, True)
 
 
 @torch.library.custom_op("agentloop::chunk_starts", mutates_args=())
