@@ -15,6 +15,7 @@ def test_every_result_has_its_commit_and_command(file: Path):
     assert environment["command"]
 
 
+@pytest.mark.slow
 def test_a_result_without_a_commit_is_not_written(monkeypatch, tmp_path):
     monkeypatch.setattr(results_file, "__file__", str(tmp_path / "results_file.py"))
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)

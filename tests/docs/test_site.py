@@ -102,6 +102,7 @@ def test_files_that_pages_name_exist():
     assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_pictures_of_concepts_are_those_of_the_script(tmp_path):
     subprocess.run([sys.executable, ROOT / "scripts" / "draw-concepts", tmp_path], check=True)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
