@@ -34,8 +34,11 @@ async def test_child_holding_stdout_does_not_delay_the_result(box):
 async def test_children_that_fork_while_killed_all_die(box):
     code = """
 import os, signal
+starting, started = os.pipe()
 for _ in range(4):
     if os.fork() == 0:
+        os.close(started)
+        os.read(starting, 1)  # until all four exist, for they leave no room for another process
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
@@ -44,6 +47,7 @@ for _ in range(4):
                     os.execv("/bin/sleep", ["runaway_6114", "1000"])
             except OSError:
                 pass
+os.close(started)
 import time; time.sleep(0.3)
 """
     assert (await box.run(code)).return_code == 0
