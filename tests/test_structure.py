@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("sandboxes", "tools", "envs", "agentloop", "trainer")
+FOLDERS = ("sandboxes", "boxes", "tools", "envs", "agentloop", "trainer")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 MOST_FILES = 15
 GRAPH = """

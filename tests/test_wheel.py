@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 _ROOT = Path(__file__).parent.parent
 _PREFIXES = {"agentloop": "agentloop"} | {
-    name: f"agentloop/{name}" for name in ("envs", "recipes", "sandboxes", "tools", "trainer")
+    name: f"agentloop/{name}" for name in ("boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
 }
 
 

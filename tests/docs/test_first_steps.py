@@ -40,7 +40,7 @@ def test_every_extra_is_explained():
 
 
 def test_symptoms_are_parts_of_messages():
-    folders = ("agentloop", "envs", "sandboxes", "tools", "trainer")
+    folders = ("agentloop", "boxes", "envs", "sandboxes", "tools", "trainer")
     code = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
     page = (DOCS / "troubleshooting.md").read_text().partition("## The run learns nothing")[0]
     symptoms = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)

@@ -13,7 +13,7 @@ from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 
 ROOT = Path(agentloop.__file__).parents[1]
-PACKAGES = ("agentloop", "envs", "recipes", "sandboxes", "tools", "trainer")
+PACKAGES = ("agentloop", "boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
 
 
 def load(sums, *overrides):

@@ -1,0 +1,51 @@
+"""`BoxSpec`: what a box is made from and what it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Image:
+    """The file system that a box starts with: exactly one of the fields is set."""
+
+    reference: str | None = None
+    """Name of an image of a registry or an engine, such as `python:3.12-slim`."""
+    dockerfile: Path | None = None
+    """Folder that holds a Dockerfile and is its build context."""
+    tarball: Path | None = None
+    """A root file system as a tar archive, compressed or not."""
+    tree: Path | None = None
+    """A directory with a root file system. Boxes see it and never write to it."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Network:
+    """What a box can reach."""
+
+    mode: Literal["none", "allowlist", "public"] = "none"
+    hosts: tuple[str, ...] = ()
+    """Host names that an allowlist names; `*.example.org` stands for all hosts below it."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class BoxSpec:
+    """One box. None leaves the choice to the image or the provider."""
+
+    image: Image
+    network: Network = field(default_factory=Network)
+    workdir: str | None = None
+    """Directory that commands start in; None is the image's, else /."""
+    user: str | None = None
+    """User, or `user:group`, that commands run as; None is the image's, else root (of the box)."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables on top of the image's."""
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    """MiB that the box may write."""
+    processes: int = 1024
+    """Processes and threads that may be alive at once."""
