@@ -78,7 +78,7 @@ class Box(Protocol):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
         output_bytes: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> BoxResult:
