@@ -1,1 +1,19 @@
 """Boxes: whole machines for one episode each, with a file system that lasts from start to stop."""
+
+from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxProvider, BoxResult, Process
+from agentloop.boxes.interface.spec import BoxSpec, Image, Network
+from agentloop.boxes.registry import PROVIDERS, create
+
+__all__ = [
+    "PROVIDERS",
+    "Box",
+    "BoxError",
+    "BoxLostError",
+    "BoxProvider",
+    "BoxResult",
+    "BoxSpec",
+    "Image",
+    "Network",
+    "Process",
+    "create",
+]

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_NAMESPACES = (
+NAMESPACES = (
     libc.CLONE_NEWUSER
     | libc.CLONE_NEWPID
     | libc.CLONE_NEWNS
@@ -42,13 +42,13 @@ def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
         _enter(theirs, control, plan, host_user)
     theirs.close()
     try:
-        _expect(ours, b"entered")
+        expect(ours, b"entered")
         _map_users(alive[0], host_user)
         ours.send(b"mapped")
-        alive.append(int(_expect(ours)))
+        alive.append(int(expect(ours)))
         os.waitpid(alive.pop(0), 0)
         ours.send(b"adopted")
-        _expect(ours, b"ready")
+        expect(ours, b"ready")
         return alive[0]
     except (SlotError, OSError) as error:
         for pid in alive:  # not reaped by others, so the pid still belongs to it
@@ -59,7 +59,8 @@ def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
         ours.close()
 
 
-def _expect(channel: socket, word: bytes = b"") -> bytes:
+def expect(channel: socket, word: bytes = b"") -> bytes:
+    """Return the next answer of the other side. Raises `SlotError` for an error and for any but `word`."""
     answer = channel.recv(_ANSWER)
     if not answer or answer.startswith(b"!"):
         raise SlotError(answer[1:].decode(errors="replace") or "it died during its setup")
@@ -80,15 +81,15 @@ def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: i
         for number in (_signal.SIGINT, _signal.SIGTERM):
             _signal.signal(number, _signal.SIG_DFL)
         libc.close_all_but(template.fileno(), control.fileno())
-        libc.unshare(_NAMESPACES)
+        libc.unshare(NAMESPACES)
         libc.set_dumpable(True)  # so that the template may write the maps
         template.send(b"entered")
-        _expect(template, b"mapped")
+        expect(template, b"mapped")
         pid = os.fork()
         if pid != 0:
             template.send(str(pid).encode())
             os._exit(0)
-        _expect(template, b"adopted")
+        expect(template, b"adopted")
         confinement = _build(plan, host_user)
         libc.die_with_parent()  # last: a change of user resets it
         template.send(b"ready")

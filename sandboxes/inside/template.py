@@ -27,8 +27,8 @@ _USERS = 0x0FFF0000
 _MAX_SLOTS = 4096
 
 
-def main(control_fd: int, plan: dict[str, Any]) -> None:
-    """Serve the owner's requests for slots until it ends."""
+def main(control_fd: int, plan: dict[str, Any], kind: type[Template] | None = None) -> None:
+    """Serve the owner's requests, for slots unless `kind` is another template, until it ends."""
     os.set_inheritable(control_fd, False)
     control = socket(fileno=control_fd)
     owner = os.pidfd_open(plan["owner"])
@@ -36,7 +36,7 @@ def main(control_fd: int, plan: dict[str, Any]) -> None:
         return
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)  # the owner gets the signal, too, and the template ends with it
-    template = Template(control, owner, plan)
+    template = (kind or Template)(control, owner, plan)
     try:
         template.build()
     except Exception as error:
@@ -104,7 +104,7 @@ class Template:
     def _request(self, request: dict[str, Any], fds: list[int]) -> None:
         control = socket(fileno=fds[0])
         try:
-            pid = slot.create(control, self._plan, self._next_user())
+            pid = self._create(control, request)
         except slot.SlotError as error:
             channel.send(self._control, {"id": request["id"], "error": str(error)})
             return
@@ -114,6 +114,9 @@ class Template:
         self._slots[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
         channel.send(self._control, {"id": request["id"], "pid": pid}, [pidfd])
+
+    def _create(self, control: socket, request: dict[str, Any]) -> int:
+        return slot.create(control, self._plan, self._next_user())
 
     def _next_user(self) -> int | None:
         if not self._root:

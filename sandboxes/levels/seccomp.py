@@ -97,7 +97,12 @@ _PRCTL = (
 
 
 def build_filter(
-    machine: str | None = None, *, has_namespaces: bool = True, keyed: Sequence[str] = (), key: int = 0
+    machine: str | None = None,
+    *,
+    has_namespaces: bool = True,
+    is_box: bool = False,
+    keyed: Sequence[str] = (),
+    key: int = 0,
 ) -> bytes:
     """Return the filter for an architecture (by default of this machine), in the format of `bwrap --seccomp`.
 
@@ -106,6 +111,8 @@ def build_filter(
     a path (docker.sock) nor a datagram to one. Nor may it change modes, owners, times or attributes of any file:
     Landlock leaves that to the owner, whom the kernel takes the code for, and a filter cannot tell the code's own files
     from those that it is shown. `touch` still makes files, because setting the time to now succeeds without effect.
+
+    A box is a machine of its own: its programs may also watch files, share memory and trace one another.
 
     Calls in `keyed` are allowed if their last argument, which they do not use, is `key`. So one filter can hold for a
     process that needs these calls and for the processes that it starts. Raises `UserError` for an architecture whose
@@ -136,7 +143,8 @@ def build_filter(
         program += bpf.refuse(call[name], errno.ENOSYS)
     for name in _WITHOUT_EFFECT:
         program += bpf.refuse(call[name], 0)
-    program += _allow(machine, has_namespaces)
+    without = set() if has_namespaces else {syscalls.METADATA}
+    program += _allow(machine, without if is_box else without | {syscalls.MACHINE})
     return b"".join(program)
 
 
@@ -179,9 +187,9 @@ def _setsockopt(number: int) -> list[bytes]:
     return [bpf.instruction(bpf.JUMP_EQUAL, number, 0, len(body)), *body]
 
 
-def _allow(machine: str, has_namespaces: bool) -> list[bytes]:
-    """Allow the calls of the table and refuse all others."""
-    families = [family for family in syscalls.families() if has_namespaces or family != syscalls.METADATA]
+def _allow(machine: str, without: set[str]) -> list[bytes]:
+    """Allow the calls of the table, but for some families, and refuse all others."""
+    families = [family for family in syscalls.families() if family not in without]
     allowed = sorted(number for family in families for number in syscalls.numbers(family, machine).values())
     late = [number for number in allowed if number > _LAST_OF_LINUX_6_0]
     answers = [*(bpf.instruction(bpf.JUMP_EQUAL, number, len(late) - index) for index, number in enumerate(late))]

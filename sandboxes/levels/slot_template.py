@@ -40,9 +40,12 @@ class SlotTemplate:
         self._loop.add_reader(control, self._read)
 
     @classmethod
-    async def start(cls, plan: dict[str, Any]) -> SlotTemplate:
-        """Start a template. Raises `SandboxError` if it cannot be set up, and `PreloadError`."""
-        process, control = await asyncio.to_thread(_popen, plan)
+    async def start(cls, plan: dict[str, Any], entry: str = "template", modules: Sequence[str] = ()) -> SlotTemplate:
+        """Start a template; `entry` and `modules` are those of `boot.source`.
+
+        Raises `SandboxError` if it cannot be set up, and `PreloadError`.
+        """
+        process, control = await asyncio.to_thread(_popen, plan, entry, modules)
         template = cls(process, control)
         try:
             await asyncio.wait([template._ready], timeout=_START_SECONDS)
@@ -63,7 +66,7 @@ class SlotTemplate:
             raise
         return template
 
-    async def make(self) -> tuple[socket.socket, int, int]:
+    async def make(self, **request: Any) -> tuple[socket.socket, int, int]:
         """Make a slot and return its socket, its pid and a pidfd of it. Raises `SandboxError`."""
         if not self.alive:
             raise SandboxError("The template of the slots died.")
@@ -71,7 +74,7 @@ class SlotTemplate:
         number = next(self._numbers)
         try:
             with theirs:
-                channel.send(self._control, {"id": number}, [theirs.fileno()])
+                channel.send(self._control, {**request, "id": number}, [theirs.fileno()])
             future = self._waiting[number] = self._loop.create_future()
             pid, pidfd = await future
         except OSError as error:
@@ -137,9 +140,9 @@ def _not_preloaded(module: str, error: str) -> PreloadError:
     )
 
 
-def _popen(plan: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _popen(plan: dict[str, Any], entry: str, modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    source = boot.source("template", plan)
+    source = boot.source(entry, plan, modules)
     with theirs:
         process = subprocess.Popen(
             boot.command(source, theirs.fileno()),

@@ -68,6 +68,11 @@ _TABLE = {
         sendmsg 46 211; recvmsg 47 212; sendmmsg 307 269; recvmmsg 299 243; shutdown 48 210; getsockname 51 204;
         getpeername 52 205; getsockopt 55 209
     """,
+    "machine": """
+        chroot 161 51; inotify_init 253 -; inotify_init1 294 26; inotify_add_watch 254 27; inotify_rm_watch 255 28;
+        shmget 29 194; shmat 30 196; shmctl 31 195; shmdt 67 197; semget 64 190; semop 65 193; semtimedop 220 192;
+        semctl 66 191; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; ptrace 101 117; personality 135 92
+    """,
     "conditional": """
         clone 56 220; socket 41 198; socketpair 53 199; setsockopt 54 208; fcntl 72 25; ioctl 16 29; prctl 157 167;
         prlimit64 302 261; sched_setaffinity 203 122; sched_setattr 314 274; sched_setparam 142 118;
@@ -83,6 +88,9 @@ and asm-generic/unistd.h. The family "conditional" has calls that `seccomp` trea
 CONDITIONAL = "conditional"
 METADATA = "metadata"
 """Calls that change modes, owners, times and extended attributes of files."""
+
+MACHINE = "machine"
+"""Calls of a whole machine, which boxes may make and executions may not."""
 
 COLUMNS = {"x86_64": 1, "aarch64": 2}
 """Column of an architecture in the table."""

@@ -29,18 +29,21 @@ _BOOT = """
 import marshal, os, sys, types
 with open(int(sys.argv[1]), "rb") as file:
     modules, entry, arguments = marshal.load(file)
-for name in ("", ".sandboxes", ".sandboxes.inside", ".sandboxes.inside.isolation"):
-    name = "agentloop" + name
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = []
-for name, code in modules:
-    module = sys.modules[name] = types.ModuleType(name)
+def add(name):
     parent, _, own = name.rpartition(".")
-    setattr(sys.modules[parent], own, module)
+    if parent and parent not in sys.modules:
+        add(parent).__path__ = []
+    module = sys.modules[name] = types.ModuleType(name)
+    if parent:
+        setattr(sys.modules[parent], own, module)
+    return module
+for name, code in modules:
+    module = add(name)
+    own = name.rpartition(".")[2]
     if isinstance(code, str):
         code = compile(code, f"<agentloop {own}>", "exec")
     exec(code, vars(module))
-sys.modules["agentloop.sandboxes.inside." + entry].main(int(sys.argv[2]), arguments)
+sys.modules[entry].main(int(sys.argv[2]), arguments)
 """
 _CONNECT = """
 import socket, sys
@@ -65,10 +68,12 @@ def container_command(address: str) -> list[str]:
 def source(entry: str, arguments: dict[str, Any], modules: Sequence[str] = (), *, portable: bool = False) -> int:
     """Return a descriptor that holds the modules, and the one whose `main(control_fd, arguments)` is to be called.
 
-    `modules` are dotted names of further modules to send; they import the standard library only. `portable`: send
-    source text, for an interpreter that may be of another version.
+    `entry` is the name of a module of `inside`, or the whole name of one of `modules`. These are further modules to
+    send, which import the standard library and one another. `portable`: send source text, for an interpreter that may
+    be of another version.
     """
-    names = (*modules, *_MODULES)
+    names = (*_MODULES, *modules)
+    entry = entry if entry in modules else f"agentloop.sandboxes.inside.{entry}"
     parts = [(name, _text(name)) for name in names] if portable else _code(names)
     return memory_file([marshal.dumps((parts, entry, arguments), 4)])
 

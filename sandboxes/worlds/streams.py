@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _CHUNK = 1 << 16
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
@@ -44,8 +44,10 @@ def _batches(parts: Iterable[bytes]) -> Iterable[bytes]:
 class Drain:
     """Reads a pipe to its end and keeps its first `limit` bytes."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_data: Callable[[bytes], None] | None = None) -> None:
+        """`on_data` is called with each piece that is read, kept or not."""
         self._loop = asyncio.get_running_loop()
+        self._on_data = on_data
         self._limit = limit
         self._chunks: list[bytes] = []
         self._kept = 0
@@ -77,6 +79,8 @@ class Drain:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
             return -1
+        if data and self._on_data is not None:
+            self._on_data(data)
         room = self._limit - self._kept
         self.truncated |= len(data) > room
         if room:

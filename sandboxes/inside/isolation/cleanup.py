@@ -26,14 +26,15 @@ def kill_descendants() -> None:
 
     Call it until none is left, since new ones may start while it looks.
     """
-    for pid in _below(os.getpid()):
+    for pid in below(os.getpid()):
         try:
             os.kill(pid, _signal.SIGKILL)
         except ProcessLookupError:
             continue
 
 
-def _below(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
+    """Return the descendants of a process, each before its own."""
     found = []
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -41,7 +42,7 @@ def _below(pid: int) -> list[int]:
     except OSError:
         return []
     for child in children:
-        found += [child, *_below(child)]
+        found += [child, *below(child)]
     return found
 
 

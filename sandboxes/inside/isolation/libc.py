@@ -19,7 +19,8 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 22, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
-_MOUNT_SETATTR = 442
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE_CLONE, _AT_EMPTY_PATH, _MOVE_FROM_EMPTY_PATH, _ATTR_IDMAP = 0x1, 0x1000, 0x4, 0x100000
 _MACHINE = os.uname().machine
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, 0)
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, 0)
@@ -77,6 +78,33 @@ def read_only(target: str) -> None:
     _checked(result, f"make {target} read-only")
 
 
+def mount_with_ids(path: str, user_namespace: int) -> int:
+    """Return a descriptor of a mount of `path`, attached nowhere, whose files belong to users of a user namespace.
+
+    User n of the file system becomes user n of the namespace. Needs CAP_SYS_ADMIN where the file system was mounted,
+    and Linux 5.12.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    fd: int = _libc.syscall(ctypes.c_long(_OPEN_TREE), _AT_FDCWD, os.fsencode(path), ctypes.c_uint(flags))
+    _checked(fd, f"open {path}")
+    attributes = struct.pack("=QQQQ", _ATTR_IDMAP | MS_RDONLY | MS_NODEV, 0, 0, user_namespace)
+    result = _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), fd, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+    try:
+        _checked(result, f"map the users of {path}")
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def attach(mount_fd: int, target: str) -> None:
+    """Attach the mount of a descriptor to a directory."""
+    result = _libc.syscall(
+        ctypes.c_long(_MOVE_MOUNT), mount_fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_FROM_EMPTY_PATH
+    )
+    _checked(result, f"attach a mount to {target}")
+
+
 def pivot_root(root: str) -> None:
     """Make `root`, a mount point, the root directory, and detach the old root."""
     os.chdir(root)
@@ -117,10 +145,10 @@ def no_new_privileges() -> None:
     _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
 
 
-def drop_bounding_set() -> None:
-    """Prevent this process from gaining capabilities through a program. It keeps those that it has."""
+def drop_bounding_set(keep: frozenset[int] = frozenset()) -> None:
+    """Prevent this process from gaining capabilities but `keep` through a program. It keeps those that it has."""
     capability = 0
-    while _prctl(_PR_CAPBSET_DROP, capability) == 0:
+    while capability in keep or _prctl(_PR_CAPBSET_DROP, capability) == 0:
         capability += 1
 
 
@@ -131,8 +159,24 @@ def drop_capabilities() -> None:
     _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, bytes(24)), "drop capabilities")
 
 
+def keep_capabilities(keep: frozenset[int]) -> None:
+    """Give up all capabilities but `keep`, numbers below 32."""
+    low = sum(1 << capability for capability in keep)
+    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, struct.pack("=IIIIII", low, low, 0, 0, 0, 0)), "capset")
+
+
 class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def set_command_line(text: str) -> None:
+    """Change what others see as the command line of this process, which must have been longer."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text.encode(), min(len(text), end - start - 1))
 
 
 def install_filter(program: bytes) -> None:

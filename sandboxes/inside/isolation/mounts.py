@@ -15,6 +15,7 @@ _ROOT = "/tmp"
 """Directory in which the view is built, in a mount namespace of its own; any directory would do."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr"))
+_PROC_FLAGS = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 _KERNEL_SETTINGS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _KERNEL_SECRETS = ("cmdline", "keys", "kcore", "kallsyms", "timer_list", "config.gz")
 _WITHOUT_COUNTERS = ("arp", "if_inet6", "route", "tcp", "tcp6", "udp", "udp6", "unix")
@@ -79,8 +80,7 @@ def mount_proc() -> int:
 
     Return a descriptor of the file that sets the number of the next process; -1 if this kernel has none.
     """
-    flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
-    libc.mount("proc", "/proc", "proc", flags, "hidepid=2")
+    libc.mount("proc", "/proc", "proc", _PROC_FLAGS, "hidepid=2")
     for name, value in NETWORK_SETTINGS.items():
         with open(f"/proc/sys/{name.replace('.', '/')}", "w") as file:
             file.write(value)
@@ -88,14 +88,19 @@ def mount_proc() -> int:
         last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         last_pid = -1
-    for name in _KERNEL_SETTINGS:
-        if os.path.exists(path := f"/proc/{name}"):
-            libc.mount(path, path, flags=libc.MS_BIND | libc.MS_REC)
-            libc.mount("none", path, flags=libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | flags)
-    for name in _KERNEL_SECRETS:
-        if os.path.exists(path := f"/proc/{name}"):
-            libc.mount("/dev/null", path, flags=libc.MS_BIND)
+    hide_kernel("/proc")
     return last_pid
+
+
+def hide_kernel(proc: str) -> None:
+    """Make the settings of the kernel in a procfs read-only, and hide what it tells about the host."""
+    for name in _KERNEL_SETTINGS:
+        if os.path.exists(path := f"{proc}/{name}"):
+            libc.mount(path, path, flags=libc.MS_BIND | libc.MS_REC)
+            libc.mount("none", path, flags=libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | _PROC_FLAGS)
+    for name in _KERNEL_SECRETS:
+        if os.path.exists(path := f"{proc}/{name}"):
+            libc.mount("/dev/null", path, flags=libc.MS_BIND)
 
 
 def hide_counters() -> None:

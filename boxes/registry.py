@@ -1,0 +1,34 @@
+"""The providers of boxes: what each needs, and how to make one from options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from agentloop.boxes.interface.box import BoxProvider
+from agentloop.errors import UserError
+from agentloop.registry.options import check_options
+from agentloop.registry.registry import Registry
+
+PROVIDERS: Registry[type[BoxProvider]] = Registry(
+    "provider of boxes",
+    "the provider",
+    {"rootfs": "agentloop.boxes.rootfs.provider:RootfsProvider"},
+    group="agentloop.boxes",
+)
+
+
+def create(name: str = "rootfs", **options: Any) -> BoxProvider:
+    """Return a provider of boxes, not opened yet; `options` are the arguments of its class.
+
+    `name` is a registered provider or a class of one's own, 'module:Class'. Raises `UserError` for an unknown provider
+    or option.
+    """
+    provider = PROVIDERS.get(name)
+    known: Mapping[str, Any] = inspect.signature(provider).parameters
+    check_options(options, sorted(known), of=f"provider of boxes {name!r}")
+    try:
+        return provider(**options)
+    except TypeError as error:
+        raise UserError(f"The options of the provider of boxes {name!r} are wrong: {error}.") from error

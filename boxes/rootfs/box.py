@@ -1,0 +1,196 @@
+"""`RootfsBox`: a box in namespaces of the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from agentloop.boxes.inside.files import SINGLE_FILE
+from agentloop.boxes.interface.box import Box, BoxError, BoxResult, OnOutput
+from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.rootfs.connection import Connection
+from agentloop.boxes.rootfs.process import RootfsProcess
+from agentloop.sandboxes.worlds.streams import Drain, memory_file
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ERROR_BYTES = 1 << 12
+_MOST_FILES = 1_000_000
+
+
+class RootfsBox:
+    """A running box, made by its provider. It belongs to the event loop that started it."""
+
+    def __init__(self, name: str, spec: BoxSpec, connection: Connection) -> None:
+        self.id = name
+        self.generation = name  # a name is used once
+        self.spec = spec
+        self._connection = connection
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        output_bytes: int = 1 << 20,
+        on_output: OnOutput | None = None,
+    ) -> BoxResult:
+        """Run a command to its end (`Box.exec`)."""
+        stdout = Drain(output_bytes, on_output and partial(on_output, "stdout"))
+        stderr = Drain(output_bytes, on_output and partial(on_output, "stderr"))
+        source = memory_file([stdin])
+        start = time.monotonic()
+        timed_out = False
+        try:
+            request = self._request(command, cwd, env, user, tty=False)
+            number, ending = self._connection.run(request, [source, stdout.writer, stderr.writer])
+            for fd in (source, stdout.writer, stderr.writer):
+                os.close(fd)
+            source = -1
+            try:
+                async with asyncio.timeout(timeout):
+                    code: int | None = await asyncio.shield(ending)
+            except TimeoutError:
+                timed_out, code = True, None
+                self._connection.tell("kill", number)
+                await ending
+            except asyncio.CancelledError:
+                if self._connection.is_alive:
+                    self._connection.tell("kill", number)
+                raise
+            seconds = time.monotonic() - start
+            texts = [drain.finish().decode(errors="replace") for drain in (stdout, stderr)]
+        finally:
+            for drain in (stdout, stderr):
+                drain.close()
+            if source >= 0:
+                for fd in (source, stdout.writer, stderr.writer):
+                    os.close(fd)
+        return BoxResult(
+            stdout=texts[0],
+            stderr=texts[1],
+            return_code=code,
+            seconds=seconds,
+            timed_out=timed_out,
+            output_truncated=stdout.truncated or stderr.truncated,
+        )
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        tty: bool = False,
+    ) -> RootfsProcess:
+        """Start a program and return at once."""
+        request = self._request(command, cwd, env, user, tty=tty)
+        return RootfsProcess(self._connection, request, tty=tty)
+
+    def _request(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        *,
+        tty: bool,
+    ) -> dict[str, Any]:
+        is_text = isinstance(command, str)
+        variables = {"PATH": _PATH, **({"TERM": "xterm"} if tty else {}), **self.spec.env, **(env or {})}
+        return {
+            "argv": [command] if is_text else list(command),
+            "shells": [["bash", "-c", command], ["sh", "-c", command]] if is_text else [],
+            "cwd": cwd or self.spec.workdir or "/",
+            "env": dict(variables),
+            "user": user or self.spec.user or "0:0",
+            "tty": tty,
+        }
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
+        with tempfile.TemporaryFile() as stream:
+            folder = await asyncio.to_thread(_pack, source, PurePosixPath(target), stream)
+            await self._transfer("receive", folder, stream.fileno())
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
+        with tempfile.TemporaryFile() as stream:
+            is_file = await self._transfer("send", source, stream.fileno()) == SINGLE_FILE
+            await asyncio.to_thread(_unpack, stream, source, target, max_bytes, is_file=is_file)
+
+    async def _transfer(self, op: str, path: str, stream: int) -> int:
+        errors = Drain(_ERROR_BYTES)
+        try:
+            try:
+                _, ending = self._connection.request(op, [stream, errors.writer], path=path)
+            finally:
+                os.close(errors.writer)
+            code = await asyncio.shield(ending)
+            if code not in (0, SINGLE_FILE):
+                verb = "written to" if op == "receive" else "read from"
+                raise BoxError(f"{path} cannot be {verb} the box: {errors.finish().decode(errors='replace')}")
+            return code
+        finally:
+            errors.close()
+
+    async def kill_processes(self) -> None:
+        """Kill every process of the box but its first."""
+        _, ending = self._connection.request("kill_all")
+        await ending
+
+    async def fork(self) -> Box:
+        """Not offered yet. Raises `BoxError`."""
+        raise BoxError("The provider rootfs cannot copy a running box.")
+
+    async def stop(self) -> None:
+        """End the box and remove everything of it."""
+        self._connection.close()
+        await asyncio.shield(self._connection.process.ended)
+
+
+def _pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
+    """Write a tar stream of what is to be copied; return the directory of the box that it belongs into."""
+    if not source.exists():
+        raise BoxError(f"{source} does not exist, so it cannot be copied into the box.")
+    is_directory = source.is_dir()
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for path in sorted(source.iterdir()) if is_directory else [source.resolve()]:
+            archive.add(path, arcname=path.name if is_directory else target.name)
+    stream.flush()
+    stream.seek(0)
+    return str(target if is_directory else target.parent)
+
+
+def _unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_file: bool) -> None:
+    """Unpack what the box has sent. Nothing in it is trusted. Raises `BoxError`."""
+    stream.seek(0)
+    total = 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_file:
+        target.mkdir(exist_ok=True)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for count, member in enumerate(archive):
+                total += member.size
+                if total > max_bytes or count > _MOST_FILES:
+                    raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+                if is_file and (content := archive.extractfile(member)) is not None:
+                    with target.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                elif member.isreg() or member.isdir():
+                    archive.extract(member, target, filter="data")
+    except tarfile.TarError as error:
+        raise BoxError(f"{source} of the box cannot be copied: {error}.") from error

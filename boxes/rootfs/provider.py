@@ -1,0 +1,140 @@
+"""`RootfsProvider`: boxes on this machine without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from agentloop.boxes.images.store import ImageStore
+from agentloop.boxes.interface.box import BoxError
+from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.boxes.rootfs.box import RootfsBox
+from agentloop.boxes.rootfs.connection import Connection
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes.levels.seccomp import build_filter
+from agentloop.sandboxes.levels.slot_template import SlotTemplate
+from agentloop.sandboxes.worlds.cgroups import Cgroup, Cgroups
+from agentloop.sandboxes.worlds.world import PidFd
+
+_MODULES = tuple(
+    f"agentloop.boxes.inside.{name}" for name in ("files", "commands", "filesystem", "first_process", "keeper")
+)
+
+
+class RootfsProvider:
+    """Boxes in namespaces of the kernel: user, process, mount, network, IPC and UTS, and a cgroup each.
+
+    A box sees the files of its image below a layer of its own in memory, which counts as its memory. It is root, or any
+    other user, in its own range of users, which are nobody outside. When this process ends for whatever reason, the
+    kernel ends all boxes. `folder` keeps unpacked images. `storage_mb` and `memory_mb` hold for boxes that do not say.
+    """
+
+    def __init__(self, *, folder: str | None = None, storage_mb: int = 1024, memory_mb: int = 2048) -> None:
+        self._store = ImageStore(Path(folder) if folder else None)
+        self._storage_mb = storage_mb
+        self._memory_mb = memory_mb
+        self._keeper: SlotTemplate | None = None
+        self._cgroups: Cgroups | None = None
+        self._boxes: set[RootfsBox] = set()
+
+    async def open(self) -> None:
+        """Start the keeper of the boxes. Raises `UserError` if this machine cannot make any."""
+        self._cgroups = Cgroups.find()
+        plan = {
+            "owner": os.getpid(),
+            "cgroups": self._cgroups.paths if self._cgroups else [],
+            "filter": build_filter(is_box=True),
+        }
+        try:
+            self._keeper = await SlotTemplate.start(plan, _MODULES[-1], _MODULES)
+        except SandboxError as error:
+            self._close_cgroups()
+            raise UserError(
+                f"The provider rootfs cannot make boxes here: {error} It needs Linux 6.6, and root or user namespaces."
+            ) from error
+
+    async def prepare(self, image: Image) -> None:
+        """Unpack an image, once for all boxes and processes. Raises `UserError` if it cannot be had."""
+        await asyncio.to_thread(self._store.get, image)
+
+    async def start(self, spec: BoxSpec) -> RootfsBox:
+        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        assert self._keeper is not None, "call open first"
+        self._check(spec)
+        image = await asyncio.to_thread(self._store.get, spec.image)
+        spec = replace(
+            spec, env=image.env | dict(spec.env), workdir=spec.workdir or image.workdir, user=spec.user or image.user
+        )
+        name = f"box-{uuid.uuid4().hex[:12]}"
+        try:
+            control, pid, pidfd = await self._keeper.make(
+                layers=list(image.layers), storage_mb=spec.storage_mb or self._storage_mb, hostname=name
+            )
+        except SandboxError as error:
+            raise BoxError(f"A box could not be started: {error}") from error
+        process = PidFd(pidfd)
+        try:
+            cgroup = self._cgroup_of(pid, spec)
+        except OSError as error:
+            control.close()
+            process.kill()
+            raise BoxError(f"A box could not be put into a cgroup of its own: {error}.") from error
+        box = RootfsBox(name, spec, Connection(name, control, process))
+        self._boxes.add(box)
+        process.ended.add_done_callback(lambda _: self._ended(box, cgroup))
+        return box
+
+    def _ended(self, box: RootfsBox, cgroup: Cgroup | None) -> None:
+        self._boxes.discard(box)
+        if cgroup is not None and self._cgroups is not None:
+            self._cgroups.discard(cgroup)
+
+    def _check(self, spec: BoxSpec) -> None:
+        if spec.network.mode != "none":
+            raise UserError(
+                f"The provider rootfs gives boxes no network, and the box asks for {spec.network.mode!r}. Set network "
+                "mode none."
+            )
+        if os.geteuid() != 0 and (spec.user or "0").partition(":")[0] not in ("0", "root"):
+            raise UserError(
+                f"The user of the box is {spec.user!r}, and without root the provider rootfs has only the user root in "
+                "a box. Start agentloop as root."
+            )
+        if self._cgroups is None and (spec.memory_mb or spec.cpus):
+            raise UserError(
+                "The box limits memory or processors, and this process may not make cgroups, which do that. Start "
+                "agentloop as root or with a delegated cgroup."
+            )
+
+    def _cgroup_of(self, pid: int, spec: BoxSpec) -> Cgroup | None:
+        if self._cgroups is None:
+            return None
+        cgroup = self._cgroups.create(spec.processes)
+        try:
+            cgroup.limit((spec.memory_mb or self._memory_mb) << 20)
+            cgroup.add(pid)
+        except OSError:
+            self._cgroups.discard(cgroup)
+            raise
+        if spec.cpus is not None:
+            cores = sorted(os.sched_getaffinity(0))
+            first = pid % len(cores)
+            count = min(len(cores), max(1, -int(-spec.cpus // 1)))
+            os.sched_setaffinity(pid, {cores[(first + index) % len(cores)] for index in range(count)})
+        return cgroup
+
+    async def close(self) -> None:
+        """Stop all boxes that are left, and the keeper."""
+        await asyncio.gather(*(box.stop() for box in list(self._boxes)))
+        if self._keeper is not None:
+            await self._keeper.close()
+            self._keeper = None
+        self._close_cgroups()
+
+    def _close_cgroups(self) -> None:
+        if self._cgroups is not None:
+            self._cgroups.close()
+            self._cgroups = None
