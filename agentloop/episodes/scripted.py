@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentloop.engines.base import SamplingParams
 from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.envs.workers.pool import close_pools
 from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.text_renderer import END, TextRenderer
 from agentloop.errors import EngineError
@@ -38,10 +39,11 @@ def play_script(env: Env, turns: Sequence[str], **limits: float) -> Trajectory:
 
 
 async def _play(loop: AgentLoop, env: Env) -> Trajectory:
-    if env.toolset is None:
-        return await loop.run(env, trajectory_id="scripted")
-    await env.toolset.start()
     try:
+        if env.toolset is not None:
+            await env.toolset.start()
         return await loop.run(env, trajectory_id="scripted")
     finally:
-        await env.toolset.shutdown()
+        close_pools()
+        if env.toolset is not None:
+            await env.toolset.shutdown()

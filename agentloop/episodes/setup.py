@@ -19,6 +19,7 @@ from agentloop.envs.datasets.images import has_row_images
 from agentloop.envs.registry import load_factory, make_env
 from agentloop.envs.rewards import RewardFunction, load_reward
 from agentloop.envs.tool_env import ToolEnv
+from agentloop.envs.workers.pool import close_pools
 from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.prompt_lengths import check_one_fits, of_length
 from agentloop.episodes.worker import RolloutWorker
@@ -191,7 +192,10 @@ def make_engine(config: ResolvedConfig) -> Engine:
 
 @asynccontextmanager
 async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engine]:
-    """Run the engine, the tools and the reward of the episodes; shut them all down at the end."""
+    """Run the engine, the tools and the reward of the episodes; shut them all down at the end.
+
+    The workers of environments start when episodes need them, and end here, too.
+    """
     try:
         await episodes.toolset.start()
         if episodes.reward is not None:
@@ -199,6 +203,7 @@ async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engin
         await engine.start()
         yield engine
     finally:
+        close_pools()
         await engine.close()
         if episodes.reward is not None:
             await episodes.reward.shutdown()

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(help="List the environments.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="List the environments, and install the packages of some.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()
 def _envs() -> None:
-    """List the environments."""
+    """List the environments, and install the packages of some."""
 
 
 @app.command("list")
 def list_envs() -> None:
-    """List the registered environments with their options (`env.options`)."""
+    """List the registered environments with their options (`env.options`), and the packages that are installed."""
     from agentloop.cli.authoring.listing import print_registry
     from agentloop.envs.registry import ENVS
+    from agentloop.envs.workers.interpreters import installed
+    from agentloop.envs.workers.packages import PACKAGES
 
     print_registry(ENVS, ("row", "toolset", "reward"))
+    typer.echo("Packages with an interpreter of their own:")
+    for name, package in PACKAGES.items():
+        place = installed(name)
+        state = f"installed: {place}" if place is not None else f"agentloop envs install {name}"
+        typer.echo(f"  {name} ({' '.join(package.requirements)}): {state}")
+
+
+@app.command("install")
+def install_env(
+    name: Annotated[str, typer.Argument(help="Name of the environment, such as reasoning_gym.")],
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter to use. Default: one on PATH that the package was tested with.")
+    ] = None,
+) -> None:
+    """Install the package of an environment, in the versions that were tested, into a virtual environment of its own.
+
+    The environment finds it by itself. AGENTLOOP_ENVS is the folder; by default, ~/.local/share/agentloop/envs.
+    """
+    from agentloop.envs.workers.interpreters import install, suitable_python
+    from agentloop.envs.workers.packages import package_named
+
+    name, package = package_named(name)
+    base = python or suitable_python(name, package)
+    typer.echo(f"installing {' '.join(package.requirements)} with {base} ...")
+    typer.echo(f"{name} runs with {install(name, package, python=base)}")

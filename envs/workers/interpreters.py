@@ -1,0 +1,107 @@
+"""Interpreters with the packages of environments: find them, and make them.
+
+`agentloop envs install NAME` makes a virtual environment below `envs_folder()`. An environment uses, in this order, the
+interpreter that its option `python` names, the installed one, and our own if it has the package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from agentloop.envs.workers.packages import PACKAGES, Package
+from agentloop.errors import UserError
+from agentloop.process.atomic import write_text
+
+_DONE = "agentloop-installed.txt"
+"""File with the requirements, written when all of them are installed."""
+
+
+def envs_folder() -> Path:
+    """Return the folder of the virtual environments: AGENTLOOP_ENVS, or agentloop/envs in the user's data folder."""
+    if own := os.environ.get("AGENTLOOP_ENVS"):
+        return Path(own).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "agentloop" / "envs"
+
+
+def installed(name: str) -> Path | None:
+    """Return the interpreter that `install` made for an environment; None if it made none, or of other versions."""
+    folder = envs_folder() / name
+    done = folder / _DONE
+    is_current = done.is_file() and done.read_text(encoding="utf-8").split() == list(PACKAGES[name].requirements)
+    return _python_of(folder) if is_current else None
+
+
+@cache
+def interpreter_of(name: str, python: str | None = None) -> str:
+    """Return the interpreter of an environment, `python` if it is given. Raises `UserError` if there is none."""
+    if python is not None:
+        found = shutil.which(os.path.expanduser(python))
+        if found is None:
+            raise UserError(f"The option python of {name} is {python!r}, which is no program: correct the path.")
+        return os.path.abspath(found)
+    if name in PACKAGES:
+        if (made := installed(name)) is not None:
+            return str(made)
+        if find_spec(PACKAGES[name].imports) is None:
+            raise UserError(
+                f"The environment {name} needs a package that is not installed. Run: agentloop envs install {name}. Or "
+                "set the option python to an interpreter that has it."
+            )
+    return sys.executable
+
+
+def install(name: str, package: Package, *, python: str | None = None) -> Path:
+    """Make the virtual environment of a package, and return its interpreter. Raises `UserError`.
+
+    `python` is the interpreter to make it with; by default, the newest on PATH that the package was tested with.
+    """
+    base = python or suitable_python(name, package)
+    folder = envs_folder() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _run(f"{base} cannot make a virtual environment", base, "-m", "venv", str(folder))
+    made = _python_of(folder)
+    pip = (str(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    _run(f"pip cannot install {name}", *pip, *package.requirements)
+    _run(f"{package.imports} was installed but fails to import", str(made), "-c", f"import {package.imports}")
+    write_text(folder / _DONE, "\n".join(package.requirements) + "\n")
+    interpreter_of.cache_clear()
+    return made
+
+
+def suitable_python(name: str, package: Package) -> str:
+    """Return an interpreter for a package: ours if it fits, else the newest on PATH. Raises `UserError`."""
+    if package.oldest <= sys.version_info[:2] <= package.newest:
+        return sys.executable
+    versions = [(3, minor) for minor in range(package.newest[1], package.oldest[1] - 1, -1)]
+    for major, minor in versions:
+        if found := shutil.which(f"python{major}.{minor}"):
+            return found
+    wanted = " or ".join(f"{major}.{minor}" for major, minor in reversed(versions))
+    raise UserError(
+        f"{name} needs Python {wanted}, and this machine has none of them on PATH. Install one, and give its path: "
+        f"agentloop envs install {name} --python PATH."
+    )
+
+
+def _python_of(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def _run(problem: str, *command: str) -> None:
+    """Run a command to its end. Raises `UserError` with its last lines if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    except OSError as error:
+        raise UserError(f"{problem}: {error}.") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()[-8:]
+        raise UserError(f"{problem}. Its last lines:\n" + "\n".join(lines))

@@ -1,0 +1,38 @@
+"""The packages of environments in the versions that were tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentloop.errors import UserError, nearest
+
+
+@dataclass(slots=True, frozen=True)
+class Package:
+    """A package with what it needs in an environment of its own."""
+
+    requirements: tuple[str, ...]
+    """What pip installs."""
+    imports: str
+    """Module that shows whether an interpreter has it."""
+    oldest: tuple[int, int]
+    """Oldest version of Python that it works with."""
+    newest: tuple[int, int] = (3, 13)
+    """Newest version of Python that it was tested with."""
+
+
+PACKAGES: dict[str, Package] = {
+    "reasoning_gym": Package(("reasoning-gym==0.1.25",), "reasoning_gym", (3, 11)),
+    "textarena": Package(("textarena==0.7.4",), "textarena", (3, 10)),
+}
+"""Name of an environment -> its package."""
+
+
+def package_named(name: str) -> tuple[str, Package]:
+    """Return the name and the package of an environment, which may be written with hyphens. Raises `UserError`."""
+    found = name.replace("-", "_").lower()
+    if found not in PACKAGES:
+        raise UserError(
+            f"There is no package {name!r} to install.{nearest(found, PACKAGES)} Known: {', '.join(PACKAGES)}."
+        )
+    return found, PACKAGES[found]

@@ -1,0 +1,182 @@
+"""`WorkerPool`: the processes of one program, and the episodes that they serve.
+
+    pool = pool_of(Program("nim", python, Path("worker.py")), processes=2)
+    async with pool.episode({"seed": 1}, seconds=60) as game:      # or: await pool.start(...), await game.close()
+        print(game.first)                                          # what `start` returned
+        result = await game.step({"move": "[1 2]"})
+
+A pool starts processes when episodes need them, and gives a new episode to the process that serves fewest. A process
+that died is replaced by the next episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentloop.envs.workers.process import Program, WorkerProcess
+from agentloop.errors import EnvError, UserError
+from agentloop.process.blocking import run_blocking
+
+_POOLS: dict[asyncio.AbstractEventLoop, dict[tuple[str, int, bool], WorkerPool]] = {}
+_names = itertools.count()
+
+
+class WorkerEpisode:
+    """One episode in a process of a pool."""
+
+    def __init__(self, process: WorkerProcess, pool: WorkerPool, seconds: float | None) -> None:
+        self._process = process
+        self._pool = pool
+        self._seconds = seconds
+        self._name = str(next(_names))
+        self._begun = self._closed = False
+        self.first: Any = None
+        """What `start` returned."""
+
+    async def start(self, arguments: Mapping[str, Any]) -> None:
+        """Begin. Raises `EnvError`."""
+        await self._process.ready()
+        self._begun = True
+        self.first = await self._ask("start", arguments=dict(arguments))
+
+    async def step(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the result of the next step. Raises `EnvError`."""
+        return await self._ask("step", arguments=dict(arguments))
+
+    async def close(self) -> None:
+        """Release the episode. A second call does nothing, nor one after the process died."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._begun and self._process.ended is None:
+                await self._ask("close")
+        except EnvError:
+            if self._process.ended is None:
+                raise  # `close` itself raised; if the process died, the episode is gone with it
+        finally:
+            self._pool.give_back(self._process)
+
+    async def _ask(self, op: str, **fields: Any) -> Any:
+        return await self._process.ask(op, seconds=self._seconds, episode=self._name, **fields)
+
+
+class WorkerPool:
+    """At most `processes` processes of a program. With `exclusive`, each serves one episode at a time; others wait."""
+
+    def __init__(self, program: Program, *, processes: int = 1, exclusive: bool = False) -> None:
+        if processes < 1:
+            raise UserError(f"`processes` of {program.name} must be at least 1, got {processes}.")
+        self.program = program
+        self._size = processes
+        self._exclusive = exclusive
+        self._room = asyncio.Semaphore(processes)
+        self._processes: list[WorkerProcess] = []
+
+    async def start(self, arguments: Mapping[str, Any], *, seconds: float | None) -> WorkerEpisode:
+        """Begin an episode with the `arguments` of `Worker.start`. Raises `EnvError`.
+
+        `seconds` is the time of each call: one that takes longer fails, with all episodes of its process. None sets no
+        limit.
+        """
+        if self._exclusive:
+            await self._room.acquire()
+        try:
+            process = self._process()
+        except BaseException:
+            if self._exclusive:
+                self._room.release()
+            raise
+        process.load += 1
+        episode = WorkerEpisode(process, self, seconds)
+        try:
+            await episode.start(arguments)
+        except BaseException:
+            await episode.close()
+            raise
+        return episode
+
+    @asynccontextmanager
+    async def episode(self, arguments: Mapping[str, Any], *, seconds: float | None) -> AsyncIterator[WorkerEpisode]:
+        """Begin an episode as `start` does, and close it at the end of the block."""
+        episode = await self.start(arguments, seconds=seconds)
+        try:
+            yield episode
+        finally:
+            await episode.close()
+
+    async def rows(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what `Worker.rows` yields. Raises `EnvError`."""
+        process = self._process()
+        await process.ready()
+        name, rows, is_more = f"rows-{next(_names)}", [], True
+        while is_more:
+            part = await process.ask("rows", seconds=None, episode=name, arguments=dict(arguments))
+            rows += part["rows"]
+            is_more = part["more"]
+        return rows
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.end("it was closed")
+        self._processes = []
+
+    def give_back(self, process: WorkerProcess) -> None:
+        """End the use of a process by an episode."""
+        process.load -= 1
+        if self._exclusive:
+            self._room.release()
+
+    def _process(self) -> WorkerProcess:
+        """Return the process for the next episode, which may be new. Raises `EnvError`."""
+        self._processes = [process for process in self._processes if process.ended is None]
+        least = min(self._processes, key=lambda process: process.load, default=None)
+        if least is None or (least.load and len(self._processes) < self._size):
+            least = WorkerProcess(self.program)
+            self._processes.append(least)
+        return least
+
+
+def pool_of(program: Program, *, processes: int = 1, exclusive: bool = False) -> WorkerPool:
+    """Return the pool of a program in the running event loop; all environments that ask alike share it."""
+    for loop in [loop for loop in _POOLS if loop.is_closed()]:
+        _close(loop)
+    pools = _POOLS.setdefault(asyncio.get_running_loop(), {})
+    key = (program.key, processes, exclusive)
+    if key not in pools:
+        pools[key] = WorkerPool(program, processes=processes, exclusive=exclusive)
+    return pools[key]
+
+
+def close_pools() -> None:
+    """End the processes of the running event loop."""
+    _close(asyncio.get_running_loop())
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    for pool in _POOLS.pop(loop, {}).values():
+        pool.close()
+
+
+def rows_of(program: Program, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what `Worker.rows(**arguments)` of a program yields, with a process of its own.
+
+    Raises `UserError` if the package does not work or refuses the arguments.
+    """
+
+    async def found() -> list[dict[str, Any]]:
+        pool = WorkerPool(program)
+        try:
+            return await pool.rows(arguments)
+        finally:
+            pool.close()
+
+    try:
+        yield from run_blocking(found)
+    except EnvError as error:
+        raise UserError(f"The rows of {program.name} cannot be made: {error}") from error

@@ -1,0 +1,162 @@
+"""Script that a package's own interpreter runs: it serves the class `Worker` of a file. It does not use agentloop.
+
+The file may import anything that its interpreter has, and defines one class:
+
+    class Worker:
+        def __init__(self, **options): ...        # options of the environment; imports that take long belong here
+        def rows(self, **arguments): ...          # yields the rows of a data set, JSON objects
+        def start(self, episode, arguments): ...  # begins the episode of this name; returns a JSON value
+        def step(self, episode, arguments): ...   # the next step of it; returns a JSON value
+        def close(self, episode): ...             # releases it; called once for each call of start, also if that failed
+
+A method that an adapter does not need may be missing. A method may be `async`: such calls run at the same time. Plain
+ones run one after another in the main thread. What a call raises fails its episode, `SystemExit` included; only a
+process that dies fails all of its episodes.
+
+The wire is a socket at file descriptor 0, with one JSON object a line:
+
+    {"id": 1, "op": "hello", "file": "worker.py", "options": {}}         -> {"id": 1, "ok": true, "result": <pid>}
+    {"id": 2, "op": "rows", "episode": "a", "arguments": {}}             -> ... "result": {"rows": [...], "more": true}
+    {"id": 3, "op": "start", "episode": "b", "arguments": {"seed": 1}}   -> ... "result": <what start returned>
+    {"id": 4, "op": "step", "episode": "b", "arguments": {}}             -> {"id": 4, "ok": false, "error": "..."}
+    {"id": 5, "op": "close", "episode": "b"}                             -> ... "result": null
+
+The script moves the wire away from descriptor 0 before anything else, so that no library reads from it. Descriptors 1
+and 2 are one pipe, whose last lines are part of the error if the process dies. All that a package starts is killed when
+this process ends, and all of it when the other end of the wire closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+_ROWS_SECONDS = 0.2
+"""Time to collect rows for one answer."""
+_LINE_BYTES = 1 << 28
+
+
+def guard(wire: socket.socket) -> None:
+    """Fork a process that kills this process group when this process ends, or when the other end of the wire closes."""
+    worker = os.getpid()
+    ended = os.pidfd_open(worker)
+    if os.fork():
+        os.close(ended)
+        return
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(wire, 0)  # only the hang-up, which is always reported
+    poll.poll()
+    os.killpg(worker, signal.SIGKILL)
+
+
+def load(path: str) -> Any:
+    """Return the class `Worker` of a file."""
+    spec = importlib.util.spec_from_file_location("agentloop_worker", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.Worker
+
+
+def described(error: BaseException) -> str:
+    """Return the type, the text and the place of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+class Server:
+    """Answers the requests of the wire."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.pid = os.getpid()
+        self.writer = writer
+        self.worker: Any = None
+        self.iterators: dict[str, Iterator[Any]] = {}
+        self.tasks: set[asyncio.Future[None]] = set()
+
+    async def answer(self, request: dict[str, Any]) -> None:
+        """Answer one request."""
+        answer = {"id": request["id"], "ok": True}
+        try:
+            result = self.call(request)
+            if inspect.isawaitable(result):
+                result = await result
+            line = json.dumps(dict(answer, result=result))
+        except (Exception, SystemExit) as error:
+            line = json.dumps(dict(answer, ok=False, error=described(error)))
+        finally:
+            if os.getpid() != self.pid:
+                os._exit(0)  # a process that the package forked came back: it must not answer, too
+        self.writer.write(line.encode() + b"\n")
+
+    def call(self, request: dict[str, Any]) -> Any:
+        """Return the result of a request, or an awaitable of it."""
+        op = request["op"]
+        if op == "hello":
+            self.worker = load(request["file"])(**request["options"])
+            return self.pid
+        if op == "rows":
+            return self.rows(request["episode"], request["arguments"])
+        if op == "close":
+            close = getattr(self.worker, "close", None)
+            return close(request["episode"]) if close is not None else None
+        assert op in ("start", "step"), op
+        return getattr(self.worker, op)(request["episode"], request["arguments"])
+
+    def rows(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the next rows of an iterator."""
+        if name not in self.iterators:
+            self.iterators[name] = iter(self.worker.rows(**arguments))
+        rows, until = [], time.monotonic() + _ROWS_SECONDS
+        for row in self.iterators[name]:
+            rows.append(row)
+            if time.monotonic() > until:
+                return {"rows": rows, "more": True}
+        del self.iterators[name]
+        return {"rows": rows, "more": False}
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Answer requests until the wire ends."""
+        while True:
+            line = await reader.readline()
+            if not line.endswith(b"\n"):
+                return
+            request = json.loads(line)
+            method = getattr(self.worker, request["op"], None)
+            if not inspect.iscoroutinefunction(method):
+                await self.answer(request)
+                continue
+            task = asyncio.ensure_future(self.answer(request))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+
+async def main() -> None:
+    """Move the wire away from the standard descriptors, and serve."""
+    wire = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    guard(wire)
+    reader, writer = await asyncio.open_unix_connection(sock=wire, limit=_LINE_BYTES)
+    await Server(writer).serve(reader)
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the files beside this one are not for the package
+    asyncio.run(main())
