@@ -35,6 +35,21 @@ def python_with() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
+def installed_env() -> Iterator[Callable[[str], str]]:
+    """Call as installed_env(name): what `agentloop envs install` makes, below build/; environments find it, too."""
+    from agentloop.envs.workers.interpreters import install, installed
+    from agentloop.envs.workers.packages import PACKAGES
+
+    def made(name: str) -> str:
+        with _one_at_a_time(f"envs-{name}"):
+            return str(installed(name) or install(name, PACKAGES[name]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTLOOP_ENVS", str(_BUILD / "envs"))
+        yield made
+
+
+@pytest.fixture(scope="session")
 def program_from_npm() -> Callable[[str, str], str]:
     """Call as program_from_npm("package@version", program): the path of a program that npm installs below build/."""
 
@@ -99,7 +114,7 @@ def running_server():
     return _running_server
 
 
-_INSTALL_OTHERS = {"program_from_npm", "python_with", "verl_package"}
+_INSTALL_OTHERS = {"installed_env", "program_from_npm", "python_with", "verl_package"}
 """Fixtures that install other people's packages."""
 _FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
 """Audit events that a test of the fast lane must not cause."""

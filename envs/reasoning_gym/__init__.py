@@ -1,0 +1,1 @@
+"""Questions of reasoning-gym, judged by its own verifiers, in an interpreter that has the package."""
