@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,15 +18,22 @@ _BUILD = Path(__file__).parents[1] / "build"
 
 @pytest.fixture(scope="session")
 def python_with() -> Callable[..., str]:
-    """Call as python_with(folder, *requirements): the Python of a virtual environment below build/ that has them."""
+    """Call as python_with(folder, *requirements): the Python of a virtual environment below build/ that has them.
 
-    def made(folder: str, *requirements: str) -> str:
+    It is one of the interpreter `base`. `without_requirements_of` is one more requirement, whose own are not installed.
+    """
+
+    def made(folder: str, *requirements: str, base: str = sys.executable, without_requirements_of: str = "") -> str:
         python = _BUILD / folder / "bin" / "python"
         done = _BUILD / folder / "installed"
+        install = [python, "-m", "pip", "install", "--quiet"]
         with _one_at_a_time(folder):
             if not done.exists() or done.read_text() != "\n".join(requirements):
-                venv.create(_BUILD / folder, with_pip=True, clear=True)
-                subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True, timeout=600)
+                subprocess.run([base, "-m", "venv", "--clear", str(_BUILD / folder)], check=True, timeout=120)
+                if requirements:
+                    subprocess.run([*install, *requirements], check=True, timeout=600)
+                if without_requirements_of:
+                    subprocess.run([*install, "--no-deps", without_requirements_of], check=True, timeout=600)
                 done.write_text("\n".join(requirements))
         return str(python)
 

@@ -1,0 +1,1 @@
+"""Harbor tasks: an instruction, a box to work in, and tests that write the reward."""

@@ -1,0 +1,44 @@
+"""Upload folders of a task without the files that its .harborignore leaves out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agentloop.boxes.interface.box import Box
+from agentloop.errors import UserError
+
+_IGNORE = ".harborignore"
+
+
+async def upload_selected(task: Path, folder: Path, box: Box, target: str) -> None:
+    """Upload the files of `folder` to the directory `target`, without those that .harborignore leaves out.
+
+    Such files, written as those of git, may be in the folder and below it. Links that stay inside the task become the
+    files that they name.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentloop-files-") as made:
+        copy = Path(made, "files")
+        shutil.copytree(folder, copy)
+        _remove_ignored(copy)
+        await box.upload(copy, target)
+
+
+def _remove_ignored(folder: Path) -> None:
+    for ignore in sorted(folder.rglob(_IGNORE)):
+        lines = ignore.read_text(encoding="utf-8").splitlines()
+        ignore.unlink()
+        for path in _spec(lines).match_tree_files(ignore.parent):
+            (ignore.parent / path).unlink(missing_ok=True)
+
+
+def _spec(lines: list[str]):  # type: ignore[no-untyped-def]
+    try:
+        from pathspec import GitIgnoreSpec
+    except ImportError:
+        raise UserError(
+            f"The task has a {_IGNORE}, which needs the package pathspec: pip install 'agentloop[harbor]'."
+        ) from None
+    return GitIgnoreSpec.from_lines(lines)
