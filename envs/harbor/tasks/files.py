@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from agentloop.boxes.interface.box import Box
 from agentloop.errors import UserError

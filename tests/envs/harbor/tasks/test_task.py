@@ -16,12 +16,10 @@ _FILES = {
 }
 
 
-def folder_with(root, **files):
-    for name, text in (_FILES | {key.replace("__", "/"): value for key, value in files.items()}).items():
-        if text is not None:
-            path = root / (name if "." in name else name + ".md")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+def folder_with(root):
+    for name, text in _FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
     return root
 
 
