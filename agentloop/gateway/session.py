@@ -72,7 +72,7 @@ class Session:
         self._invalid_in_a_row = 0
         self._closed = False
         self.memory = Memory()
-        """What later requests may refer to."""
+        """Earlier answers and calls, to which later requests may refer."""
         self.refused: StopReason | None = None
         """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None

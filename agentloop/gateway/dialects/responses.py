@@ -1,31 +1,27 @@
-"""OpenAI's Responses API."""
+"""OpenAI's Responses API: its bodies, answers and streams."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
 from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.dialects.chat import openai_error
+from agentloop.gateway.dialects.responses_input import TEXT_ARGUMENT, Items, Tools
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.memory import Memory
-from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, with_one_system_message
-from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse, tool_of
-from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
+from agentloop.gateway.turns.messages import with_one_system_message
+from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse
+from agentloop.types.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
-
-_ROLES = {"system": "system", "developer": "system", "user": "user"}
-_INPUT = "input"
-"""The argument of custom tools, which take a text."""
 
 
 class _Text(BaseModel):
@@ -53,40 +49,7 @@ class _Options:
     created: int
     given: Mapping[str, Any]
     """Fields of the body that the answer repeats."""
-    custom: frozenset[str]
-    """Names of the tools that take a text instead of a JSON object."""
-    spaces: Mapping[str, tuple[str, str]]
-    """Names of the tools in a namespace: the namespace and the name there."""
-
-
-@dataclass(slots=True)
-class _Tools:
-    """The tools of a request, in one list."""
-
-    schemas: list[dict[str, Any]] = field(default_factory=list)
-    custom: set[str] = field(default_factory=set)
-    spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def read(self, raw: Mapping[str, Any], where: str, space: str | None = None) -> None:
-        kind, name = raw.get("type"), str(raw.get("name"))
-        if kind == "namespace" and space is None:
-            for number, inner in enumerate(raw.get("tools") or ()):
-                self.read(inner, f"{where}.tools[{number}]", name)
-            return
-        if space is not None:
-            name, inside = f"{space}__{name}", name
-            self.spaces[name] = (space, inside)
-        parameters = raw.get("parameters")
-        if kind == "custom":
-            self.custom.add(name)
-            parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-        elif kind != "function":
-            raise ApiError(
-                400,
-                f"{where} is {kind!r}, which OpenAI's service runs. Only function, custom and namespace work here.",
-                param=where,
-            )
-        self.schemas.append(tool_of(name, raw.get("description"), parameters))
+    tools: Tools
 
 
 class Responses:
@@ -95,12 +58,12 @@ class Responses:
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
         _refuse_unsupported(read)
-        tools = _Tools()
+        tools = Tools()
         for index, tool in enumerate(read.tools or ()):
             tools.read(tool, f"tools[{index}]")
         instructions: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
         messages = [*instructions, *_earlier(read.previous_response_id, memory)]
-        _Items(messages).read(read.input)
+        Items(messages).read(read.input)
         messages = with_one_system_message(messages)
         name = f"resp_{secrets.token_hex(12)}"
         given = {
@@ -120,7 +83,7 @@ class Responses:
             tools.schemas,
             reads_calls=read.tool_choice != "none",
             max_tokens=read.max_output_tokens,
-            options=_Options(name, int(time.time()), given, frozenset(tools.custom), tools.spaces),
+            options=_Options(name, int(time.time()), given, tools),
             kept_as=None if read.store is False else name,
             num_unkept=len(instructions),
         )
@@ -165,7 +128,7 @@ class _Events:
     def end(self, index: int, completion: Completion) -> str:
         text = self._leave()
         for call in completion.calls:
-            item = _call_item(call, self._request.options)
+            item = _call_item(call, self._request.options.tools)
             filled = "input" if item["type"] == "custom_tool_call" else "arguments"
             kind = "custom_tool_call_input" if filled == "input" else "function_call_arguments"
             place = {"item_id": item["id"], "output_index": len(self._items)}
@@ -271,121 +234,13 @@ def _refuse_unsupported(body: _Body) -> None:
             raise refuse(param, instead)
 
 
-class _Items:
-    """Appends items to messages. Items of the assistant that follow each other are one turn."""
-
-    def __init__(self, messages: list[Message]) -> None:
-        self._messages = messages
-        self._images = Images()
-        self._names = {
-            call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())
-        }
-        self._answer: Message | None = None
-
-    def read(self, items: str | Sequence[Mapping[str, Any]]) -> None:
-        """Append the messages of an input. Raises an `ApiError` that names the invalid item."""
-        if isinstance(items, str):
-            items = [{"type": "message", "role": "user", "content": items}]
-        for index, item in enumerate(items):
-            where = f"input[{index}]"
-            kind = item.get("type") or ("message" if "role" in item else None)
-            if kind == "message" and item.get("role") == "assistant":
-                answer = self._turn()
-                answer["content"] = f"{answer['content']}{_text(item.get('content'), where)}"
-            elif kind == "message":
-                self._append(self._message(item, where))
-            elif kind == "reasoning":
-                self._think(item)
-            elif kind in ("function_call", "custom_tool_call"):
-                self._call(item, kind)
-            elif kind in ("function_call_output", "custom_tool_call_output"):
-                self._append(self._result(item, where))
-            else:
-                known = "message, reasoning, function_call, function_call_output, custom_tool_call"
-                raise ApiError(400, f"{where} has the type {kind!r}; known: {known} and its output.", param=where)
-
-    def _turn(self) -> Message:
-        if self._answer is None:
-            self._answer = {"role": "assistant", "content": ""}
-            self._messages.append(self._answer)
-        return self._answer
-
-    def _append(self, message: Message) -> None:
-        self._answer = None
-        self._messages.append(message)
-
-    def _message(self, item: Mapping[str, Any], where: str) -> Message:
-        role = _ROLES.get(str(item.get("role")))
-        if role is None:
-            known = ", ".join([*_ROLES, "assistant"])
-            raise ApiError(400, f"{where} has the role {item.get('role')!r}; known: {known}.", param=where)
-        content = self._content(item.get("content"), where)
-        return {"role": "system", "content": content} if role == "system" else {"role": "user", "content": content}
-
-    def _content(self, raw: Any, where: str) -> Content:
-        if raw is None or isinstance(raw, str):
-            return raw or ""
-        if not isinstance(raw, list):
-            raise ApiError(400, f"The content of {where} is neither text nor a list of parts.", param=where)
-        return joined([self._part(part, where) for part in raw], "\n")
-
-    def _part(self, raw: Any, where: str) -> TextPart | ImagePart:
-        kind = raw.get("type") if isinstance(raw, Mapping) else None
-        if kind == "input_image":
-            return self._images.part(raw.get("image_url"), where)
-        if kind not in ("input_text", "output_text", "text"):
-            raise ApiError(
-                400, f"A part of {where} has the type {kind!r}; known: input_text, input_image.", param=where
-            )
-        return {"type": "text", "text": str(raw.get("text", ""))}
-
-    def _think(self, item: Mapping[str, Any]) -> None:
-        thinking = "".join(str(part.get("text", "")) for part in item.get("content") or ())
-        if thinking:  # else it was not sent back
-            answer = self._turn()
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
-
-    def _call(self, item: Mapping[str, Any], kind: str) -> None:
-        name = str(item.get("name"))
-        if space := item.get("namespace"):
-            name = f"{space}__{name}"
-        arguments = {_INPUT: item.get("input")} if kind == "custom_tool_call" else arguments_of(item.get("arguments"))
-        call = call_of(name, arguments, item.get("call_id"))
-        self._names[call["id"]] = name
-        answer = self._turn()
-        answer["tool_calls"] = [*answer.get("tool_calls", ()), call]
-
-    def _result(self, item: Mapping[str, Any], where: str) -> Message:
-        call_id = str(item.get("call_id", ""))
-        output = item.get("output")
-        if output is not None and not isinstance(output, str | list):
-            output = json.dumps(output)
-        message: Message = {"role": "tool", "content": self._content(output, where), "tool_call_id": call_id}
-        if name := self._names.get(call_id):
-            message["name"] = name
-        return message
-
-
-def _text(raw: Any, where: str) -> str:
-    """Return the text of an assistant's message."""
-    if raw is None or isinstance(raw, str):
-        return raw or ""
-    texts = []
-    for part in raw:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("output_text", "text", "input_text", "refusal"):
-            raise ApiError(400, f"A part of {where} has the type {kind!r}; known: output_text, refusal.", param=where)
-        texts.append(str(part.get("refusal" if kind == "refusal" else "text", "")))
-    return "".join(texts)
-
-
 def _output(completion: Completion) -> list[dict[str, Any]]:
     items = []
     if thinking := completion.parsed.reasoning:
         items.append(_text_item("reasoning", f"rs_{completion.name}", thinking))
     if completion.text:
         items.append(_text_item("message", f"msg_{completion.name}", completion.text))
-    return [*items, *(_call_item(call, completion.request.options) for call in completion.calls)]
+    return [*items, *(_call_item(call, completion.request.options.tools) for call in completion.calls)]
 
 
 def _text_item(kind: str, name: str, text: str | None) -> dict[str, Any]:
@@ -403,12 +258,12 @@ def _part_of(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, "text": text, **extra}
 
 
-def _call_item(call: ToolCall, options: _Options) -> dict[str, Any]:
+def _call_item(call: ToolCall, tools: Tools) -> dict[str, Any]:
     item: dict[str, Any] = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": "completed"}
-    if call.name in options.spaces:
-        item["namespace"], item["name"] = options.spaces[call.name]
-    if call.name in options.custom and isinstance(call.arguments.get(_INPUT), str) and len(call.arguments) == 1:
-        return {"type": "custom_tool_call", "input": call.arguments[_INPUT], **item}
+    if call.name in tools.spaces:
+        item["namespace"], item["name"] = tools.spaces[call.name]
+    if call.name in tools.custom and isinstance(call.arguments.get(TEXT_ARGUMENT), str) and len(call.arguments) == 1:
+        return {"type": "custom_tool_call", "input": call.arguments[TEXT_ARGUMENT], **item}
     return {"type": "function_call", "arguments": as_json(call.arguments), **item}
 
 

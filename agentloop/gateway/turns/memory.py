@@ -1,4 +1,4 @@
-"""`Memory`: what the requests of an episode may refer to."""
+"""`Memory`: the answers and calls of an episode to which its later requests may refer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Memory:
     """Conversations and calls of one episode."""
 
     conversations: dict[str, list[Message]] = field(default_factory=dict)
-    """Conversations by the name of their last answer."""
+    """Conversations, each by the name of its last answer."""
     _arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The sampled arguments of each call, by its id."""
 

@@ -1,4 +1,4 @@
-"""What dialects read messages with, and the keys that identify a conversation."""
+"""Helpers with which all dialects read messages, and the keys that identify a conversation."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Images:
 
 
 def joined(parts: Sequence[TextPart | ImagePart], between: str = "") -> Content:
-    """Return the content that these parts are: one text, if there is no image."""
+    """Return parts as the content of a message: one text if none is an image, else a list."""
     if all(part["type"] == "text" for part in parts):
         return between.join(part["text"] for part in parts if part["type"] == "text")
     return list(parts)
 
 
 def with_one_system_message(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with at most one of the system, the first, as most chat templates want them.
+    """Return the messages with at most one system message, the first, as most chat templates require.
 
-    Those at the beginning become one. Agents also write some later, which become messages of the user.
+    System messages at the beginning become one. Later ones, which some agents write, become messages of the user.
     """
     begun = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
     first: list[Message] = []
@@ -58,12 +58,12 @@ def with_one_system_message(messages: Sequence[Message]) -> list[Message]:
 
 
 def call_of(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
-    """Return a call as messages hold it."""
+    """Return a call in the form that messages hold."""
     return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def arguments_of(raw: Any) -> Any:
-    """Return the object in a JSON text, as templates want it; the text itself if it has none."""
+    """Return the object in a JSON text, as chat templates require; the text itself if it holds no object."""
     if not isinstance(raw, str):
         return raw or {}
     try:

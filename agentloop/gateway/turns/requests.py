@@ -53,11 +53,11 @@ class ModelRequest:
     """Number of turns to sample after the conversation; all but one are branches."""
     stream: bool = False
     options: Any = None
-    """What only the dialect of the request reads."""
+    """Fields of the body that only its dialect reads."""
     kept_as: str | None = None
     """Name under which later requests continue the conversation without sending it."""
     num_unkept: int = 0
-    """Messages at the beginning that later requests do not continue with."""
+    """Number of messages at the beginning that are no part of the kept conversation."""
     sent: bytes = b""
     """Digest of the body."""
     is_retry: bool = False

@@ -1,4 +1,4 @@
-"""`Harness`: what a file of this folder has to bring."""
+"""`Harness`: what each file of this folder defines."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Harness:
     install: str
     """The command that installs the version that the tests run."""
     versions: str
-    """The versions that are started (a specifier of PEP 440): from that of the tests to the next major one."""
+    """The supported versions (a specifier of PEP 440): from that of the tests to the next major one."""
     speaks: str
     """The route of the gateway that it calls."""
     launch: Callable[[str, Path, Endpoint], Launch]
     """(task, home directory, its model) -> how to start it."""
     asks_version: Sequence[str] = ("--version",)
-    """Arguments with which it tells its version first of all numbers."""
+    """Arguments with which it prints its version, before any other number."""

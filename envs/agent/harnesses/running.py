@@ -35,7 +35,7 @@ HARNESSES: dict[str, Harness] = {
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _checked: set[str] = set()
-"""Programs whose version is one that is started."""
+"""Programs whose version is supported."""
 
 
 class HarnessRun:
@@ -46,7 +46,10 @@ class HarnessRun:
 
     def __init__(self, name: str, program: str | None = None, check: Sequence[str] | None = None) -> None:
         if name not in HARNESSES:
-            raise UserError(f"There is no harness {name!r}; known: {', '.join(HARNESSES)}. For others use `command`.")
+            raise UserError(
+                f"There is no harness {name!r}; known: {', '.join(HARNESSES)}. To run another program, set "
+                "`command` instead of `harness`."
+            )
         self.harness = HARNESSES[name]
         self._check = check
         found = shutil.which(program or self.harness.program)
@@ -60,7 +63,7 @@ class HarnessRun:
     async def play(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
         """Run the program to its end; what it prints is the answer. Cancelling kills it with its children.
 
-        Raises `EnvError` if it fails, and `UserError` if its version is not one that is started.
+        Raises `EnvError` if it fails, and `UserError` if its version is not supported.
         """
         with tempfile.TemporaryDirectory(prefix="agentloop-agent-", ignore_cleanup_errors=True) as made:
             home, work = Path(made, "home"), Path(made, "work")
@@ -80,7 +83,7 @@ class HarnessRun:
     async def _check_version(self, environment: Mapping[str, str]) -> None:
         if self._program in _checked:
             return
-        # Some tell it on stderr.
+        # Some programs print it on stderr.
         command = ["sh", "-c", 'exec "$0" "$@" 2>&1', self._program, *self.harness.asks_version]
         told = (await run_process(command, environment)).decode(errors="replace").strip()
         version = _VERSION.search(told)
