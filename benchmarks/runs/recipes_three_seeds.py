@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
 
 
-def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]) -> dict[str, Any]:
-    """Make one training run in a process of its own."""
+def run(recipe: str, config: str, seed: int, folder: Path, threads: int, overrides: list[str]) -> dict[str, Any]:
+    """Make one training run of a config in a process of its own."""
     here = folder / f"{recipe}-{seed}"
     here.mkdir(parents=True)
     arguments = [
@@ -40,7 +41,7 @@ def run(recipe: str, seed: int, folder: Path, threads: int, overrides: list[str]
     started = time.perf_counter()
     with (here / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", AGENTLOOP, "train", str(RECIPES / recipe / "tiny.yaml"), *arguments],
+            [sys.executable, "-c", AGENTLOOP, "train", config, *arguments],
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "HOME": str(here)},
@@ -77,21 +78,14 @@ def report(result: dict[str, Any]) -> str:
     return f"{result['recipe']:<12} {result['seed']:>4} {numbers} {result['wall_s']:>7.0f} {result['cpu_s']:>6.0f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    every = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
-    parser.add_argument("recipes", nargs="*", default=every)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=1, help="of each run")
-    parser.add_argument("--set", action="append", default=[], help="for all runs, as key=value")
-    given = parser.parse_args()
+def measure(name: str, configs: Mapping[str, tuple[str, list[str]]], given: argparse.Namespace) -> None:
+    """Run each config with its overrides for all seeds, print a table and write results/NAME_CONFIG.json."""
     print(f"{'recipe':<12} seed  before  after  steps  wall s  cpu s", flush=True)
-    results: dict[str, list[dict[str, Any]]] = {recipe: [] for recipe in given.recipes}
+    results: dict[str, list[dict[str, Any]]] = {recipe: [] for recipe in configs}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         waiting = [
-            pool.submit(run, recipe, seed, Path(folder), given.threads, given.set)
-            for recipe in given.recipes
+            pool.submit(run, recipe, config, seed, Path(folder), given.threads, [*overrides, *given.set])
+            for recipe, (config, overrides) in configs.items()
             for seed in range(given.seeds)
         ]
         for each in as_completed(waiting):
@@ -101,7 +95,26 @@ def main() -> None:
             runs.append(result)
             runs.sort(key=lambda run: run["seed"])
             how = {"jobs": given.jobs, "threads": given.threads}
-            results_file.write(f"recipes_three_seeds_{result['recipe']}", {**how, "runs": runs})
+            results_file.write(f"{name}_{result['recipe']}", {**how, "runs": runs})
+
+
+def parser_of(described: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what all runs share."""
+    parser = argparse.ArgumentParser(description=(described or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
+    parser.add_argument("--set", action="append", default=[], help="for all runs, as key=value")
+    return parser
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    every = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
+    parser.add_argument("recipes", nargs="*", default=every)
+    given = parser.parse_args()
+    configs = {recipe: (str(RECIPES / recipe / "tiny.yaml"), []) for recipe in given.recipes}
+    measure("recipes_three_seeds", configs, given)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ async def test_an_agent_written_with_the_openai_client_is_trained(tmp_path):
         "tiny",
         [
             *TINY,
-            f"env.options={{agent: '{AGENTS / 'openai_agent.py'}:solve'}}",
+            f"env.options={{agent: '{AGENTS / 'calculator_agent.py'}:solve'}}",
             "algorithm.groups_per_step=2",
             "run.steps=2",
             "eval.every=0",

@@ -1,4 +1,4 @@
-"""An agent for the tiny task without agentloop: the official client, and tools of its own."""
+"""An agent for the tiny task without agentloop: the official clients, and tools of its own."""
 
 import ast
 import json
@@ -33,15 +33,23 @@ _OPERATORS = {
 
 
 @cache
-def shared_client():
+def openai_client():
     """Making one takes tens of milliseconds of the event loop."""
     from openai import AsyncOpenAI
 
     return AsyncOpenAI(base_url="http://of-the-episode", api_key="of-the-episode")
 
 
+@cache
+def anthropic_client():
+    from anthropic import AsyncAnthropic
+
+    return AsyncAnthropic(base_url="http://of-the-episode", api_key="of-the-episode")
+
+
 async def solve(task, model):
-    client = shared_client().with_options(base_url=model.base_url, api_key=model.api_key)
+    """Play over OpenAI's chat completions."""
+    client = openai_client().with_options(base_url=model.base_url, api_key=model.api_key)
     messages = list(task["messages"])
     while True:
         answer = await client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS, seed=0)
@@ -51,6 +59,27 @@ async def solve(task, model):
         messages.append(said)
         for call in said.tool_calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)})
+
+
+async def solve_over_messages(task, model):
+    """Play over Anthropic's Messages, with streams."""
+    client = anthropic_client().with_options(base_url=model.root_url, api_key=model.api_key)
+    messages = list(task["messages"])
+    tools = [
+        {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+        for tool in (each["function"] for each in TOOLS)
+    ]
+    while True:
+        asked = {"model": "claude", "max_tokens": 64, "messages": messages, "tools": tools}
+        async with client.messages.stream(**asked) as stream:
+            said = await stream.get_final_message()
+        calls = [block for block in said.content if block.type == "tool_use"]
+        if not calls:
+            return "".join(block.text for block in said.content if block.type == "text")
+        messages.append({"role": "assistant", "content": said.content})
+        results = [(call.id, run(json.dumps(call.input))) for call in calls]
+        blocks = [{"type": "tool_result", "tool_use_id": name, "content": content} for name, content in results]
+        messages.append({"role": "user", "content": blocks})
 
 
 def run(arguments: str) -> str:
