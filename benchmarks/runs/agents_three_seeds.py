@@ -3,8 +3,8 @@
     python -m benchmarks.runs.agents_three_seeds [AGENT ...] [--seeds 3] [--jobs 1] [--threads 1] [--set KEY=VALUE]
 
 An agent of the official clients (tests/agentloop/gateway/agents/calculator_agent.py) plays the tasks with tools of its
-own and calls the policy through the gateway: `messages` with Anthropic's client and streams, `chat` with OpenAI's. All else is as in `agentloop train tiny`. Prints a
-table and writes results/agents_three_seeds_AGENT.json.
+own: `messages` with Anthropic's client and streams, `chat` with OpenAI's. All else is as in `agentloop train tiny`.
+Prints a table and writes results/agents_three_seeds_AGENT.json.
 """
 
 from __future__ import annotations

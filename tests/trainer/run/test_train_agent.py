@@ -48,6 +48,25 @@ async def test_an_agent_written_with_the_openai_client_is_trained(tmp_path):
         assert len({trajectory.token_ids.tobytes() for trajectory in trajectories}) > 4
 
 
+async def test_an_agent_on_messages_learns(tmp_path):
+    """The benchmark agents_three_seeds measures whole runs."""
+    config = load_run_config(
+        "tiny",
+        [
+            *TINY,
+            f"env.options={{agent: '{AGENTS / 'calculator_agent.py'}:solve_over_messages'}}",
+            "algorithm.groups_per_step=8",
+            "data.eval_options.num_rows=60",
+            "run.steps=6",
+            "eval.every=6",
+        ],
+    )
+    before, *steps = (await train(config, tmp_path / "run")).read_metrics()
+    assert all(step["failures/episodes"] == 0 for step in steps)
+    after = steps[-1]
+    assert after["eval/reward/mean"] > before["eval/reward/mean"] + 0.1
+
+
 @pytest.mark.parametrize("options", [[], ["--stream"]], ids=["whole", "streamed"])
 async def test_a_langgraph_agent_leaves_exact_trajectories(tmp_path, python_with, options):
     python = python_with("langgraph", "langgraph>=1,<2", "langchain-openai>=1,<2")

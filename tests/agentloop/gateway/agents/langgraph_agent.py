@@ -3,10 +3,10 @@
 import json
 import sys
 
+from calculator_agent import TOOLS, run
 from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
-from calculator_agent import TOOLS, run
 
 model = ChatOpenAI(model="policy", temperature=0.3, streaming="--stream" in sys.argv).bind_tools(TOOLS)
 
