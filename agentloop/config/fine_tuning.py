@@ -21,8 +21,8 @@ from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 class ConversationsConfig(DatasetsConfig):
     """Datasets of conversations, or of preference pairs (docs/guides/sft.md has their columns).
 
-    A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
-    list of these.
+    A dataset is a .jsonl, .json, .csv or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or
+    a list of these.
     """
 
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)

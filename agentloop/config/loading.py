@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Config)
 __all__ = ["HAS_PATHS", "ConfigOptions", "ConfigPath", "anchored", "load_config", "validated"]
 
 _PATH_STARTS = ("./", "../", "~/")
-_FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".yaml", ".txt")
+_FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".csv", ".yaml", ".txt")
 
 
 def load_config(

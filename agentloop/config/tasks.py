@@ -14,8 +14,8 @@ from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigP
 class DatasetsConfig(Config):
     """Datasets of a training run.
 
-    A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
-    list of these.
+    A dataset is a .jsonl, .json, .csv or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or
+    a list of these.
     """
 
     train: ConfigPath | tuple[ConfigPath, ...]
@@ -47,8 +47,8 @@ class DatasetsConfig(Config):
 class DataConfig(DatasetsConfig):
     """Datasets of a run.
 
-    A dataset is a .jsonl, .jsonl.gz or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or a
-    list of these.
+    A dataset is a .jsonl, .json, .csv or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or
+    a list of these.
     """
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)

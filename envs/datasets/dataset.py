@@ -1,4 +1,4 @@
-"""Load datasets: JSONL and Parquet files, folders of them or of the library `datasets`, and Python functions."""
+"""Load datasets: files (JSON, CSV, Parquet), folders of them or of the library `datasets`, and Python functions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def load_dataset(
 ) -> list[dict[str, Any]]:
     """Load the rows of a dataset, each in the form of `read_row`.
 
-    `source` is one or several of: a file (.jsonl, .jsonl.gz, .ndjson, .parquet), a folder of such files or one written
-    by `save_to_disk` of `datasets`, or a function, 'package.module:function' or 'file.py:function', which is called
-    with `options` and returns an iterable of rows. `limit` keeps the first rows. Image paths start at the folder.
-    Without `needs_prompt` a row may lack a prompt.
+    `source` is one or several of: a file (.jsonl, .jsonl.gz, .ndjson, .json, .csv, .parquet), a folder of such files
+    except .json or one written by `save_to_disk` of `datasets`, or a function, 'package.module:function' or
+    'file.py:function', which is called with `options` and returns an iterable of rows. `limit` keeps the first rows.
+    Image paths start at the folder. Without `needs_prompt` a row may lack a prompt.
 
     Raises `UserError` for a missing file, a malformed row (with its location), or no rows at all.
     """

@@ -1,7 +1,8 @@
-"""Read raw rows from files: JSON lines, Parquet, and folders."""
+"""Read raw rows from files: JSON, JSON lines, CSV, Parquet, and folders."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import zlib
@@ -12,7 +13,9 @@ from typing import Any
 from agentloop.errors import UserError
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson")
-SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
+_FOLDER_SUFFIXES = (*JSONL_SUFFIXES, ".csv", ".parquet")
+SUFFIXES = (*_FOLDER_SUFFIXES, ".json")
+"""A folder may have files with the suffix .json that describe its dataset, so these are read by name only."""
 
 RawRows = Iterator[tuple[str, object]]
 """(where, row) of each row, `where` ("data.jsonl, line 7") for error messages."""
@@ -20,11 +23,13 @@ RawRows = Iterator[tuple[str, object]]
 
 def file_rows(path: Path) -> RawRows:
     """Read a file with one of `SUFFIXES`. Raises `UserError` if it is not readable."""
-    return _jsonl_rows(path) if path.name.endswith(JSONL_SUFFIXES) else _parquet_rows(path)
+    if path.name.endswith(JSONL_SUFFIXES):
+        return _jsonl_rows(path)
+    return {".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix](path)
 
 
 def folder_rows(folder: Path) -> RawRows:
-    """Read a folder written by `save_to_disk` of `datasets`, or all files with `SUFFIXES` in a folder, by name.
+    """Read a folder written by `save_to_disk` of `datasets`, or all its files of JSON lines, CSV and Parquet, by name.
 
     Raises `UserError` for other folders, and for one with several splits.
     """
@@ -33,10 +38,10 @@ def folder_rows(folder: Path) -> RawRows:
         raise UserError(f"{folder} has several splits ({names}): use the folder of one, such as {folder}/train.")
     if (state := folder / "state.json").is_file():
         return _arrow_rows([folder / each["filename"] for each in _read_json(state).get("_data_files", ())])
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(_FOLDER_SUFFIXES))
     if not files:
         raise UserError(
-            f"The folder {folder} has no dataset: neither a file ({', '.join(SUFFIXES)}) nor the state.json of "
+            f"The folder {folder} has no dataset: neither a file ({', '.join(_FOLDER_SUFFIXES)}) nor the state.json of "
             "datasets' save_to_disk."
         )
     return (row for path in files for row in file_rows(path))
@@ -59,6 +64,40 @@ def _json_line(line: str, where: str) -> object:
     except json.JSONDecodeError as error:
         raise UserError(
             f"{where} is not JSON: {error.msg} at column {error.colno}. Each line must be one JSON object."
+        ) from error
+
+
+def _json_rows(path: Path) -> RawRows:
+    """Read a file that is one list of rows, or JSON lines under another name."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError as error:
+        raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
+    if rows is None:
+        yield from _jsonl_rows(path)
+        return
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", row
+
+
+def _csv_rows(path: Path) -> RawRows:
+    """Read a file whose first line names the columns. All values are texts."""
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for number, row in enumerate(reader, 1):
+                if None in row or None in row.values():
+                    raise UserError(
+                        f"{path}, row {number} does not have one value for each of the columns "
+                        f"{', '.join(reader.fieldnames or ())}. Quote values that contain commas or line ends."
+                    )
+                yield f"{path}, row {number}", row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(
+            f"The dataset file {path} cannot be read after row {number}: {error}. Check that it is complete, or save "
+            "the dataset as JSONL."
         ) from error
 
 

@@ -61,9 +61,41 @@ def test_empty_dataset_raises(tmp_path):
         load_dataset(write_jsonl(tmp_path / "d.jsonl", []))
 
 
+def test_json_is_a_list_of_rows_or_json_lines_under_another_name(tmp_path):
+    path = tmp_path / "d.json"
+    rows = [{"prompt": "a"}, {"prompt": "b", "answer": 2}]
+    path.write_text("\ufeff" + json.dumps(rows, indent=2))
+    listed = load_dataset(str(path))
+    assert [row["prompt"] for row in listed] == ["a", "b"]
+    write_jsonl(path, rows)
+    assert load_dataset(str(path)) == listed
+    path.write_text(json.dumps([*rows, {"question": "c"}]))
+    with pytest.raises(UserError, match=r"d\.json, row 3: the row has neither"):
+        load_dataset(str(path))
+    path.write_text(json.dumps(rows)[:-1])
+    with pytest.raises(UserError, match=r"d\.json cannot be read"):
+        load_dataset(str(path))
+
+
+def test_csv_has_the_names_of_the_columns_in_its_first_line(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('prompt,answer\n"1,5 + 1\nis?","2,5"\nb,\n')
+    assert [(row["prompt"], row["answer"]) for row in load_dataset(str(path))] == [("1,5 + 1\nis?", "2,5"), ("b", "")]
+    assert len(load_dataset(str(tmp_path))) == 2
+    path.write_text("prompt,answer\n1,5 + 1,3\n")
+    with pytest.raises(UserError, match=r"d\.csv, row 1 does not have one value for each .* prompt, answer"):
+        load_dataset(str(path))
+
+
+def test_a_folder_may_describe_its_dataset_in_json(tmp_path):
+    write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}])
+    (tmp_path / "about.json").write_text("{}")
+    assert len(load_dataset(str(tmp_path))) == 1
+
+
 def test_unknown_kind_raises():
-    with pytest.raises(UserError, match=r"'data\.csv' is unknown"):
-        load_dataset("data.csv")
+    with pytest.raises(UserError, match=r"'data\.tsv' is unknown"):
+        load_dataset("data.tsv")
 
 
 def test_function_in_a_file_receives_the_options(tmp_path):
@@ -111,7 +143,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
         load_dataset(str(path))
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.gz", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.gz", ".jsonl", ".json", ".csv"])
 def test_broken_files_are_named(tmp_path, suffix):
     path = tmp_path / f"d{suffix}"
     path.write_bytes(b"\xff\xfePAR1 or nothing at all\n")
