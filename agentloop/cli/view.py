@@ -28,11 +28,11 @@ def view(
 ) -> None:
     """Show curves, times and episodes of runs in a browser.
 
-    New steps appear while a run continues.
+    New steps appear while a run continues, and runs that begin below a given folder appear, too.
     """
-    from agentloop.trainer.viewer.runs import newest, open_runs
+    from agentloop.trainer.viewer.runs import Runs, newest
 
-    shown = open_runs(runs or [newest(Path("runs"))])
+    shown = Runs(runs or [newest(Path("runs"))])
     try:
         import uvicorn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from threading import Lock
@@ -15,6 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from agentloop.errors import UserError
 from agentloop.trainer.viewer.records import Records
+from agentloop.trainer.viewer.runs import Runs
 from agentloop.trainer.viewer.stream import Decode, shown
 
 T = TypeVar("T")
@@ -24,9 +25,7 @@ _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-in
 """Content security policy: text of a model cannot run or call home, even if the page inserted it as HTML."""
 
 
-def application(
-    runs: Mapping[str, Records], *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
-) -> FastAPI:
+def application(runs: Runs, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
     """Return an application that serves runs, by name and read-only.
 
     Requests for hosts other than `hosts` are refused, so that no other web page can read the run through the user's
@@ -34,7 +33,7 @@ def application(
     """
     app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    decoders = {name: _once(partial(_decoder, records)) for name, records in runs.items()}
+    decoders: dict[str, Callable[[], Decode | None]] = {}
 
     def records_of(run: str) -> Records:
         if run not in runs:
@@ -58,6 +57,7 @@ def application(
 
     @app.get("/api/runs")
     def states() -> list[dict[str, Any]]:
+        runs.refresh()
         return [{"name": name} | records.state() for name, records in runs.items()]
 
     @app.get("/api/config")
@@ -74,7 +74,9 @@ def application(
 
     @app.get("/api/episode")
     def episode(run: str, file: str, episode: int) -> dict[str, Any]:
-        return shown(records_of(run).episode(file, episode), decoders[run]())
+        records = records_of(run)
+        decode = decoders.setdefault(run, _once(partial(_decoder, records)))
+        return shown(records.episode(file, episode), decode())
 
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentloop.errors import UserError
@@ -13,18 +14,43 @@ _DEPTHS = ("*", "*/*")
 """Where runs lie below a folder of runs."""
 
 
-def open_runs(folders: Sequence[Path]) -> dict[str, Records]:
-    """Return the runs of the folders, by name. A folder is a run, or a folder that has runs below it.
+class Runs(Mapping[str, Records]):
+    """The runs of folders, by name. A folder is a run, or a folder that has runs below it.
 
     The name is the folder's own if that is unique, else its path below what all have in common. Raises `UserError` for
     a folder without a run.
     """
-    found = list(dict.fromkeys(run.resolve() for folder in folders for run in _runs_of(folder)))
-    names = [run.name for run in found]
-    if len(set(names)) < len(names):
-        common = os.path.commonpath(found)
-        names = [str(run.relative_to(common)) for run in found]
-    return {name: Records(run) for name, run in zip(names, found, strict=True)}
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._lock = threading.Lock()
+        found = self._find()
+        names = [run.name for run in found]
+        if len(set(names)) < len(names):
+            common = os.path.commonpath(found)
+            names = [str(run.relative_to(common)) for run in found]
+        self._runs = {name: Records(run) for name, run in zip(names, found, strict=True)}
+
+    def refresh(self) -> None:
+        """Add the runs that began since. The names of the others stay; a new run whose name is taken gets its path."""
+        with self._lock:
+            known = {records.folder.root for records in self._runs.values()}
+            for run in self._find():
+                if run not in known:
+                    name = run.name if run.name not in self._runs else str(run)
+                    self._runs = self._runs | {name: Records(run)}  # a copy, as other threads may read the old one
+
+    def _find(self) -> list[Path]:
+        return list(dict.fromkeys(run.resolve() for folder in self._folders for run in _runs_of(folder)))
+
+    def __getitem__(self, name: str) -> Records:
+        return self._runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
 
 
 def newest(folder: Path) -> Path:

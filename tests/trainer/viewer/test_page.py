@@ -11,7 +11,7 @@ from playwright.sync_api import expect, sync_playwright
 from agentloop.tools.serving.http.listening import address_of, listen
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.viewer.app import application
-from agentloop.trainer.viewer.runs import open_runs
+from agentloop.trainer.viewer.runs import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def open_page(chromium):
 
     def open_runs_at(*folders, place=""):
         listener = listen("127.0.0.1", 0)
-        server = uvicorn.Server(uvicorn.Config(application(open_runs(folders)), log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(application(Runs(folders)), log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         context = chromium.new_context(base_url=address_of(listener))

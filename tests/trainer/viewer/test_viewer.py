@@ -23,7 +23,7 @@ from agentloop.tools.serving.http.listening import listen
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.viewer.app import PAGE, application
 from agentloop.trainer.viewer.records import task_text
-from agentloop.trainer.viewer.runs import newest, open_runs
+from agentloop.trainer.viewer.runs import Runs, newest
 from agentloop.trainer.viewer.stream import pieces_of
 from agentloop.types.trajectory_io import write_jsonl
 
@@ -34,7 +34,7 @@ def client(folder):
 
 
 def client_of(*folders):
-    return TestClient(application(open_runs(folders)), base_url="http://localhost")
+    return TestClient(application(Runs(folders)), base_url="http://localhost")
 
 
 def get(client, what, **parameters):
@@ -186,9 +186,24 @@ def test_other_hosts_are_refused(client):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
-        open_runs([tmp_path])
+        Runs([tmp_path])
     with pytest.raises(UserError, match="no runs below"):
         newest(tmp_path)
+
+
+def test_a_run_that_begins_below_a_shown_folder_appears(run_folder, tmp_path):
+    run_folder("b/seed_0")
+    client = client_of(tmp_path)
+
+    def names():
+        return [run["name"] for run in client.get("/api/runs").json()]
+
+    assert names() == ["seed_0"]
+    run_folder("a")
+    assert names() == ["seed_0", "a"]
+    assert get(client, "episode", run="a", file="step_000001", episode=0).status_code == 200
+    run_folder("c/seed_0")
+    assert names() == ["seed_0", "a", f"{tmp_path}/c/seed_0"]
 
 
 def test_the_newest_run_is_taken(tmp_path):
@@ -203,8 +218,8 @@ def test_runs_have_the_shortest_names_that_differ(tmp_path):
     for name in ("a/seed_0", "a/seed_1", "b/seed_0"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.yaml").touch()
-    assert list(open_runs([tmp_path / "a", tmp_path / "a/seed_1"])) == ["seed_0", "seed_1"]
-    assert list(open_runs([tmp_path])) == ["a/seed_0", "a/seed_1", "b/seed_0"]
+    assert list(Runs([tmp_path / "a", tmp_path / "a/seed_1"])) == ["seed_0", "seed_1"]
+    assert list(Runs([tmp_path])) == ["a/seed_0", "a/seed_1", "b/seed_0"]
 
 
 def test_a_rollout_is_shown_too(tmp_path, trajectory_of):
