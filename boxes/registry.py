@@ -14,7 +14,10 @@ from agentloop.registry.registry import Registry
 PROVIDERS: Registry[type[BoxProvider]] = Registry(
     "provider of boxes",
     "the provider",
-    {"rootfs": "agentloop.boxes.rootfs.provider:RootfsProvider"},
+    {
+        "docker": "agentloop.boxes.docker.provider:DockerProvider",
+        "rootfs": "agentloop.boxes.rootfs.provider:RootfsProvider",
+    },
     group="agentloop.boxes",
 )
 

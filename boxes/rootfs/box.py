@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
+from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE
 from agentloop.boxes.interface.box import Box, BoxError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
@@ -22,7 +21,6 @@ from agentloop.sandboxes.worlds.streams import Drain, memory_file
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ERROR_BYTES = 1 << 12
-_MOST_FILES = 1_000_000
 
 
 class RootfsBox:
@@ -122,14 +120,14 @@ class RootfsBox:
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
         with tempfile.TemporaryFile() as stream:
-            folder = await asyncio.to_thread(_pack, source, PurePosixPath(target), stream)
+            folder = await asyncio.to_thread(pack, source, PurePosixPath(target), stream)
             await self._transfer("receive", folder, stream.fileno())
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
         """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
         with tempfile.TemporaryFile() as stream:
             is_file = await self._transfer("send", source, stream.fileno()) == SINGLE_FILE
-            await asyncio.to_thread(_unpack, stream, source, target, max_bytes, is_file=is_file)
+            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=is_file)
 
     async def _transfer(self, op: str, path: str, stream: int) -> int:
         errors = Drain(_ERROR_BYTES)
@@ -159,38 +157,3 @@ class RootfsBox:
         """End the box and remove everything of it."""
         self._connection.close()
         await asyncio.shield(self._connection.process.ended)
-
-
-def _pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
-    """Write a tar stream of what is to be copied; return the directory of the box that it belongs into."""
-    if not source.exists():
-        raise BoxError(f"{source} does not exist, so it cannot be copied into the box.")
-    is_directory = source.is_dir()
-    with tarfile.open(fileobj=stream, mode="w|") as archive:
-        for path in sorted(source.iterdir()) if is_directory else [source.resolve()]:
-            archive.add(path, arcname=path.name if is_directory else target.name)
-    stream.flush()
-    stream.seek(0)
-    return str(target if is_directory else target.parent)
-
-
-def _unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_file: bool) -> None:
-    """Unpack what the box has sent. Nothing in it is trusted. Raises `BoxError`."""
-    stream.seek(0)
-    total = 0
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not is_file:
-        target.mkdir(exist_ok=True)
-    try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for count, member in enumerate(archive):
-                total += member.size
-                if total > max_bytes or count > _MOST_FILES:
-                    raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
-                if is_file and (content := archive.extractfile(member)) is not None:
-                    with target.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                elif member.isreg() or member.isdir():
-                    archive.extract(member, target, filter="data")
-    except tarfile.TarError as error:
-        raise BoxError(f"{source} of the box cannot be copied: {error}.") from error

@@ -54,17 +54,23 @@ class Engine:
     """A connection to the engine of this machine."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self.client = client
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Connect to the engine that the docker command line uses. Raises `UserError` if there is none."""
+    def connect(cls, address: str | None = None) -> Engine:
+        """Connect to an engine, by default the one that the docker command line uses.
+
+        `address` is the URL of a socket, such as unix:///run/podman/podman.sock. Raises `UserError` if none answers.
+        """
         try:
             import docker
         except ImportError as error:
             raise UserError("It needs the Python package docker: `pip install 'agentloop[docker]'`.") from error
         try:
-            client = docker.from_env(timeout=_CALL_SECONDS)
+            if address is None:
+                client = docker.from_env(timeout=_CALL_SECONDS)
+            else:
+                client = docker.DockerClient(address, timeout=_CALL_SECONDS)
             client.ping()
         except _errors() as error:
             raise UserError(f"Cannot connect to a docker engine ({_reason(error)}). {_START_ENGINE}") from error
@@ -75,7 +81,7 @@ class Engine:
 
         Raises `UserError` for an unknown runtime, `SandboxError` if the engine does not answer.
         """
-        known = _call(self._client.info)["Runtimes"]
+        known = call(self.client.info)["Runtimes"]
         if requested is not None and requested not in known:
             raise UserError(f"The docker engine has no runtime {requested!r}; it has {', '.join(sorted(known))}.")
         return requested or (_GVISOR if _GVISOR in known else None)
@@ -88,7 +94,7 @@ class Engine:
         import docker
 
         try:
-            _call(self._client.images.get, image)
+            call(self.client.images.get, image)
         except SandboxError as error:
             if not isinstance(error.__cause__, docker.errors.ImageNotFound):
                 raise
@@ -100,8 +106,8 @@ class Engine:
     def create(self, plan: ContainerPlan, control: str) -> Any:
         """Create a container, not started; `control` is the directory of the socket. Raises `SandboxError`."""
         scratch = f"rw,exec,nosuid,nodev,mode=1777,uid={_USER},gid={_USER},size={plan.disk_mb}m,nr_inodes=65536"
-        return _call(
-            self._client.containers.create,
+        return call(
+            self.client.containers.create,
             plan.image,
             entrypoint=list(plan.command),
             command=[],
@@ -129,24 +135,24 @@ class Engine:
 
     def start(self, container: Any) -> int:
         """Start a container and return the host's pid of its first process. Raises `SandboxError`."""
-        _call(container.start)
-        return int(_call(self._client.api.inspect_container, container.id)["State"]["Pid"])
+        call(container.start)
+        return int(call(self.client.api.inspect_container, container.id)["State"]["Pid"])
 
     def last_words(self, container: Any) -> str:
         """Return the last output of a container that did not come up."""
-        return str(_call(container.logs, tail=5).decode(errors="replace")).strip()
+        return str(call(container.logs, tail=5).decode(errors="replace")).strip()
 
     def remove(self, container_id: str) -> None:
         """End a container with everything in it, if it still exists. Raises `SandboxError`."""
         try:
-            _call(self._client.api.remove_container, container_id, force=True, v=True)
+            call(self.client.api.remove_container, container_id, force=True, v=True)
         except SandboxError as error:
             if getattr(error.__cause__, "status_code", None) not in _GONE:
                 raise
 
     def labelled(self) -> list[Leftover]:
         """Return all containers that agentloop has made, of any owner."""
-        found = _call(self._client.api.containers, all=True, filters={"label": OWNER_LABEL})
+        found = call(self.client.api.containers, all=True, filters={"label": OWNER_LABEL})
         return [Leftover(each["Id"], each["Labels"][OWNER_LABEL], each["State"]) for each in found]
 
     def remove_leftovers(self) -> None:
@@ -156,10 +162,10 @@ class Engine:
                 self.remove(container.id)
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
 
-def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call the SDK. Raises `SandboxError` for everything that a closed, hanging or refusing engine makes it raise."""
     try:
         return function(*arguments, **named)

@@ -30,9 +30,14 @@ def tree(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module", params=["rootfs", pytest.param("docker", marks=pytest.mark.docker)])
+def provider_name(request) -> str:
+    return request.param
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def provider() -> AsyncIterator[BoxProvider]:
-    provider = boxes.create("rootfs")
+async def provider(provider_name) -> AsyncIterator[BoxProvider]:
+    provider = boxes.create(provider_name)
     await provider.open()
     yield provider
     await provider.close()

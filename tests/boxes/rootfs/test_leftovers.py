@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.boxes.processes import running
+
 pytestmark = pytest.mark.slow
 
 OWNER = """
@@ -32,19 +34,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def _running(text: str) -> list[int]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if text.encode() in line and state != "Z":
-            found.append(int(pid))
-    return found
 
 
 def _cgroups_of(pid: int) -> list[str]:
@@ -87,7 +76,7 @@ def test_nothing_is_left_of_boxes_whose_owner_was_killed(tree, victims):
             owner.kill()
             if victims != "owner":
                 os.kill(keeper, signal.SIGKILL)
-        assert _wait_until(lambda: _running("sleep 4815") == [])
+        assert _wait_until(lambda: running("sleep 4815") == [])
         assert _wait_until(lambda keeper=keeper: not Path(f"/proc/{keeper}").exists())
         if victims == "owner":
             assert _cgroups_of(owner.pid) == []
@@ -99,6 +88,6 @@ def test_cgroups_of_a_killed_keeper_go_when_the_next_owner_starts(tree):
         time.sleep(0.3)
         owner.kill()
         os.kill(keeper, signal.SIGKILL)
-    assert _wait_until(lambda: _running("sleep 4815") == [])
+    assert _wait_until(lambda: running("sleep 4815") == [])
     with _owner(tree):
         assert _cgroups_of(owner.pid) == []

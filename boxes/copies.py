@@ -1,0 +1,81 @@
+"""Pack what is copied into a box, and unpack what a box has sent. Both block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from agentloop.boxes.interface.box import BoxError
+
+_MOST_FILES = 1_000_000
+
+
+def pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
+    """Write a file, or the content of a directory, as a tar stream that is to become `target` of a box.
+
+    Returns the directory of the box that the stream belongs into. All is owned by root. Raises `BoxError`.
+    """
+    if not source.exists():
+        raise BoxError(f"{source} does not exist, so it cannot be copied into the box.")
+    is_directory = source.is_dir()
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for path in sorted(source.iterdir()) if is_directory else [source.resolve()]:
+            archive.add(path, arcname=path.name if is_directory else target.name, filter=_owned_by_root)
+    stream.flush()
+    stream.seek(0)
+    return str(target if is_directory else target.parent)
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_file: bool, below: str = "") -> None:
+    """Unpack what a box has sent as its `source`. Nothing in it is trusted. Raises `BoxError`.
+
+    Links, devices and sockets are left out; a further name of a file becomes a copy. `below` is the first part of all
+    names in the stream, which is removed.
+    """
+    stream.seek(0)
+    total = 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_file:
+        target.mkdir(exist_ok=True)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for count, member in enumerate(archive):
+                total += member.size
+                if total > max_bytes or count > _MOST_FILES:
+                    raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+                name = _inside(member.name, below)
+                if is_file and (content := archive.extractfile(member)) is not None:
+                    with target.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                elif is_file or not name:
+                    continue
+                elif member.islnk():
+                    _copy(target, _inside(member.linkname, below), name)
+                elif member.isreg() or member.isdir():
+                    archive.extract(member.replace(name=name, deep=False), target, filter="data")
+    except tarfile.TarError as error:
+        raise BoxError(f"{source} of the box cannot be copied: {error}.") from error
+
+
+def _inside(name: str, below: str) -> str:
+    """Return a name without its first part, if that is `below`."""
+    first, _, rest = name.partition("/")
+    return rest if below and first == below else name
+
+
+def _copy(folder: Path, original: str, name: str) -> None:
+    """Copy a file that was unpacked below `folder` before. Names that leave the folder, or no file, are left out."""
+    top = os.path.realpath(folder)
+    paths = [os.path.realpath(os.path.join(top, each)) for each in (original, name)]
+    if all(path.startswith(f"{top}/") for path in paths) and os.path.isfile(paths[0]) and not os.path.exists(paths[1]):
+        os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
+        shutil.copyfile(*paths)

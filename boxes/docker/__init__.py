@@ -1,0 +1,1 @@
+"""The provider `docker`: boxes that are containers of a docker engine."""

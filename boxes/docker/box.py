@@ -1,0 +1,335 @@
+"""`DockerBox`: a box that is a container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from agentloop.boxes.copies import pack, unpack
+from agentloop.boxes.docker.engine import BoxEngine
+from agentloop.boxes.docker.process import DockerProcess
+from agentloop.boxes.docker.streams import Streams
+from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxResult, OnOutput
+from agentloop.boxes.interface.spec import BoxSpec
+
+MARK = "AGENTLOOP_COMMAND"
+"""Variable by which the processes of a command are found."""
+_KILL = (
+    "for round in 1 2 3 4 5 6 7 8 9 10; do left=; for folder in /proc/[0-9]*; do "
+    'if grep -q "$1" "$folder/environ" 2> /dev/null; then left=1; kill -9 "${folder#/proc/}" 2> /dev/null; fi; done; '
+    '[ -n "$left" ] || exit 0; done; exit 1'
+)
+_INTERRUPT = (
+    "own=; others=; for folder in /proc/[0-9]*; do "
+    'if grep -q "$1" "$folder/environ" 2> /dev/null; then '
+    # A command of the engine has its parent outside of the box.
+    'if grep -q "^PPid:[[:space:]]*0$" "$folder/status"; then own="${folder#/proc/}"; '
+    'else others="$others ${folder#/proc/}"; fi; fi; done; kill -INT ${others:-$own}'
+)
+_NOT_STARTED = re.compile(
+    rb"^OCI runtime exec failed: .*: (?:exec: \"(?P<program>[^\"]*)\"|chdir to cwd \(\"(?P<cwd>[^\"]*)\"\))"
+)
+_NO_USER = re.compile(rb"^unable to find user (?P<user>[^:]+):")
+_NOT_FOUND, _NOT_RUN, _KILLED = 127, 126, 137
+
+
+class DockerBox:
+    """A running container, made by its provider. It belongs to the event loop that started it."""
+
+    def __init__(
+        self,
+        engine: BoxEngine,
+        name: str,
+        container: str,
+        lease: socket.socket,
+        spec: BoxSpec,
+        copy: Callable[[str], Awaitable[Box]],
+        ended: Callable[[DockerBox], None],
+    ) -> None:
+        """`copy` starts a box from an image of this one; `ended` is called when the container is gone."""
+        self.id = name
+        self.generation = container
+        self.spec = spec
+        self.images: list[str] = []
+        """Images that were made for this box alone."""
+        self._engine = engine
+        self._lease = lease
+        self._copy = copy
+        self._on_end = ended
+        self._is_alive = True
+        self._shell: str | None = None
+        self._loop = asyncio.get_running_loop()
+        lease.setblocking(False)
+        self._loop.add_reader(lease, self._lease_readable)
+
+    def _lease_readable(self) -> None:
+        """Notice the end of the container: the engine closes the connection."""
+        try:
+            if self._lease.recv(1 << 12):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_alive:
+            self._is_alive = False
+            self._loop.remove_reader(self._lease)
+            with contextlib.suppress(OSError):
+                self._lease.shutdown(socket.SHUT_RDWR)  # closing is not enough: the SDK has the same connection open
+            self._lease.close()
+            self._on_end(self)
+
+    def _reap(self) -> None:
+        """Let the first process reap what ended without a parent."""
+        with contextlib.suppress(OSError):
+            self._lease.send(b"\n")
+
+    def _check_alive(self) -> None:
+        if not self._is_alive:
+            raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        output_bytes: int = 1 << 20,
+        on_output: OnOutput | None = None,
+    ) -> BoxResult:
+        """Run a command to its end (`Box.exec`).
+
+        Processes that remove the variable AGENTLOOP_COMMAND from their environment outlive a timeout.
+        """
+        start = time.monotonic()
+        mark, number, streams = await self._start(command, cwd, env, user, stdin=bool(stdin), tty=False)
+        kept = {"stdout": _Kept(output_bytes), "stderr": _Kept(output_bytes)}
+
+        async def follow() -> None:
+            writing = asyncio.ensure_future(_write(streams, stdin))
+            try:
+                async for name, piece in streams.until(lambda: self._engine.status(self.id, number)):
+                    kept[name].add(piece)
+                    if on_output is not None:
+                        on_output(name, piece)
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+        timed_out = False
+        try:
+            try:
+                async with asyncio.timeout(timeout):
+                    await follow()
+            except TimeoutError:
+                timed_out = True
+                await self.signal(mark, _KILL)
+            except asyncio.CancelledError:
+                await asyncio.shield(self.signal(mark, _KILL))
+                raise
+        finally:
+            streams.close()
+        code = None if timed_out else await self._status(number)
+        if code == _KILLED:  # together with the box?
+            await asyncio.to_thread(self._engine.processes, self.id)
+        self._check_alive()
+        self._reap()
+        out, err = kept["stdout"], kept["stderr"]
+        if code == _NOT_RUN:
+            code = _explain(command, out, err)
+        return BoxResult(
+            stdout=out.text(),
+            stderr=err.text(),
+            return_code=code,
+            seconds=time.monotonic() - start,
+            timed_out=timed_out,
+            output_truncated=out.truncated or err.truncated,
+        )
+
+    async def _start(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        *,
+        stdin: bool,
+        tty: bool,
+    ) -> tuple[str, str, Streams]:
+        """Start a command; return its mark, its number in the engine and its streams."""
+        self._check_alive()
+        if isinstance(command, str):
+            command = [await self._find_shell(), "-c", command]
+        mark = uuid.uuid4().hex
+        number, connection = await asyncio.to_thread(
+            self._engine.execute,
+            self.id,
+            command,
+            cwd=cwd,
+            env={**({"TERM": "xterm"} if tty else {}), **(env or {}), MARK: mark},
+            user=user or self.spec.user,
+            stdin=stdin,
+            tty=tty,
+        )
+        return mark, number, Streams(connection, tty=tty)
+
+    async def _find_shell(self) -> str:
+        if self._shell is None:
+            found = await self.exec(["/bin/sh", "-c", "command -v bash"], user="0:0", cwd="/")
+            self._shell = "bash" if found.return_code == 0 else "sh"
+        return self._shell
+
+    async def _status(self, number: str) -> int | None:
+        """Return the exit status of a command whose output has ended."""
+        while (code := await asyncio.to_thread(self._engine.status, self.id, number)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the engine closes the streams a moment before
+        return code
+
+    async def signal(self, mark: str, script: str) -> None:
+        """Run a script that signals the processes of a command. Raises `BoxError` if that does not work."""
+        with contextlib.suppress(BoxLostError):
+            number, connection = await asyncio.to_thread(
+                self._engine.execute, self.id, ["/bin/sh", "-c", script, "sh", mark], user="0:0", cwd="/"
+            )
+            streams = Streams(connection, tty=False)
+            try:
+                while await streams.read() is not None:
+                    pass
+            finally:
+                streams.close()
+            if await self._status(number) != 0 and script == _KILL:
+                await self.kill_processes()
+            self._reap()
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        tty: bool = False,
+    ) -> DockerProcess:
+        """Start a program and return at once (`Box.spawn`)."""
+        mark, number, streams = await self._start(command, cwd, env, user, stdin=True, tty=tty)
+        if tty:
+            await asyncio.to_thread(self._engine.resize, self.id, number, 40, 120)
+        return DockerProcess(
+            streams,
+            status=lambda: self._engine.status(self.id, number),
+            interrupt=lambda: self.signal(mark, _INTERRUPT),
+            kill=lambda: self.signal(mark, _KILL),
+            tty=tty,
+        )
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
+        self._check_alive()
+        with tempfile.TemporaryFile() as stream:
+            folder = await asyncio.to_thread(pack, source, PurePosixPath(target), stream)
+            made = await self.exec(["/bin/sh", "-c", 'mkdir -p -- "$1"', "sh", folder], user="0:0", cwd="/")
+            if made.return_code != 0:
+                raise BoxError(f"{target} cannot be written to the box: {made.stderr.strip()}")
+            await asyncio.to_thread(self._engine.put, self.id, stream, folder)
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
+        self._check_alive()
+        with tempfile.TemporaryFile() as stream:
+            try:
+                is_directory, name = await asyncio.to_thread(self._engine.get, self.id, source, stream, max_bytes)
+            except BoxLostError:
+                raise
+            except BoxError as error:
+                raise BoxError(f"{source} cannot be read from the box: {error}") from error
+            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=not is_directory, below=name)
+
+    async def kill_processes(self) -> None:
+        """Kill every process of the box but its first, and check from outside that none is left."""
+        self._check_alive()
+        for _ in range(10):
+            with contextlib.suppress(BoxLostError):  # the killed shell may be reported as a lost command
+                number, connection = await asyncio.to_thread(
+                    self._engine.execute, self.id, ["/bin/sh", "-c", "kill -9 -1"], user="0:0", cwd="/"
+                )
+                Streams(connection, tty=False).close()
+                await self._status(number)
+            self._reap()
+            left = await asyncio.to_thread(self._engine.processes, self.id)
+            if not left:
+                return
+            await asyncio.sleep(0.05)
+        raise BoxError(f"Processes of the box {self.id} cannot be killed: {', '.join(left[:5])}.")
+
+    async def fork(self) -> Box:
+        """Return another box whose files are as here now; no process is copied."""
+        self._check_alive()
+        return await self._copy(await asyncio.to_thread(self._engine.commit, self.id))
+
+    async def stop(self) -> None:
+        """End the box and remove everything of it."""
+        self._end()
+        await asyncio.to_thread(self._engine.remove, self.id)
+        for image in self.images:
+            await asyncio.to_thread(self._engine.remove_image, image)
+
+
+class _Kept:
+    """The first bytes of an output."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self.truncated = False
+
+    def add(self, piece: bytes) -> None:
+        room = self._limit - len(self._data)
+        self.truncated |= len(piece) > room
+        self._data += piece[:room]
+
+    def text(self) -> str:
+        return self._data.decode(errors="replace")
+
+    def replace(self, text: str) -> None:
+        self._data[:] = text.encode()
+
+    def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        return pattern.match(bytes(self._data))
+
+
+def _explain(command: str | Sequence[str], out: _Kept, err: _Kept) -> int:
+    """Replace the engine's report of a command that it could not start by that of shells; return the exit status.
+
+    Raises `BoxError` for an unknown user.
+    """
+    if found := out.match(_NO_USER):
+        raise BoxError(f"The box has no user {found['user'].decode()!r}.")
+    found = out.match(_NOT_STARTED)
+    if found is None:
+        return _NOT_RUN
+    out.replace("")
+    if found["cwd"] is not None:
+        err.replace(f"No such file or directory: {found['cwd'].decode()}\n")
+        return _NOT_RUN
+    err.replace(f"{found['program'].decode()}: not found\n")
+    return _NOT_FOUND
+
+
+async def _write(streams: Streams, data: bytes) -> None:
+    if data:
+        with contextlib.suppress(OSError):  # a command may end without reading all
+            await streams.write(data)
+        streams.close_input()

@@ -1,0 +1,262 @@
+"""Calls to an engine for boxes. Every call blocks: make none on an event loop."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from agentloop.boxes.interface.box import BoxError, BoxLostError
+from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.errors import SandboxError, UserError
+from agentloop.process.owned_folders import is_dead, own_label
+from agentloop.sandboxes.levels.docker_engine import OWNER_LABEL, Engine, call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LABEL = "agentloop.box"
+_FIRST_PROCESS = ("/bin/sh", "-c", "while read -r line; do (:); done")
+"""First process of a box. Each line that the owner writes makes it reap the processes that ended without a parent; when
+the connection of the owner closes it ends, and the box with it."""
+_CAPABILITIES = ("SYS_PTRACE",)
+"""Lets the root of a box read the environment of other users' processes, by which a command's processes are found."""
+_NETWORKS = {"none": "none", "public": "bridge"}
+_CHUNK = 1 << 20
+_DIRECTORY = 1 << 31
+"""Bit of a mode as the engine, a program in Go, writes it."""
+
+
+class BoxEngine:
+    """A connection to the engine of this machine."""
+
+    def __init__(self, address: str | None = None) -> None:
+        """Connect. Raises `UserError` if no engine answers."""
+        self._engine = Engine.connect(address)
+        self._api: Any = self._engine.client.api
+
+    def image(self, image: Image) -> tuple[str, str | None]:
+        """Return the id and the user of an image, which is pulled, built or imported if it is not there yet.
+
+        Raises `UserError`.
+        """
+        try:
+            if image.reference is not None:
+                found = self._find(image.reference) or call(self._engine.client.images.pull, image.reference)
+            elif image.dockerfile is not None:
+                found = self._build(image.dockerfile)
+            else:
+                found = self._import(image.tarball or image.tree)
+        except SandboxError as error:
+            raise UserError(f"The image of a box cannot be had: {error}.") from error
+        return str(found.id), found.attrs["Config"].get("User") or None
+
+    def _find(self, name: str) -> Any:
+        import docker
+
+        try:
+            return call(self._engine.client.images.get, name)
+        except SandboxError as error:
+            if isinstance(error.__cause__, docker.errors.ImageNotFound):
+                return None
+            raise
+
+    def _build(self, folder: Path) -> Any:
+        if not (folder / "Dockerfile").is_file():
+            raise UserError(
+                f"There is no file {folder / 'Dockerfile'} to make boxes from: correct the path of the image."
+            )
+        built, _ = call(self._engine.client.images.build, path=str(folder), rm=True, forcerm=True)
+        return built
+
+    def _import(self, path: Path | None) -> Any:
+        assert path is not None
+        what = "directory" if path.suffix == "" else "file"
+        if not path.exists():
+            raise UserError(f"There is no {what} {path} to make boxes from: correct the path of the image.")
+        with path.open("rb") if path.is_file() else _packed(path) as source:
+            name, tag = "agentloop-box", hashlib.file_digest(source, "sha256").hexdigest()[:20]
+            if (found := self._find(f"{name}:{tag}")) is None:
+                source.seek(0)
+                call(self._api.import_image_from_data, source, repository=name, tag=tag)
+                found = self._find(f"{name}:{tag}")
+        return found
+
+    def limits_storage(self) -> bool:
+        """Return whether this engine can limit what a box writes."""
+        info = call(self._engine.client.info)
+        status = {str(name): str(value) for name, value in info.get("DriverStatus") or ()}
+        return info["Driver"] in ("btrfs", "zfs") or (
+            info["Driver"] == "overlay2" and status.get("Backing Filesystem") == "xfs"
+        )
+
+    def start(self, name: str, image: str, spec: BoxSpec, storage_mb: int | None) -> tuple[str, socket.socket]:
+        """Start a box; return its id and the connection that it lives as long as. Raises `BoxError`."""
+        memory = f"{spec.memory_mb}m" if spec.memory_mb else None
+        try:
+            made = call(
+                self._api.create_container,
+                image,
+                entrypoint=[],
+                command=list(_FIRST_PROCESS),
+                name=name,
+                hostname=name,
+                labels={OWNER_LABEL: own_label(), _LABEL: "box"},
+                stdin_open=True,
+                environment=dict(spec.env),
+                working_dir=spec.workdir,
+                user="0:0",
+                host_config=self._api.create_host_config(
+                    auto_remove=True,
+                    cap_add=list(_CAPABILITIES),
+                    network_mode=_NETWORKS[spec.network.mode],
+                    mem_limit=memory,
+                    memswap_limit=memory,
+                    pids_limit=spec.processes + 1,
+                    nano_cpus=int(spec.cpus * 1e9) if spec.cpus else None,
+                    storage_opt={"size": f"{storage_mb}m"} if storage_mb else None,
+                    log_config={"Type": "none"},
+                ),
+            )["Id"]
+            connection = _raw(call(self._api.attach_socket, made, params={"stdin": 1, "stream": 1}))
+            call(self._api.start, made)
+        except SandboxError as error:
+            self.remove(name)
+            raise BoxError(f"A box could not be started: {error}.") from error
+        return str(made), connection
+
+    def execute(
+        self,
+        box: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        tty: bool = False,
+    ) -> tuple[str, socket.socket]:
+        """Start a command; return its id and the connection to its streams. Raises `BoxError`."""
+        with _lost(box):
+            made = call(
+                self._api.exec_create,
+                box,
+                list(argv),
+                stdin=stdin,
+                tty=tty,
+                workdir=cwd,
+                environment=dict(env or {}),
+                user=user or "",
+            )["Id"]
+            return str(made), _raw(call(self._api.exec_start, made, socket=True, tty=tty))
+
+    def status(self, box: str, command: str) -> int | None:
+        """Return the exit status of a command; None while it runs. Raises `BoxError`."""
+        with _lost(box):
+            found = call(self._api.exec_inspect, command)
+        return None if found["Running"] or found["ExitCode"] is None else int(found["ExitCode"])
+
+    def resize(self, box: str, command: str, lines: int, columns: int) -> None:
+        """Set the size of a command's terminal. Raises `BoxError`."""
+        with _lost(box):
+            call(self._api.exec_resize, command, height=lines, width=columns)
+
+    def put(self, box: str, stream: IO[bytes], folder: str) -> None:
+        """Unpack a tar stream in a directory of a box. Raises `BoxError`."""
+        with _lost(box):
+            call(self._api.put_archive, box, folder, stream)
+
+    def get(self, box: str, path: str, target: IO[bytes], max_bytes: int) -> tuple[bool, str]:
+        """Write a file or directory of a box to `target` as a tar stream. Raises `BoxError`.
+
+        Returns whether it is a directory, and its name in the stream.
+        """
+        with _lost(box):
+            chunks, found = call(self._api.get_archive, box, path, chunk_size=_CHUNK)
+            for chunk in chunks:
+                target.write(chunk)
+                if target.tell() > 2 * max_bytes + _CHUNK:  # with headers; `unpack` counts exactly
+                    raise BoxError(f"{path} of the box is larger than {max_bytes} bytes, so it was not copied.")
+            return bool(int(found["mode"]) & _DIRECTORY), str(found["name"])
+
+    def processes(self, box: str) -> list[str]:
+        """Return the commands of all processes but the first, as the engine sees them. Raises `BoxError`."""
+        with _lost(box):
+            found = call(self._api.top, box, "-eo pid,stat,args")
+        if found["Processes"] is None:  # the box has just ended
+            raise BoxLostError(_gone(box))
+        rows = [row[-1] for row in found["Processes"] if not row[1].startswith("Z")]
+        return rows[1:]
+
+    def commit(self, box: str) -> str:
+        """Make an image of the files of a box, and return its id. Raises `BoxError`."""
+        labels = [f'LABEL "{OWNER_LABEL}"="{own_label()}"', f'LABEL "{_LABEL}"="fork"']
+        with _lost(box):
+            return str(call(self._api.commit, box, changes=labels)["Id"])
+
+    def remove(self, box: str) -> None:
+        """End a box with everything in it, if it still exists."""
+        self._engine.remove(box)
+
+    def remove_image(self, image: str) -> None:
+        """Remove an image, if it still exists."""
+        import docker
+
+        try:
+            call(self._api.remove_image, image, force=True)
+        except SandboxError as error:
+            if not isinstance(error.__cause__, docker.errors.APIError):
+                raise
+
+    def remove_leftovers(self) -> None:
+        """Remove boxes and copies of boxes whose owners are dead."""
+        self._engine.remove_leftovers()
+        for image in call(self._api.images, filters={"label": f"{_LABEL}=fork"}):
+            if is_dead(image["Labels"][OWNER_LABEL]):
+                self.remove_image(image["Id"])
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _packed(folder: Path) -> io.BufferedIOBase:
+    """Return a tar stream of a root file system."""
+    stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, arcname=path.name)
+    stream.seek(0)
+    return stream
+
+
+def _raw(connection: Any) -> socket.socket:
+    """Return the socket of a connection that the SDK has opened. The objects around it would close theirs."""
+    wrapped: socket.socket = getattr(connection, "_sock", connection)
+    return socket.fromfd(wrapped.fileno(), wrapped.family, wrapped.type)
+
+
+@contextmanager
+def _lost(box: str) -> Iterator[None]:
+    """Raise `BoxLostError` if the engine does not know the box or does not run it, `BoxError` for all else."""
+    import docker
+
+    try:
+        yield
+    except BoxError:
+        raise
+    except SandboxError as error:
+        cause = error.__cause__
+        text = str(error)
+        if isinstance(cause, docker.errors.APIError) and ("No such container" in text or "is not running" in text):
+            raise BoxLostError(_gone(box)) from error
+        raise BoxError(text) from error
+
+
+def _gone(box: str) -> str:
+    return f"The box {box} has ended, and what was done in it is gone."

@@ -1,0 +1,87 @@
+"""`DockerProvider`: boxes that are containers of a docker engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import replace
+
+from agentloop.boxes.docker.box import DockerBox
+from agentloop.boxes.docker.engine import BoxEngine
+from agentloop.boxes.interface.box import BoxError
+from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+
+class DockerProvider:
+    """Boxes in containers of the engine that the docker command line uses.
+
+    A container ends when this process ends for whatever reason: its first process reads from a connection of this one.
+    What a dead engine or an attacker kept alive is removed by the next provider that opens. `memory_mb` and
+    `storage_mb` hold for boxes that do not say; not every engine can limit storage.
+    """
+
+    def __init__(self, *, address: str | None = None, storage_mb: int | None = None, memory_mb: int = 2048) -> None:
+        self._address = address
+        self._storage_mb = storage_mb
+        self._memory_mb = memory_mb
+        self._engine: BoxEngine | None = None
+        self._limits_storage = False
+        self._boxes: set[DockerBox] = set()
+
+    async def open(self) -> None:
+        """Connect to the engine, and remove the boxes that dead owners left. Raises `UserError` without an engine."""
+        self._engine = await asyncio.to_thread(BoxEngine, self._address)
+        self._limits_storage = await asyncio.to_thread(self._engine.limits_storage)
+        await asyncio.to_thread(self._engine.remove_leftovers)
+
+    async def prepare(self, image: Image) -> None:
+        """Pull, build or import an image. Raises `UserError` if it cannot be had."""
+        assert self._engine is not None, "call open first"
+        await asyncio.to_thread(self._engine.image, image)
+
+    async def start(self, spec: BoxSpec) -> DockerBox:
+        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        assert self._engine is not None, "call open first"
+        if spec.network.mode == "allowlist":
+            raise UserError(
+                "The provider docker cannot limit a box to some hosts: set network mode none or public, or take the "
+                "provider rootfs."
+            )
+        image, user = await asyncio.to_thread(self._engine.image, spec.image)
+        return await self._start(image, replace(spec, user=spec.user or user))
+
+    async def _start(self, image: str, spec: BoxSpec) -> DockerBox:
+        assert self._engine is not None
+        storage_mb = spec.storage_mb or self._storage_mb
+        if storage_mb and not self._limits_storage:
+            _logger.warning("The docker engine cannot limit what a box writes: %d MB are not enforced.", storage_mb)
+            storage_mb = None
+        name = f"box-{uuid.uuid4().hex[:12]}"
+        limited = replace(spec, memory_mb=spec.memory_mb or self._memory_mb)
+        container, lease = await asyncio.to_thread(self._engine.start, name, image, limited, storage_mb)
+        box = DockerBox(
+            self._engine, name, container, lease, spec, lambda copy: self._fork(copy, spec), self._boxes.discard
+        )
+        self._boxes.add(box)
+        return box
+
+    async def _fork(self, image: str, spec: BoxSpec) -> DockerBox:
+        assert self._engine is not None
+        try:
+            box = await self._start(image, spec)
+        except BoxError:
+            await asyncio.to_thread(self._engine.remove_image, image)
+            raise
+        box.images.append(image)
+        return box
+
+    async def close(self) -> None:
+        """Stop all boxes that are left, and close the connection."""
+        await asyncio.gather(*(box.stop() for box in list(self._boxes)))
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+            self._engine = None

@@ -1,0 +1,153 @@
+"""What boxes of a docker engine can do beyond the others, and that nothing of them is left."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+
+import pytest
+
+from agentloop import boxes
+from agentloop.boxes import BoxLostError, Image, Network
+from agentloop.errors import UserError
+from tests.boxes.processes import running
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.docker]
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from agentloop import boxes
+
+async def main():
+    provider = boxes.create("docker")
+    await provider.open()
+    print("open", flush=True)
+    spec = boxes.BoxSpec(image=boxes.Image(tree=Path(sys.argv[1])))
+    while True:
+        box = await provider.start(spec)
+        await box.exec("sleep 58151 & setsid sleep 58152 & true")
+        print("running", flush=True)
+        copy = await box.fork()
+        await box.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def provider_name():
+    return "docker"
+
+
+def docker(*arguments):
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def left():
+    """Return the containers and images of boxes, and the processes of their commands."""
+    containers = docker("ps", "--all", "--quiet", "--filter", "label=agentloop.box").split()
+    return containers, forks(), running("sleep 5815")
+
+
+def forks():
+    return docker("images", "--all", "--quiet", "--filter", "label=agentloop.box=fork").split()
+
+
+async def test_a_copy_has_the_files_and_none_of_the_processes(box):
+    await box.exec("echo kept > /srv/file; rm /etc/group; sleep 58140 &", user="root")
+    copy = await box.fork()
+    assert (await copy.exec("cat /srv/file; ls /etc; ps")).stdout.partition("PID")[
+        0
+    ] == "kept\nhostname\nhosts\nmtab\npasswd\nresolv.conf\n"
+    assert "58140" not in (await copy.exec("ps")).stdout
+    await copy.exec("echo changed > /srv/file")
+    assert (await box.exec("cat /srv/file")).stdout == "kept\n"
+    assert len(await asyncio.to_thread(forks)) == 1
+    await copy.stop()
+    assert await asyncio.to_thread(forks) == []
+
+
+async def test_a_restarted_container_is_another_box(box):
+    with contextlib.suppress(subprocess.CalledProcessError):  # the engine may have removed it already
+        await asyncio.to_thread(docker, "restart", "--time", "0", box.generation)
+    with pytest.raises(BoxLostError, match=f"The box {box.id} has ended"):
+        await box.exec("true")
+
+
+async def test_a_killed_container_is_lost_with_its_commands(box):
+    running_command = asyncio.ensure_future(box.exec("sleep 58141"))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(docker, "kill", box.generation)
+    with pytest.raises(BoxLostError, match="has ended, and what was done in it is gone"):
+        await running_command
+
+
+async def test_a_program_that_survives_a_kill_is_reported(box):
+    """A shell that the agent replaced kills nothing, which the engine sees from outside."""
+    await box.exec("sleep 58142 &")
+    await box.exec(
+        "cp /bin/sh /bin/shell; printf '#!/bin/shell\\nexit 0\\n' > /bin/fake; chmod +x /bin/fake; mv /bin/fake /bin/sh"
+    )
+    with pytest.raises(boxes.BoxError, match="cannot be killed: sleep 58142"):
+        await box.kill_processes()
+
+
+async def test_storage_that_cannot_be_limited_is_said(provider, spec, caplog):
+    with caplog.at_level(logging.WARNING):
+        box = await provider.start(replace(spec, storage_mb=100))
+    await box.stop()
+    info = await asyncio.to_thread(docker, "info")
+    assert ("100 MB are not enforced" in caplog.text) == ("Backing Filesystem: xfs" not in info)
+
+
+async def test_an_allowlist_is_refused(provider, spec):
+    with pytest.raises(UserError, match="cannot limit a box to some hosts"):
+        await provider.start(replace(spec, network=Network(mode="allowlist", hosts=("pypi.org",))))
+
+
+async def test_an_image_is_built_from_a_dockerfile(provider, spec, tree, tmp_path):
+    with tarfile.open(tmp_path / "base.tar", "w") as archive:
+        archive.add(tree, ".")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nADD base.tar /\nENV COLOR=blue\nWORKDIR /srv\nCOPY note .\nUSER worker\n"
+    )
+    (tmp_path / "note").write_text("built\n")
+    box = await provider.start(replace(spec, image=Image(dockerfile=tmp_path)))
+    assert (await box.exec("pwd; cat note; echo $COLOR; id -un")).stdout == "/srv\nbuilt\nblue\nworker\n"
+    await box.stop()
+
+
+async def test_an_image_that_cannot_be_had_is_one_clear_error(provider, tmp_path):
+    with pytest.raises(UserError, match="The image of a box cannot be had"):
+        await provider.prepare(Image(reference="localhost:1/no/such:image"))
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY missing /\n")
+    with pytest.raises(UserError, match=r"The image of a box cannot be had: .*missing"):
+        await provider.prepare(Image(dockerfile=tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_is_left_of_a_killed_owner(tree, seed):
+    """At a random moment the owner is killed; what only the next provider can see is removed by it."""
+    await asyncio.to_thread(_run_and_kill, tree, random.Random(seed).random())
+    provider = boxes.create("docker")
+    await provider.open()
+    await provider.close()
+    deadline = time.monotonic() + 20
+    while any(found := await asyncio.to_thread(left)) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    assert found == ([], [], [])
+
+
+def _run_and_kill(tree, seconds):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, tree], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "open\n"
+    assert owner.stdout.readline() == "running\n"
+    time.sleep(seconds)
+    owner.kill()
+    owner.communicate()
