@@ -16,6 +16,7 @@ PROVIDERS: Registry[type[BoxProvider]] = Registry(
     "the provider",
     {
         "docker": "agentloop.boxes.docker.provider:DockerProvider",
+        "podman": "agentloop.boxes.docker.podman:PodmanProvider",
         "rootfs": "agentloop.boxes.rootfs.provider:RootfsProvider",
     },
     group="agentloop.boxes",

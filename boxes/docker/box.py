@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.docker.engine import BoxEngine
@@ -18,6 +19,8 @@ from agentloop.boxes.docker.process import DockerProcess
 from agentloop.boxes.docker.streams import Streams
 from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
+
+T = TypeVar("T")
 
 MARK = "AGENTLOOP_COMMAND"
 """Variable by which the processes of a command are found."""
@@ -34,7 +37,8 @@ _INTERRUPT = (
     'else others="$others ${folder#/proc/}"; fi; fi; done; kill -INT ${others:-$own}'
 )
 _NOT_STARTED = re.compile(
-    rb"^OCI runtime exec failed: .*: (?:exec: \"(?P<program>[^\"]*)\"|chdir to cwd \(\"(?P<cwd>[^\"]*)\"\))"
+    rb"^(?:OCI runtime exec failed|Error): .*: "
+    rb"(?:exec: \"(?P<program>[^\"]*)\"|chdir to cwd \(\"(?P<cwd>[^\"]*)\"\))"
 )
 _NO_USER = re.compile(rb"^unable to find user (?P<user>[^:]+):")
 _NOT_FOUND, _NOT_RUN, _KILLED = 127, 126, 137
@@ -98,6 +102,15 @@ class DockerBox:
         if not self._is_alive:
             raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
 
+    async def _call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Call the engine about this box. Raises `BoxLostError` for whatever an engine says once the box has ended."""
+        self._check_alive()
+        try:
+            return await asyncio.to_thread(function, self.id, *arguments, **named)
+        except BoxError:
+            self._check_alive()
+            raise
+
     async def exec(
         self,
         command: str | Sequence[str],
@@ -144,12 +157,12 @@ class DockerBox:
             streams.close()
         code = None if timed_out else await self._status(number)
         if code == _KILLED:  # together with the box?
-            await asyncio.to_thread(self._engine.processes, self.id)
+            await self._call(self._engine.processes)
         self._check_alive()
         self._reap()
         out, err = kept["stdout"], kept["stderr"]
-        if code == _NOT_RUN:
-            code = _explain(command, out, err)
+        if code in (_NOT_FOUND, _NOT_RUN):
+            code = _explain(code, out, err)
         return BoxResult(
             stdout=out.text(),
             stderr=err.text(),
@@ -170,13 +183,11 @@ class DockerBox:
         tty: bool,
     ) -> tuple[str, str, Streams]:
         """Start a command; return its mark, its number in the engine and its streams."""
-        self._check_alive()
         if isinstance(command, str):
             command = [await self._find_shell(), "-c", command]
         mark = uuid.uuid4().hex
-        number, connection = await asyncio.to_thread(
+        number, connection = await self._call(
             self._engine.execute,
-            self.id,
             command,
             cwd=cwd,
             env={**({"TERM": "xterm"} if tty else {}), **(env or {}), MARK: mark},
@@ -194,15 +205,15 @@ class DockerBox:
 
     async def _status(self, number: str) -> int | None:
         """Return the exit status of a command whose output has ended."""
-        while (code := await asyncio.to_thread(self._engine.status, self.id, number)) is None:  # noqa: ASYNC110
+        while (code := await self._call(self._engine.status, number)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the engine closes the streams a moment before
         return code
 
     async def signal(self, mark: str, script: str) -> None:
         """Run a script that signals the processes of a command. Raises `BoxError` if that does not work."""
         with contextlib.suppress(BoxLostError):
-            number, connection = await asyncio.to_thread(
-                self._engine.execute, self.id, ["/bin/sh", "-c", script, "sh", mark], user="0:0", cwd="/"
+            number, connection = await self._call(
+                self._engine.execute, ["/bin/sh", "-c", script, "sh", mark], user="0:0", cwd="/"
             )
             streams = Streams(connection, tty=False)
             try:
@@ -226,7 +237,7 @@ class DockerBox:
         """Start a program and return at once (`Box.spawn`)."""
         mark, number, streams = await self._start(command, cwd, env, user, stdin=True, tty=tty)
         if tty:
-            await asyncio.to_thread(self._engine.resize, self.id, number, 40, 120)
+            await self._call(self._engine.resize, number, 40, 120)
         return DockerProcess(
             streams,
             status=lambda: self._engine.status(self.id, number),
@@ -237,20 +248,18 @@ class DockerBox:
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
-        self._check_alive()
         with tempfile.TemporaryFile() as stream:
             folder = await asyncio.to_thread(pack, source, PurePosixPath(target), stream)
             made = await self.exec(["/bin/sh", "-c", 'mkdir -p -- "$1"', "sh", folder], user="0:0", cwd="/")
             if made.return_code != 0:
                 raise BoxError(f"{target} cannot be written to the box: {made.stderr.strip()}")
-            await asyncio.to_thread(self._engine.put, self.id, stream, folder)
+            await self._call(self._engine.put, stream, folder)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
         """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
-        self._check_alive()
         with tempfile.TemporaryFile() as stream:
             try:
-                is_directory, name = await asyncio.to_thread(self._engine.get, self.id, source, stream, max_bytes)
+                is_directory, name = await self._call(self._engine.get, source, stream, max_bytes)
             except BoxLostError:
                 raise
             except BoxError as error:
@@ -259,16 +268,15 @@ class DockerBox:
 
     async def kill_processes(self) -> None:
         """Kill every process of the box but its first, and check from outside that none is left."""
-        self._check_alive()
         for _ in range(10):
             with contextlib.suppress(BoxLostError):  # the killed shell may be reported as a lost command
-                number, connection = await asyncio.to_thread(
-                    self._engine.execute, self.id, ["/bin/sh", "-c", "kill -9 -1"], user="0:0", cwd="/"
+                number, connection = await self._call(
+                    self._engine.execute, ["/bin/sh", "-c", "kill -9 -1"], user="0:0", cwd="/"
                 )
                 Streams(connection, tty=False).close()
                 await self._status(number)
             self._reap()
-            left = await asyncio.to_thread(self._engine.processes, self.id)
+            left = await self._call(self._engine.processes)
             if not left:
                 return
             await asyncio.sleep(0.05)
@@ -276,8 +284,7 @@ class DockerBox:
 
     async def fork(self) -> Box:
         """Return another box whose files are as here now; no process is copied."""
-        self._check_alive()
-        return await self._copy(await asyncio.to_thread(self._engine.commit, self.id))
+        return await self._copy(await self._call(self._engine.commit))
 
     async def stop(self) -> None:
         """End the box and remove everything of it."""
@@ -310,16 +317,16 @@ class _Kept:
         return pattern.match(bytes(self._data))
 
 
-def _explain(command: str | Sequence[str], out: _Kept, err: _Kept) -> int:
+def _explain(code: int, out: _Kept, err: _Kept) -> int:
     """Replace the engine's report of a command that it could not start by that of shells; return the exit status.
 
     Raises `BoxError` for an unknown user.
     """
     if found := out.match(_NO_USER):
         raise BoxError(f"The box has no user {found['user'].decode()!r}.")
-    found = out.match(_NOT_STARTED)
+    found = out.match(_NOT_STARTED) or err.match(_NOT_STARTED)
     if found is None:
-        return _NOT_RUN
+        return code
     out.replace("")
     if found["cwd"] is not None:
         err.replace(f"No such file or directory: {found['cwd'].decode()}\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import re
 import socket
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,6 +30,9 @@ _FIRST_PROCESS = ("/bin/sh", "-c", "while read -r line; do (:); done")
 the connection of the owner closes it ends, and the box with it."""
 _CAPABILITIES = ("SYS_PTRACE",)
 """Lets the root of a box read the environment of other users' processes, by which a command's processes are found."""
+_ENDED = re.compile(
+    "no such (container|exec)|no (container|exec session) with|is not running|has been stopped", re.IGNORECASE
+)
 _NETWORKS = {"none": "none", "public": "bridge"}
 _CHUNK = 1 << 20
 _DIRECTORY = 1 << 31
@@ -36,8 +42,12 @@ _DIRECTORY = 1 << 31
 class BoxEngine:
     """A connection to the engine of this machine."""
 
-    def __init__(self, address: str | None = None) -> None:
-        """Connect. Raises `UserError` if no engine answers."""
+    def __init__(self, address: str | None = None, columns: str = "-eo pid,stat,args") -> None:
+        """Connect. `columns` asks the engine for ids, states and commands of processes.
+
+        Raises `UserError` if no engine answers.
+        """
+        self._columns = columns
         self._engine = Engine.connect(address)
         self._api: Any = self._engine.client.api
 
@@ -81,10 +91,12 @@ class BoxEngine:
         if not path.exists():
             raise UserError(f"There is no {what} {path} to make boxes from: correct the path of the image.")
         with path.open("rb") if path.is_file() else _packed(path) as source:
-            name, tag = "agentloop-box", hashlib.file_digest(source, "sha256").hexdigest()[:20]
+            name, tag = "localhost/agentloop-box", hashlib.file_digest(source, "sha256").hexdigest()[:20]
             if (found := self._find(f"{name}:{tag}")) is None:
                 source.seek(0)
-                call(self._api.import_image_from_data, source, repository=name, tag=tag)
+                answer = call(self._api.import_image_from_data, source)
+                made = json.loads(answer.splitlines()[-1])["status"]
+                call(self._api.tag, made, name, tag)  # podman would ignore the tag of an import
                 found = self._find(f"{name}:{tag}")
         return found
 
@@ -188,7 +200,7 @@ class BoxEngine:
     def processes(self, box: str) -> list[str]:
         """Return the commands of all processes but the first, as the engine sees them. Raises `BoxError`."""
         with _lost(box):
-            found = call(self._api.top, box, "-eo pid,stat,args")
+            found = call(self._api.top, box, self._columns)
         if found["Processes"] is None:  # the box has just ended
             raise BoxLostError(_gone(box))
         rows = [row[-1] for row in found["Processes"] if not row[1].startswith("Z")]
@@ -201,7 +213,12 @@ class BoxEngine:
             return str(call(self._api.commit, box, changes=labels)["Id"])
 
     def remove(self, box: str) -> None:
-        """End a box with everything in it, if it still exists."""
+        """End a box with everything in it, if it still exists. Raises `SandboxError`."""
+        for _ in range(10):
+            with suppress(SandboxError):  # podman refuses while the box ends by itself
+                self._engine.remove(box)
+                return
+            time.sleep(0.1)
         self._engine.remove(box)
 
     def remove_image(self, image: str) -> None:
@@ -251,10 +268,11 @@ def _lost(box: str) -> Iterator[None]:
     except BoxError:
         raise
     except SandboxError as error:
-        cause = error.__cause__
         text = str(error)
-        if isinstance(cause, docker.errors.APIError) and ("No such container" in text or "is not running" in text):
+        if isinstance(error.__cause__, docker.errors.APIError) and _ENDED.search(text):
             raise BoxLostError(_gone(box)) from error
+        if found := re.search("unable to find user ([^:]+):", text):
+            raise BoxError(f"The box has no user {found[1]!r}.") from error
         raise BoxError(text) from error
 
 

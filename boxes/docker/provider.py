@@ -34,9 +34,12 @@ class DockerProvider:
 
     async def open(self) -> None:
         """Connect to the engine, and remove the boxes that dead owners left. Raises `UserError` without an engine."""
-        self._engine = await asyncio.to_thread(BoxEngine, self._address)
+        self._engine = await asyncio.to_thread(self._connect)
         self._limits_storage = await asyncio.to_thread(self._engine.limits_storage)
         await asyncio.to_thread(self._engine.remove_leftovers)
+
+    def _connect(self) -> BoxEngine:
+        return BoxEngine(self._address)
 
     async def prepare(self, image: Image) -> None:
         """Pull, build or import an image. Raises `UserError` if it cannot be had."""
@@ -58,7 +61,7 @@ class DockerProvider:
         assert self._engine is not None
         storage_mb = spec.storage_mb or self._storage_mb
         if storage_mb and not self._limits_storage:
-            _logger.warning("The docker engine cannot limit what a box writes: %d MB are not enforced.", storage_mb)
+            _logger.warning("The engine cannot limit what a box writes: %d MB are not enforced.", storage_mb)
             storage_mb = None
         name = f"box-{uuid.uuid4().hex[:12]}"
         limited = replace(spec, memory_mb=spec.memory_mb or self._memory_mb)

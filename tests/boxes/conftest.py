@@ -1,5 +1,7 @@
+import os
 import subprocess
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,13 @@ from agentloop import boxes
 from agentloop.boxes import Box, BoxProvider, BoxSpec, Image
 
 ACCOUNTS = "root:x:0:0:root:/root:/bin/sh\nworker:x:1000:1000::/home/worker:/bin/sh\n"
+PODMAN = """
+[containers]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+"""
 GROUPS = "root:x:0:\nworker:x:1000:\ntools:x:2000:worker\n"
 
 
@@ -30,14 +39,45 @@ def tree(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=["rootfs", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    scope="module", params=["rootfs", *(pytest.param(name, marks=pytest.mark.docker) for name in ("docker", "podman"))]
+)
 def provider_name(request) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory) -> Iterator[str]:
+    """Start podman's service with storage of its own, and return its address."""
+    folder = tmp_path_factory.mktemp("podman")
+    (folder / "containers.conf").write_text(PODMAN)
+    address = f"unix://{folder}/socket"
+    command = [
+        "podman",
+        "--root",
+        folder / "root",
+        "--runroot",
+        folder / "run",
+        "system",
+        "service",
+        "--time",
+        "0",
+        address,
+    ]
+    service = subprocess.Popen(command, env={**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")})
+    deadline = time.monotonic() + 30
+    while not (folder / "socket").exists():
+        assert time.monotonic() < deadline, "podman did not start"
+        time.sleep(0.05)
+    yield address
+    service.terminate()
+    service.wait()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def provider(provider_name) -> AsyncIterator[BoxProvider]:
-    provider = boxes.create(provider_name)
+async def provider(request, provider_name) -> AsyncIterator[BoxProvider]:
+    options = {"address": request.getfixturevalue("podman")} if provider_name == "podman" else {}
+    provider = boxes.create(provider_name, **options)
     await provider.open()
     yield provider
     await provider.close()
