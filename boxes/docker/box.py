@@ -19,6 +19,9 @@ from agentloop.boxes.docker.process import DockerProcess
 from agentloop.boxes.docker.streams import Streams
 from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.network import proxy
+from agentloop.boxes.network.namespaces import listen_in
+from agentloop.boxes.network.relay import Handler, Relays, to_address
 
 T = TypeVar("T")
 
@@ -68,6 +71,7 @@ class DockerBox:
         self._copy = copy
         self._on_end = ended
         self._is_alive = True
+        self._relays = Relays()
         self._shell: str | None = None
         self._loop = asyncio.get_running_loop()
         lease.setblocking(False)
@@ -91,6 +95,7 @@ class DockerBox:
             with contextlib.suppress(OSError):
                 self._lease.shutdown(socket.SHUT_RDWR)  # closing is not enough: the SDK has the same connection open
             self._lease.close()
+            self._relays.close()
             self._on_end(self)
 
     def _reap(self) -> None:
@@ -265,6 +270,19 @@ class DockerBox:
             except BoxError as error:
                 raise BoxError(f"{source} cannot be read from the box: {error}") from error
             await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=not is_directory, below=name)
+
+    async def forward(self, port: int, host: str, host_port: int) -> None:
+        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
+        await self._relay(port, to_address(host, host_port))
+
+    async def open_network(self) -> None:
+        """Start the proxy of a box that may reach some hosts. Raises `BoxError`."""
+        if self.spec.network.mode == "allowlist":
+            await self._relay(proxy.PORT, proxy.Proxy(self.spec.network).serve)
+
+    async def _relay(self, port: int, handler: Handler) -> None:
+        pid = await self._call(self._engine.pid)
+        await self._relays.serve(await asyncio.to_thread(listen_in, pid, port), handler)
 
     async def kill_processes(self) -> None:
         """Kill every process of the box but its first, and check from outside that none is left."""

@@ -33,7 +33,7 @@ _CAPABILITIES = ("SYS_PTRACE",)
 _ENDED = re.compile(
     "no such (container|exec)|no (container|exec session) with|is not running|has been stopped", re.IGNORECASE
 )
-_NETWORKS = {"none": "none", "public": "bridge"}
+_NETWORKS = {"none": "none", "allowlist": "none", "public": "bridge"}
 _CHUNK = 1 << 20
 _DIRECTORY = 1 << 31
 """Bit of a mode as the engine, a program in Go, writes it."""
@@ -196,6 +196,11 @@ class BoxEngine:
                 if target.tell() > 2 * max_bytes + _CHUNK:  # with headers; `unpack` counts exactly
                     raise BoxError(f"{path} of the box is larger than {max_bytes} bytes, so it was not copied.")
             return bool(int(found["mode"]) & _DIRECTORY), str(found["name"])
+
+    def pid(self, box: str) -> int:
+        """Return the pid of the first process of a box, on the machine of the engine. Raises `BoxError`."""
+        with _lost(box):
+            return int(call(self._api.inspect_container, box)["State"]["Pid"])
 
     def processes(self, box: str) -> list[str]:
         """Return the commands of all processes but the first, as the engine sees them. Raises `BoxError`."""

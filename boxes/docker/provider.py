@@ -11,7 +11,7 @@ from agentloop.boxes.docker.box import DockerBox
 from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
-from agentloop.errors import UserError
+from agentloop.boxes.network.proxy import variables
 
 _logger = logging.getLogger(__name__)
 
@@ -49,13 +49,9 @@ class DockerProvider:
     async def start(self, spec: BoxSpec) -> DockerBox:
         """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
         assert self._engine is not None, "call open first"
-        if spec.network.mode == "allowlist":
-            raise UserError(
-                "The provider docker cannot limit a box to some hosts: set network mode none or public, or take the "
-                "provider rootfs."
-            )
         image, user = await asyncio.to_thread(self._engine.image, spec.image)
-        return await self._start(image, replace(spec, user=spec.user or user))
+        ways = variables() if spec.network.mode == "allowlist" else {}
+        return await self._start(image, replace(spec, user=spec.user or user, env=ways | dict(spec.env)))
 
     async def _start(self, image: str, spec: BoxSpec) -> DockerBox:
         assert self._engine is not None
@@ -70,6 +66,11 @@ class DockerProvider:
             self._engine, name, container, lease, spec, lambda copy: self._fork(copy, spec), self._boxes.discard
         )
         self._boxes.add(box)
+        try:
+            await box.open_network()
+        except BoxError:
+            await box.stop()
+            raise
         return box
 
     async def _fork(self, image: str, spec: BoxSpec) -> DockerBox:

@@ -13,6 +13,7 @@ import os
 import select
 import tarfile
 import time
+from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 
 from agentloop.boxes.inside import commands, files
 from agentloop.sandboxes.inside import channel
@@ -20,7 +21,6 @@ from agentloop.sandboxes.inside.isolation import cleanup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
@@ -73,6 +73,9 @@ class FirstProcess:
                 self._kill_command(message["target"])
             elif operation == "interrupt":
                 self._interrupt(message["target"])
+            elif operation == "listen":
+                _listen(message["port"], fds[0])
+                self._answer({"id": number, "code": 0})
             else:
                 assert operation == "kill_all", operation
                 self._kill_all()
@@ -146,6 +149,19 @@ class FirstProcess:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         channel.say(self._control, json.dumps(answer).encode())
+
+
+def _listen(port: int, channel_fd: int) -> None:
+    """Send a socket that listens on 127.0.0.1 of the box to the owner. Raises `OSError`."""
+    listener, connection = socket(AF_INET, SOCK_STREAM), socket(fileno=os.dup(channel_fd))
+    try:
+        listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        channel.send(connection, {}, [listener.fileno()])
+    finally:
+        listener.close()
+        connection.close()
 
 
 def _signal_to(pid: int, number: int) -> None:

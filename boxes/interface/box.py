@@ -116,6 +116,13 @@ class Box(Protocol):
         """
         ...
 
+    async def forward(self, port: int, host: str, host_port: int) -> None:
+        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network, until the box ends.
+
+        Raises `BoxError` if the port is taken.
+        """
+        ...
+
     async def kill_processes(self) -> None:
         """Kill every process of the box but its first: nothing that was left running goes on."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,11 @@ from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE
 from agentloop.boxes.interface.box import Box, BoxError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.network import proxy
+from agentloop.boxes.network.relay import Handler, Relays, to_address
 from agentloop.boxes.rootfs.connection import Connection
 from agentloop.boxes.rootfs.process import RootfsProcess
+from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.worlds.streams import Drain, memory_file
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,6 +35,8 @@ class RootfsBox:
         self.generation = name  # a name is used once
         self.spec = spec
         self._connection = connection
+        self._relays = Relays()
+        connection.process.ended.add_done_callback(lambda _: self._relays.close())
 
     async def exec(
         self,
@@ -143,6 +149,24 @@ class RootfsBox:
             return code
         finally:
             errors.close()
+
+    async def forward(self, port: int, host: str, host_port: int) -> None:
+        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
+        await self._relay(port, to_address(host, host_port))
+
+    async def open_network(self) -> None:
+        """Start the proxy of a box that may reach hosts. Raises `BoxError`."""
+        if self.spec.network.mode != "none":
+            await self._relay(proxy.PORT, proxy.Proxy(self.spec.network).serve)
+
+    async def _relay(self, port: int, handler: Handler) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                _, ending = self._connection.request("listen", [theirs.fileno()], port=port)
+            await ending
+            _, (listener,) = channel.receive(ours)
+        await self._relays.serve(socket.socket(fileno=listener), handler)
 
     async def kill_processes(self) -> None:
         """Kill every process of the box but its first."""

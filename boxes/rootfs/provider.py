@@ -11,6 +11,7 @@ from pathlib import Path
 from agentloop.boxes.images.store import ImageStore
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.boxes.network.proxy import variables
 from agentloop.boxes.rootfs.box import RootfsBox
 from agentloop.boxes.rootfs.connection import Connection
 from agentloop.errors import SandboxError, UserError
@@ -28,8 +29,9 @@ class RootfsProvider:
     """Boxes in namespaces of the kernel: user, process, mount, network, IPC and UTS, and a cgroup each.
 
     A box sees the files of its image below a layer of its own in memory, which counts as its memory. It is root, or any
-    other user, in its own range of users, which are nobody outside. When this process ends for whatever reason, the
-    kernel ends all boxes. `folder` keeps unpacked images. `storage_mb` and `memory_mb` hold for boxes that do not say.
+    other user, in its own range of users, which are nobody outside. It has no network; hosts that it may reach are
+    behind an HTTP proxy, which its environment names. When this process ends for whatever reason, the kernel ends all
+    boxes. `folder` keeps unpacked images. `storage_mb` and `memory_mb` hold for boxes that do not say.
     """
 
     def __init__(self, *, folder: str | None = None, storage_mb: int = 1024, memory_mb: int = 2048) -> None:
@@ -65,8 +67,12 @@ class RootfsProvider:
         assert self._keeper is not None, "call open first"
         self._check(spec)
         image = await asyncio.to_thread(self._store.get, spec.image)
+        ways = variables() if spec.network.mode != "none" else {}
         spec = replace(
-            spec, env=image.env | dict(spec.env), workdir=spec.workdir or image.workdir, user=spec.user or image.user
+            spec,
+            env=image.env | ways | dict(spec.env),
+            workdir=spec.workdir or image.workdir,
+            user=spec.user or image.user,
         )
         name = f"box-{uuid.uuid4().hex[:12]}"
         try:
@@ -85,6 +91,7 @@ class RootfsProvider:
         box = RootfsBox(name, spec, Connection(name, control, process))
         self._boxes.add(box)
         process.ended.add_done_callback(lambda _: self._ended(box, cgroup))
+        await box.open_network()
         return box
 
     def _ended(self, box: RootfsBox, cgroup: Cgroup | None) -> None:
@@ -93,11 +100,6 @@ class RootfsProvider:
             self._cgroups.discard(cgroup)
 
     def _check(self, spec: BoxSpec) -> None:
-        if spec.network.mode != "none":
-            raise UserError(
-                f"The provider rootfs gives boxes no network, and the box asks for {spec.network.mode!r}. Set network "
-                "mode none."
-            )
         if os.geteuid() != 0 and (spec.user or "0").partition(":")[0] not in ("0", "root"):
             raise UserError(
                 f"The user of the box is {spec.user!r}, and without root the provider rootfs has only the user root in "

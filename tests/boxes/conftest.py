@@ -72,6 +72,8 @@ def podman(tmp_path_factory) -> Iterator[str]:
     yield address
     service.terminate()
     service.wait()
+    while (folder / "root/overlay").is_mount():  # podman leaves it behind
+        subprocess.run(["umount", folder / "root/overlay"], check=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -51,6 +51,11 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "new namespaces")
 
 
+def enter(namespace: int, kind: int) -> None:
+    """Move this thread into a namespace, given as a descriptor, of the kind CLONE_NEW... Raises `OSError`."""
+    _checked(_libc.setns(namespace, kind), "setns")
+
+
 def mount(
     source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None, *, key: int = 0
 ) -> None:

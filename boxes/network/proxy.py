@@ -1,0 +1,115 @@
+"""`Proxy`: an HTTP proxy for one box, which may reach some hosts only. Programs find it by variables (http_proxy)."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from agentloop.boxes.interface.spec import Network
+from agentloop.boxes.network.relay import join
+
+PORT = 3128
+"""Port of the box that the proxy listens on, the usual one of proxies."""
+_HEAD_SECONDS = 30.0
+_CONNECT_SECONDS = 30.0
+_HOP_BY_HOP = (b"connection:", b"proxy-connection:", b"keep-alive:")
+
+
+class RefusedError(Exception):
+    """The box may not reach a host."""
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables that lead programs of the box to the proxy."""
+    address = f"http://127.0.0.1:{PORT}"
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    own = {"no_proxy": "localhost,127.0.0.1,::1"}
+    found = dict.fromkeys(names, address) | own
+    return found | {name.upper(): value for name, value in found.items()}
+
+
+class Proxy:
+    """Serves requests of a box: CONNECT, and requests with whole URLs (RFC 9110, section 7.6; RFC 9112, section 3.2).
+
+    No box reaches this machine's loopback or link-local addresses, which serve credentials on many clouds.
+    """
+
+    def __init__(self, network: Network) -> None:
+        assert network.mode != "none"
+        self._hosts = None if network.mode == "public" else tuple(host.lower().rstrip(".") for host in network.hosts)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection. Raises `OSError` and the errors of `StreamReader.readuntil`."""
+        async with asyncio.timeout(_HEAD_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
+        line, _, fields = head.partition(b"\r\n")
+        try:
+            method, target, version = line.decode("ascii").split(" ")
+            host, port, path = _split(method, target)
+        except ValueError:
+            await _answer(writer, "400 Bad Request", "This is a proxy: send CONNECT, or a request with a whole URL.")
+            return
+        try:
+            other = await self._connect(host, port)
+        except RefusedError as error:
+            await _answer(writer, "403 Forbidden", str(error))
+            return
+        except (OSError, UnicodeError) as error:
+            await _answer(
+                writer, "502 Bad Gateway", f"{host}:{port} cannot be reached: {error or type(error).__name__}."
+            )
+            return
+        if path is None:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            kept = [each for each in fields.split(b"\r\n") if each and not each.lower().startswith(_HOP_BY_HOP)]
+            first = f"{method} {path} {version}".encode()
+            other[1].write(b"\r\n".join([first, *kept, b"Connection: close", b"", b""]))
+        await join(reader, writer, *other)
+
+    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to a host. Raises `RefusedError` if the box may not reach it, `OSError` if nobody can."""
+        name = host.lower().rstrip(".")
+        if self._hosts is not None and not any(_matches(name, pattern) for pattern in self._hosts):
+            raise RefusedError(f"This box may not reach {host}, only: {', '.join(self._hosts) or 'no host at all'}.")
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = [str(each[4][0]) for each in found]
+            allowed = [each for each in addresses if not _is_local(each)]
+            if not allowed:
+                raise RefusedError(f"{host} is an address of the machine that runs this box, which no box may reach.")
+            return await asyncio.open_connection(allowed[0], port)  # the checked address: a name may change its own
+
+
+def _split(method: str, target: str) -> tuple[str, int, str | None]:
+    """Return host, port and path of a request; no path for CONNECT. Raises `ValueError`."""
+    if method == "CONNECT":
+        parts = urlsplit(f"//{target}")
+        if not parts.hostname or parts.port is None:
+            raise ValueError(target)
+        return parts.hostname, parts.port, None
+    parts = urlsplit(target)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(target)
+    path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+    return parts.hostname, parts.port or 80, path
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or (pattern.startswith("*.") and name.endswith(pattern[1:]))
+
+
+def _is_local(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
+
+
+async def _answer(writer: asyncio.StreamWriter, status: str, text: str) -> None:
+    body = f"{text}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
