@@ -1,12 +1,9 @@
 """What boxes without an engine can do beyond the others, and what they refuse."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
-from agentloop.boxes import Network
-from agentloop.errors import UserError
 from tests.boxes.processes import running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -31,11 +28,6 @@ async def test_storage_is_limited_and_the_box_goes_on(box):
     assert result.stderr != ""
     await box.exec("rm /srv/large; echo ok > /srv/s")
     assert (await box.exec("cat /srv/s")).stdout == "ok\n"
-
-
-async def test_a_network_that_cannot_be_had_is_refused(provider, spec):
-    with pytest.raises(UserError, match="'public'"):
-        await provider.start(replace(spec, network=Network(mode="public")))
 
 
 async def test_commands_know_the_name_of_their_user(box):
