@@ -47,7 +47,8 @@ class AgentProgram(BaseEnv):
     `agent` is a function, or the spec of one ('file.py:name'); a plain one runs in a thread. `command` starts a process
     instead (`agentloop.envs.agent.command`). `harness` starts a known program, `claude-code` for example, in a working
     directory with `task["files"]`; `program` is its path if it is not on PATH, and with the command `check` the reward
-    is 1 if that succeeds in the directory, else 0 (`agentloop.envs.agent.harnesses.running`).
+    is 1 if that succeeds in the directory, else 0 (`agentloop.envs.agent.harnesses.running`). At `compact_at` tokens
+    of a conversation it replaces its history by a summary.
 
     `sampling` says whose temperature, top_p, top_k and seed hold: the run's ("run") or those of the agent's requests
     ("client"). The gateway listens on `host`; agents reach it at `advertised`.
@@ -67,6 +68,7 @@ class AgentProgram(BaseEnv):
         harness: str | None = None,
         program: str | None = None,
         check: Sequence[str] | None = None,
+        compact_at: int | None = None,
         sampling: SampledBy = "run",
         host: str = "127.0.0.1",
         advertised: str | None = None,
@@ -76,8 +78,10 @@ class AgentProgram(BaseEnv):
                 "Name the agent in env.options: one of `agent` ('file.py:name'), `command` (a list) and `harness` (a "
                 "known program)."
             )
-        if harness is None and (program or check):
-            raise UserError("`program` and `check` in env.options belong to a `harness`: name it, or remove them.")
+        if harness is None and (program or check or compact_at):
+            raise UserError(
+                "`program`, `check` and `compact_at` in env.options belong to a `harness`: name it, or remove them."
+            )
         if toolset is not None and toolset.tools:
             raise UserError("env.tools is set, but an agent brings tools of its own. Leave env.tools out.")
         if sampling not in get_args(SampledBy):
@@ -88,7 +92,7 @@ class AgentProgram(BaseEnv):
         self.advertised = advertised
         self._agent = load_object(agent, "agent") if isinstance(agent, str) else agent
         self._command = command
-        self._harness = None if harness is None else HarnessRun(harness, program, check)
+        self._harness = None if harness is None else HarnessRun(harness, program, check, compact_at)
         self._result = AgentResult()
 
     async def play(self, endpoint: Endpoint) -> AgentResult:

@@ -29,11 +29,13 @@ def _harnesses() -> Iterator[str]:
     yield ""
     yield f"Programs that `env.options.harness` starts ([guide](../guides/harnesses.md)). {_MADE}"
     yield "`tests/envs/agent/test_harnesses.py` runs each of them: it edits a file, and its tokens are those sampled."
+    yield "For programs that know `compact_at`, `test_compaction.py` beside it forces a compaction."
     yield ""
-    yield "| harness | versions | calls | tested version |"
-    yield "|---|---|---|---|"
+    yield "| harness | versions | calls | `compact_at` | tested version |"
+    yield "|---|---|---|---|---|"
     for name, harness in sorted(HARNESSES.items()):
-        yield f"| `{name}` | `{harness.versions}` | `{harness.speaks}` | `{harness.install}` |"
+        row = [f"`{name}`", f"`{harness.versions}`", f"`{harness.speaks}`", "yes" if harness.compacts else "no"]
+        yield f"| {' | '.join([*row, f'`{harness.install}`'])} |"
 
 
 def _config() -> Iterator[str]:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentloop.envs.agent.endpoint import Endpoint
 
+PROGRAMS = Path(__file__).parent / "programs"
+"""Agents of libraries as programs, each one file."""
+
 
 @dataclass(slots=True, frozen=True)
 class Launch:
@@ -36,7 +39,12 @@ class Harness:
     """The supported versions (a specifier of PEP 440): from that of the tests to the next major one."""
     speaks: str
     """The route of the gateway that it calls."""
-    launch: Callable[[str, Path, Endpoint], Launch]
-    """(task, home directory, its model) -> how to start it."""
+    launch: Callable[[str, Path, Endpoint, int | None], Launch]
+    """(task, home directory, its model, `compact_at`) -> how to start it.
+
+    At `compact_at` tokens of a conversation the program replaces its history by a summary; None leaves that to it.
+    """
+    compacts: bool = True
+    """Whether it knows `compact_at`."""
     asks_version: Sequence[str] = ("--version",)
     """Arguments with which it prints its version, before any other number."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
+from agentloop.errors import UserError
 
 _MODELS = (
     "ANTHROPIC_MODEL",
@@ -17,7 +18,11 @@ _MODELS = (
 )
 
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+_WINDOW, _MAX_COMPACT_AT = 180_000, 167_000
+"""Tokens of a window of 200,000 without room for a summary, and the most of them at which it compacts."""
+
+
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
     variables = {
         "ANTHROPIC_BASE_URL": endpoint.root_url,
         "ANTHROPIC_API_KEY": endpoint.api_key,
@@ -27,6 +32,14 @@ def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
         "IS_SANDBOX": "1",  # as root it refuses to run without confirmations otherwise
     }
     variables |= dict.fromkeys(_MODELS, endpoint.model)
+    if compact_at is not None:
+        if compact_at > _MAX_COMPACT_AT:
+            raise UserError(
+                f"`compact_at` in env.options is {compact_at}, and Claude Code compacts at {_MAX_COMPACT_AT} tokens at "
+                "the latest: lower it."
+            )
+        variables["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = "200000"
+        variables["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(100 * compact_at / _WINDOW)
     return Launch(["--print", "--permission-mode", "bypassPermissions"], variables, stdin=task)
 
 

@@ -25,8 +25,9 @@ plugins = false
 """
 
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
-    config = _CONFIG.format(model=endpoint.model, base_url=endpoint.base_url)
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
+    limit = "" if compact_at is None else f"model_auto_compact_token_limit = {compact_at}\n"
+    config = limit + _CONFIG.format(model=endpoint.model, base_url=endpoint.base_url)
     return Launch(
         ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-"],
         {"CODEX_HOME": str(home / ".codex"), "OPENAI_API_KEY": endpoint.api_key},

@@ -8,7 +8,7 @@ from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
     variables = {
         "OPENAI_API_BASE": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
@@ -29,4 +29,5 @@ HARNESS = Harness(
     speaks="/v1/chat/completions",
     launch=_launch,
     asks_version=("--help",),
+    compacts=False,
 )

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
+_OUTPUT = 32_000
+"""Tokens that it keeps free for an answer."""
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
+    about: dict[str, Any] = {"name": endpoint.model}
+    if compact_at is not None:
+        about["limit"] = {"context": compact_at + _OUTPUT, "output": _OUTPUT}
     provider = {
         "npm": "@ai-sdk/openai-compatible",  # is in the program
         "name": "agentloop",
         "options": {"baseURL": endpoint.base_url, "apiKey": endpoint.api_key},
-        "models": {endpoint.model: {"name": endpoint.model}},
+        "models": {endpoint.model: about},
     }
     model = f"agentloop/{endpoint.model}"
     config = {"model": model, "small_model": model, "autoupdate": False, "share": "disabled"}

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
+_OUTPUT = 16_384
+"""Tokens that it keeps free for an answer."""
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
     provider = {"baseUrl": endpoint.base_url, "api": "openai-completions", "apiKey": "AGENTLOOP_API_KEY"}
-    models = {"providers": {"agentloop": provider | {"models": [{"id": endpoint.model}]}}}
+    about: dict[str, Any] = {"id": endpoint.model}
+    settings: dict[str, Any] = {}
+    if compact_at is not None:
+        about["contextWindow"] = compact_at + _OUTPUT
+        # It keeps the last messages beside the summary.
+        settings["compaction"] = {"reserveTokens": _OUTPUT, "keepRecentTokens": compact_at // 4}
+    models = {"providers": {"agentloop": provider | {"models": [about]}}}
+    files = {".pi/agent/models.json": json.dumps(models), ".pi/agent/settings.json": json.dumps(settings)}
     variables = {
         "PI_CODING_AGENT_DIR": str(home / ".pi" / "agent"),
         "AGENTLOOP_API_KEY": endpoint.api_key,
         "PI_OFFLINE": "1",
     }
     arguments = ["--provider", "agentloop", "--model", endpoint.model, "--print"]
-    return Launch(arguments, variables, {".pi/agent/models.json": json.dumps(models)}, task)
+    return Launch(arguments, variables, files, task)
 
 
 HARNESS = Harness(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
+_FREE = 33_000
+"""Tokens that it keeps free for a summary and an answer."""
 
-def _launch(task: str, home: Path, endpoint: Endpoint) -> Launch:
+
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
     variables = {
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
         "OPENAI_MODEL": endpoint.model,
         "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     }
-    return Launch(["--yolo", "--auth-type", "openai"], variables, stdin=task)
+    settings: dict[str, Any] = {}
+    if compact_at is not None:
+        settings["model"] = {"generationConfig": {"contextWindowSize": compact_at + _FREE}}
+        settings["context"] = {"autoCompactThreshold": 1}
+    files = {".qwen/settings.json": json.dumps(settings)}
+    return Launch(["--yolo", "--auth-type", "openai"], variables, files, task)
 
 
 HARNESS = Harness(

@@ -23,35 +23,54 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from agentloop.envs.agent.endpoint import AgentResult, Endpoint
-from agentloop.envs.agent.harnesses import claude_code, codex, mini_swe_agent, opencode, pi, qwen_code
+from agentloop.envs.agent.harnesses import (
+    claude_code,
+    codex,
+    langgraph,
+    mini_swe_agent,
+    openai_agents,
+    opencode,
+    pi,
+    qwen_code,
+)  # fmt: skip
 from agentloop.envs.agent.harnesses.base import Harness
 from agentloop.envs.agent.process import run_process
 from agentloop.errors import EnvError, UserError
 from agentloop.types.messages import text_of
 
 HARNESSES: dict[str, Harness] = {
-    module.HARNESS.name: module.HARNESS for module in (claude_code, codex, mini_swe_agent, opencode, pi, qwen_code)
+    module.HARNESS.name: module.HARNESS
+    for module in (claude_code, codex, langgraph, mini_swe_agent, openai_agents, opencode, pi, qwen_code)
 }
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
-_checked: set[str] = set()
-"""Programs whose version is supported."""
+_checked: set[tuple[str, str]] = set()
+"""Harnesses and programs whose version is supported."""
 
 
 class HarnessRun:
-    """A harness, the path of its program and the command that checks its work.
+    """A harness, the path of its program, the command that checks its work, and the tokens at which it compacts.
 
-    Raises `UserError` if the harness is unknown or its program is not there.
+    Raises `UserError` if the harness is unknown, its program is not there, or it cannot compact at a given size.
     """
 
-    def __init__(self, name: str, program: str | None = None, check: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        program: str | None = None,
+        check: Sequence[str] | None = None,
+        compact_at: int | None = None,
+    ) -> None:
         if name not in HARNESSES:
             raise UserError(
                 f"There is no harness {name!r}; known: {', '.join(HARNESSES)}. To run another program, set "
                 "`command` instead of `harness`."
             )
         self.harness = HARNESSES[name]
+        if compact_at is not None and not self.harness.compacts:
+            raise UserError(f"The harness {name} does not compact its history: remove `compact_at` from env.options.")
         self._check = check
+        self._compact_at = compact_at
         found = shutil.which(program or self.harness.program)
         if found is None:
             raise UserError(
@@ -67,7 +86,7 @@ class HarnessRun:
         """
         with tempfile.TemporaryDirectory(prefix="agentloop-agent-", ignore_cleanup_errors=True) as made:
             home, work = Path(made, "home"), Path(made, "work")
-            launch = self.harness.launch(_text_of(task), home, endpoint)
+            launch = self.harness.launch(_text_of(task), home, endpoint, self._compact_at)
             _write(home, launch.files)
             _write(work, task.get("files") or {})
             environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
@@ -81,18 +100,21 @@ class HarnessRun:
             return AgentResult(output.decode(errors="replace").strip() or None, reward)
 
     async def _check_version(self, environment: Mapping[str, str]) -> None:
-        if self._program in _checked:
+        if (self.harness.name, self._program) in _checked:
             return
         # Some programs print it on stderr.
         command = ["sh", "-c", 'exec "$0" "$@" 2>&1', self._program, *self.harness.asks_version]
-        told = (await run_process(command, environment)).decode(errors="replace").strip()
-        version = _VERSION.search(told)
+        try:
+            told = (await run_process(command, environment)).decode(errors="replace").strip()
+            version = _VERSION.search(told)
+        except EnvError as error:
+            told, version = str(error).rpartition("\n")[2], None
         if version is None or version[0] not in SpecifierSet(self.harness.versions):
             raise UserError(
                 f"{self._program} is {told[:80]!r}, and the harness {self.harness.name} starts "
                 f"{self.harness.versions}: {self.harness.install}, or start your version with `command`."
             )
-        _checked.add(self._program)
+        _checked.add((self.harness.name, self._program))
 
     async def _judge(self, check: Sequence[str], environment: Mapping[str, str], work: Path) -> float:
         try:

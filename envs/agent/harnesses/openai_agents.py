@@ -1,0 +1,32 @@
+"""The OpenAI Agents SDK, which speaks OpenAI's Responses: an agent of it with a shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.envs.agent.endpoint import Endpoint
+from agentloop.envs.agent.harnesses.base import PROGRAMS, Harness, Launch
+
+_PROGRAM = PROGRAMS / "openai_agents_program.py"
+
+
+def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
+    variables = {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "OPENAI_MODEL": endpoint.model,
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    }
+    return Launch([str(home / _PROGRAM.name)], variables, {_PROGRAM.name: _PROGRAM.read_text()}, task)
+
+
+HARNESS = Harness(
+    name="openai-agents",
+    program="python",
+    install="pip install openai-agents==0.24.0",
+    versions=">=0.24,<1",
+    speaks="/v1/responses",
+    launch=_launch,
+    asks_version=("-c", "from importlib.metadata import version; print(version('openai-agents'))"),
+    compacts=False,
+)
