@@ -24,10 +24,10 @@ _FILES = 1 << 20
 """Files that a box may make."""
 
 
-def build_root(layers: Sequence[int | str], storage_mb: int, name: str) -> None:
+def build_root(layers: Sequence[int | str], storage_mb: int, name: str, workdir: str | None) -> None:
     """Enter the file system of a box; needs CAP_SYS_ADMIN and a mount namespace of its own.
 
-    `layers` are mounts or paths of root file systems, the uppermost first. Raises `OSError`.
+    `layers` are mounts or paths of root file systems, the uppermost first. `workdir` is made. Raises `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
     # Paths may lie below the directory that is covered next.
@@ -54,6 +54,8 @@ def build_root(layers: Sequence[int | str], storage_mb: int, name: str) -> None:
     _mount_kernel_files(devices, storage_mb)
     _name_machine(name)
     libc.pivot_root(_ROOT)
+    if workdir is not None:
+        os.makedirs(workdir, exist_ok=True)  # only now do its links stay in the box
 
 
 def _show(handle: int, target: str) -> None:

@@ -128,7 +128,8 @@ def _enter(keeper: socket, control: socket, filter: bytes, request: dict[str, An
             keeper.send(str(pid).encode())
             os._exit(0)
         slot.expect(keeper, b"adopted")
-        filesystem.build_root(mounts or request["layers"], request["storage_mb"], request["hostname"])
+        layers = mounts or request["layers"]
+        filesystem.build_root(layers, request["storage_mb"], request["hostname"], request["workdir"])
         libc.drop_bounding_set(keep=_CAPABILITIES)
         libc.install_filter(filter)  # needs a capability, since programs that give rights (su) are wanted in a box
         libc.keep_capabilities(_CAPABILITIES)

@@ -38,7 +38,7 @@ class BoxSpec:
     image: Image
     network: Network = field(default_factory=Network)
     workdir: str | None = None
-    """Directory that commands start in; None is the image's, else /."""
+    """Directory that commands start in, made if it is missing; None is the image's, else /."""
     user: str | None = None
     """User, or `user:group`, that commands run as; None is the image's, else root (of the box)."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -77,7 +77,10 @@ class RootfsProvider:
         name = f"box-{uuid.uuid4().hex[:12]}"
         try:
             control, pid, pidfd = await self._keeper.make(
-                layers=list(image.layers), storage_mb=spec.storage_mb or self._storage_mb, hostname=name
+                layers=list(image.layers),
+                storage_mb=spec.storage_mb or self._storage_mb,
+                hostname=name,
+                workdir=spec.workdir,
             )
         except SandboxError as error:
             raise BoxError(f"A box could not be started: {error}") from error

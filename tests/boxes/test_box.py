@@ -62,6 +62,14 @@ async def test_boxes_share_nothing(provider, spec, box):
         await other.stop()
 
 
+async def test_the_working_directory_is_made(provider, spec):
+    box = await provider.start(replace(spec, workdir="/made/for/this"))
+    try:
+        assert (await box.exec("pwd; stat -c '%U %a' .")).stdout == "/made/for/this\nroot 755\n"
+    finally:
+        await box.stop()
+
+
 async def test_variables_come_from_the_spec_and_the_call(provider, spec):
     box = await provider.start(replace(spec, env={"A": "spec", "B": "spec"}, workdir="/srv"))
     try:

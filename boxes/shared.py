@@ -1,0 +1,55 @@
+"""Providers that all episodes of a process share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentloop.boxes.interface.box import BoxProvider
+from agentloop.boxes.registry import create
+from agentloop.errors import UserError
+
+_PROVIDERS: dict[asyncio.AbstractEventLoop, dict[str, asyncio.Task[BoxProvider]]] = {}
+
+
+async def provider_of(name: str | None = None, options: Mapping[str, Any] | None = None) -> BoxProvider:
+    """Return the open provider of this event loop; all that ask alike share it. Its boxes end with this process.
+
+    None is docker if an engine answers, else rootfs. Raises `UserError` if the provider cannot make boxes.
+    """
+    for loop in [loop for loop in _PROVIDERS if loop.is_closed()]:
+        del _PROVIDERS[loop]
+    providers = _PROVIDERS.setdefault(asyncio.get_running_loop(), {})
+    key = json.dumps([name, dict(options or {})], sort_keys=True, default=str)
+    if key not in providers:
+        providers[key] = asyncio.create_task(_open(name, options or {}))
+    try:
+        return await asyncio.shield(providers[key])
+    except UserError:
+        providers.pop(key, None)  # an engine may be started meanwhile
+        raise
+
+
+async def close_providers() -> None:
+    """Stop all boxes of this event loop's providers."""
+    for task in _PROVIDERS.pop(asyncio.get_running_loop(), {}).values():
+        await (await task).close()
+
+
+async def _open(name: str | None, options: Mapping[str, Any]) -> BoxProvider:
+    if name is None:
+        provider = create("docker")
+        try:
+            await provider.open()
+        except UserError:
+            name = "rootfs"
+        else:
+            if not options:
+                return provider
+            await provider.close()
+            name = "docker"
+    provider = create(name, **options)
+    await provider.open()
+    return provider

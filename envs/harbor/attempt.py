@@ -1,0 +1,194 @@
+"""`Attempt`: one attempt at a task, from the start of its box to the rewards of its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from agentloop.boxes.interface.box import Box, BoxProvider
+from agentloop.boxes.interface.spec import Network
+from agentloop.envs.harbor.tasks.config import MAIN
+from agentloop.envs.harbor.tasks.task import HarborTask, TaskStep
+from agentloop.envs.harbor.verification.boxes import (
+    AGENT,
+    TESTS,
+    VERIFIER,
+    as_root,
+    emptied,
+    image_of,
+    make_folders,
+    spec_of,
+    user_of,
+    wait_until_healthy,
+)
+from agentloop.envs.harbor.verification.rewards import Rewards, VerifierError, combined, reaches
+from agentloop.envs.harbor.verification.verifier import verify
+from agentloop.errors import EnvError, UserError
+
+_SETUP_SECONDS = 600.0
+
+
+class Attempt:
+    """The box of a task, its steps one after the other, and their rewards.
+
+    attempt = Attempt(task, provider)
+    await attempt.start()
+    while True:
+        ...                              # work in attempt.box on attempt.step
+        await attempt.judge()
+        if not await attempt.advance():
+            break
+    await attempt.stop()
+    print(attempt.rewards)
+    """
+
+    def __init__(
+        self,
+        task: HarborTask,
+        provider: BoxProvider,
+        *,
+        images: Mapping[str, str] | None = None,
+        network: Literal["none", "public"] | None = None,
+        carried: tuple[str, ...] = (),
+    ) -> None:
+        """`images` are those of `image_of`. `network` replaces what the task may reach.
+
+        With `carried` the tests of every step run in a new box that gets these paths of the agent's: nothing else that
+        the agent did can reach them. Raises `UserError` for a task that no box can run.
+        """
+        _check(task)
+        self.task = task
+        self._provider = provider
+        self._images = images or {}
+        self._network = None if network is None else Network(mode=network)
+        self._carried = carried
+        self._number = 0
+        self._box: Box | None = None
+        self._judged: list[Rewards] = []
+        self.seconds_starting = 0.0
+        """Time until the box was ready."""
+
+    @property
+    def step(self) -> TaskStep:
+        """The current step."""
+        return self.task.steps[self._number]
+
+    @property
+    def box(self) -> Box:
+        """The agent's box."""
+        assert self._box is not None, "call start first"
+        return self._box
+
+    @property
+    def agent_user(self) -> str | None:
+        """User of the agent in the current step; None is that of the image."""
+        return user_of(self.step.agent_user)
+
+    async def start(self) -> None:
+        """Start the box and prepare the first step. Raises `EnvError` if the task cannot be played now."""
+        begin = time.monotonic()
+        environment = self.task.config.environment
+        self._box = await self._start(environment.docker_image, self.task.environment)
+        await make_folders(self._box)
+        await wait_until_healthy(self._box, environment.healthcheck)
+        await self._prepare()
+        self.seconds_starting = time.monotonic() - begin
+
+    async def _start(self, image: str | None, folder: Path, *, is_verifier: bool = False) -> Box:
+        where = self.step.verifier_box if is_verifier else None
+        environment = self.task.config.environment if where is None else where.environment
+        try:
+            spec = spec_of(environment, image_of(image, folder, self._images), network=self._network)
+            return await self._provider.start(spec)
+        except UserError as error:  # of this task alone; others may play
+            raise EnvError(f"the box of {self.task.name} cannot be started: {error}") from error
+
+    async def _prepare(self) -> None:
+        """Upload the files of a step, and run its setup.sh and its health check."""
+        step, box = self.step, self.box
+        if not step.config.name:
+            return
+        files = step.folder / "workdir"
+        if await asyncio.to_thread(files.is_dir):
+            workdir = (await box.exec("pwd", timeout=10)).stdout.strip() or "/"
+            await box.upload(files, workdir)
+            if await asyncio.to_thread((files / "setup.sh").is_file):
+                script = f"$(command -v bash || echo sh) {shlex.quote(workdir.rstrip('/') + '/setup.sh')}"
+                result = await box.exec(script, user=self.agent_user, timeout=_SETUP_SECONDS)
+                if result.return_code != 0:
+                    raise EnvError(
+                        f"setup.sh of the step {step.config.name} of {self.task.name} failed: {result.stderr[-300:]}"
+                    )
+        await wait_until_healthy(box, step.config.healthcheck, self.agent_user)
+
+    async def judge(self, logs: Path | None = None) -> Rewards:
+        """Run the tests of the current step. Raises `VerifierError` without a reward, `BoxError` if a box fails."""
+        where = self.step.verifier_box
+        start = None
+        if where is not None:
+            image, folder = where.image, where.folder
+            start = lambda: self._start(image, folder, is_verifier=True)  # noqa: E731
+        elif self._carried:
+            environment = self.task.config.environment
+            start = lambda: self._start(environment.docker_image, self.task.environment)  # noqa: E731
+        found = await verify(self.step, self.box, start, carried=self._carried, logs=logs)
+        self._judged.append(found)
+        return found
+
+    async def advance(self) -> bool:
+        """Begin the next step, and return whether there is one that the rewards so far allow."""
+        assert len(self._judged) == self._number + 1, "judge each step once"
+        is_last = self._number + 1 == len(self.task.steps)
+        if is_last or not reaches(self._judged[-1], self.step.config.min_reward):
+            return False
+        # Neither the tests of this step nor what they wrote may be seen in the next one.
+        await as_root(self.box, f"rm -rf -- {TESTS}; {emptied(VERIFIER, AGENT)}")
+        self._number += 1
+        await self._prepare()
+        return True
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the current step has its rewards."""
+        return len(self._judged) > self._number
+
+    @property
+    def rewards(self) -> Rewards:
+        """The rewards of the task, from those of its steps. Raises `VerifierError` if none was judged."""
+        if not self._judged:
+            raise VerifierError(f"no tests of {self.task.name} have run")
+        return combined(self._judged, self.task.config.multi_step_reward_strategy)
+
+    async def stop(self) -> None:
+        """End the box. A second call does nothing."""
+        if self._box is not None:
+            await self._box.stop()
+
+
+def reward_of(rewards: Rewards) -> float:
+    """Return the number named `reward`, or the only one. Raises `VerifierError` if neither exists."""
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) == 1:
+        return next(iter(rewards.values()))
+    raise VerifierError(f"the tests wrote {sorted(rewards)}, and none of them is `reward`")
+
+
+def _check(task: HarborTask) -> None:
+    """Raise `UserError` for what no box can do."""
+    config = task.config
+    collected = [*config.verifier.collect, *(each for step in task.steps for each in step.config.verifier.collect)]
+    artifacts = [each.service for step in task.steps for each in step.artifacts]
+    services = {*(each.service for each in collected), *artifacts} - {None, MAIN}
+    if services:
+        raise UserError(
+            f"{task.folder} uses the compose services {sorted(map(str, services))}, which boxes do not have."
+        )
+    if config.environment.mcp_servers:
+        raise UserError(
+            f"{task.folder} needs MCP servers, which boxes do not start: remove mcp_servers from task.toml."
+        )

@@ -1,0 +1,141 @@
+"""`HarborEnv`: tasks of Harbor folders as episodes, and the rows of `data.train`.
+
+data:
+  train: agentloop.envs.harbor.env:tasks
+  train_options: {folder: ./tasks}
+env:
+  factory: harbor
+  options: {provider: rootfs}
+  tools: [bash, edit]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentloop.boxes.shared import provider_of
+from agentloop.envs.base import Env, Observation
+from agentloop.envs.harbor.attempt import Attempt, reward_of
+from agentloop.envs.harbor.tasks.task import HarborTask
+from agentloop.errors import UserError
+from agentloop.types.messages import Message
+
+if TYPE_CHECKING:
+    from agentloop.boxes.interface.box import Box
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.tools.toolset import Toolset
+    from agentloop.types.trajectory import Trajectory
+
+
+class HarborEnv(Env):
+    """Task of a Harbor folder, in a box of its own, judged by its tests.
+
+    A turn without a call ends the current step of the task. The reward is the one that the tests write as `reward`;
+    other numbers become metrics. An `env.reward` is added.
+    """
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+        provider: str | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+        images: Mapping[str, str] | None = None,
+        network: Literal["none", "public"] | None = None,
+        system: str | None = None,
+        carried: Sequence[str] = (),
+    ) -> None:
+        """Prepare the task of a row of `tasks`.
+
+        `provider` starts the boxes, by default docker if an engine answers, else rootfs. `images` replaces images of
+        tasks, by name or all ("*"), by other names, tar archives or directories. `network` replaces what tasks may
+        reach. `system` is a system message. With `carried`, tests run in new boxes that get these paths only.
+        """
+        super().__init__(row, toolset=toolset, reward=reward)
+        if "task" not in row:
+            raise UserError(f"The row {row.get('id')!r} has no task: use the rows of agentloop.envs.harbor.env:tasks.")
+        self._provider = provider, provider_options
+        self._images = images
+        self._network = network
+        self._carried = tuple(carried)
+        self._system = system
+        self._attempt: Attempt | None = None
+        self.deadline = math.inf
+
+    @property
+    def box(self) -> Box | None:
+        """The box that tools work in."""
+        return None if self._attempt is None else self._attempt.box
+
+    @property
+    def agent_user(self) -> str | None:
+        """User of the tools; None is that of the image."""
+        return None if self._attempt is None else self._attempt.agent_user
+
+    async def reset(self) -> Observation:
+        task = await asyncio.to_thread(HarborTask.load, self.task["task"])
+        provider = await provider_of(*self._provider)
+        self._attempt = Attempt(task, provider, images=self._images, network=self._network, carried=self._carried)
+        await self._attempt.start()
+        system: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return Observation([*system, self._instruction(self._attempt)])
+
+    async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
+        assert self._attempt is not None, "reset comes first"
+        if not self._attempt.task.has_steps:
+            return Observation(), 0.0, True, False
+        await self._attempt.judge()
+        if not await self._attempt.advance():
+            return Observation(), 0.0, True, False
+        return Observation([self._instruction(self._attempt)]), 0.0, False, False
+
+    def _instruction(self, attempt: Attempt) -> Message:
+        seconds = attempt.step.agent_timeout
+        self.deadline = math.inf if seconds is None else time.monotonic() + seconds
+        return {"role": "user", "content": attempt.step.instruction}
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
+        attempt = self._attempt
+        assert attempt is not None, "reset comes first"
+        begin = time.monotonic()
+        if not attempt.is_judged:
+            await attempt.judge()
+        rewards = attempt.rewards
+        trajectory.metrics |= {f"reward/{name}": value for name, value in rewards.items() if name != "reward"}
+        trajectory.metrics["seconds_starting_box"] = attempt.seconds_starting
+        trajectory.metrics["seconds_testing"] = time.monotonic() - begin
+        return reward_of(rewards) + await super().score(trajectory)
+
+    async def close(self) -> None:
+        if self._attempt is not None:
+            await self._attempt.stop()
+
+
+def tasks(folder: str | Sequence[str], *, first: int = 0, count: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a row for each task of folders, in the order of their names.
+
+    A folder is a task, or has tasks anywhere below it. `first` and `count` choose some, so that one folder can serve
+    training and evaluation. Raises `UserError` for a task that cannot be read, or a folder without tasks.
+    """
+    folders = [folder] if isinstance(folder, str) else list(folder)
+    found = [task for each in folders for task in _tasks_below(Path(each).expanduser())]
+    for path in found[first : None if count is None else first + count]:
+        task = HarborTask.load(path)
+        yield {"id": task.name, "task": str(task.folder)}
+
+
+def _tasks_below(folder: Path) -> list[Path]:
+    if (folder / "task.toml").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.rglob("task.toml"))
+    if not found:
+        raise UserError(f"{folder} has no Harbor tasks: no folder below it has a task.toml.")
+    return found

@@ -1,0 +1,1 @@
+"""Run the tests of a task in a box, and read the reward that they write."""

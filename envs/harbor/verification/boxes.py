@@ -1,0 +1,116 @@
+"""The boxes of tasks: their specs, and the folders that every box of a task has."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentloop.boxes.interface.box import Box, BoxError
+from agentloop.boxes.interface.spec import BoxSpec, Image, Network
+from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, NetworkMode, User
+from agentloop.envs.harbor.tasks.variables import resolved
+from agentloop.errors import UserError
+
+LOGS, AGENT, VERIFIER, ARTIFACTS = "/logs", "/logs/agent", "/logs/verifier", "/logs/artifacts"
+TESTS, SOLUTION = "/tests", "/solution"
+_SEARCH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; set -e; "
+_NETWORKS = {NetworkMode.PUBLIC: "public", NetworkMode.NO_NETWORK: "none", NetworkMode.ALLOWLIST: "allowlist"}
+
+
+def image_of(name: str | None, folder: Path, images: Mapping[str, str]) -> Image:
+    """Return the image of a box: that of this name, else that of the Dockerfile in `folder`.
+
+    `images` replaces images of tasks, by their names, or all ("*"), by other names, tarballs or directories. Raises
+    `UserError` for a folder without a Dockerfile.
+    """
+    if (other := images.get(name or "", images.get("*"))) is not None:
+        path = Path(other).expanduser()
+        if path.is_dir():
+            return Image(tree=path.absolute())
+        return Image(tarball=path.absolute()) if path.is_file() else Image(reference=other)
+    if name:
+        return Image(reference=name)
+    if not (folder / "Dockerfile").is_file():
+        others = ", ".join(sorted(path.name for path in folder.glob("*compose*"))) if folder.is_dir() else ""
+        raise UserError(
+            f"{folder} has no Dockerfile{f', only {others}, which boxes cannot run' if others else ''}: write one, or "
+            "name a docker_image in task.toml."
+        )
+    return Image(dockerfile=folder)
+
+
+def spec_of(environment: EnvironmentConfig, image: Image, *, network: Network | None = None) -> BoxSpec:
+    """Return the spec of a box. Raises `UserError` for what no box has: Windows, GPUs, TPUs."""
+    if environment.os != "linux" or environment.gpus or environment.tpu:
+        raise UserError("The task needs Windows, GPUs or TPUs, which boxes do not have: leave it out.")
+    own = Network(mode=_NETWORKS[environment.network_mode], hosts=tuple(environment.allowed_hosts or ()))  # type: ignore[arg-type]
+    return BoxSpec(
+        image=image,
+        network=own if network is None else network,
+        workdir=environment.workdir,
+        env=resolved(environment.env),
+        cpus=environment.cpus,
+        memory_mb=environment.memory_mb,
+        storage_mb=environment.storage_mb,
+    )
+
+
+def user_of(user: User) -> str | None:
+    """Return a user as boxes take it."""
+    return None if user is None else str(user)
+
+
+async def as_root(box: Box, script: str, *, timeout: float = 60.0) -> None:  # noqa: ASYNC109
+    """Run lines of shell as root. Raises `BoxError` if one fails."""
+    result = await box.exec(["/bin/sh", "-c", _SEARCH + script], cwd="/", user="root", timeout=timeout)
+    if result.return_code != 0:
+        raise BoxError(f"a command of the box failed ({result.return_code}): {script[:80]} … {result.stderr[-300:]}")
+
+
+def emptied(*folders: str) -> str:
+    """Return the shell lines that make folders that are empty, no links, and open to all users."""
+    lines = []
+    for folder in map(shlex.quote, folders):
+        lines.append(f"if [ -L {folder} ] || [ -f {folder} ]; then rm -f -- {folder}; fi; mkdir -p {folder}")
+        lines.append(f"find {folder} -mindepth 1 -maxdepth 1 -exec rm -rf -- {{}} +; chmod 777 {folder}")
+    return "; ".join(lines)
+
+
+async def make_folders(box: Box) -> None:
+    """Make the folders for logs of a new box."""
+    folders = f"{AGENT} {VERIFIER} {ARTIFACTS}"
+    await as_root(box, f"mkdir -p {folders}; chmod 777 {folders}")
+
+
+async def wait_until_healthy(box: Box, check: Healthcheck | None, user: str | None = None) -> None:
+    """Run a health check until it succeeds. Raises `BoxError` after its retries."""
+    if check is None:
+        return
+    begin, failures = time.monotonic(), 0
+    while True:
+        is_starting = time.monotonic() < begin + check.start_period_sec
+        result = await box.exec(check.command, timeout=check.timeout_sec, user=user)
+        if result.return_code == 0:
+            return
+        if is_starting:
+            await asyncio.sleep(check.start_interval_sec)
+            continue
+        failures += 1
+        if failures >= check.retries:
+            raise BoxError(f"the health check {check.command!r} failed {failures} times: {result.stderr[-300:]}")
+        await asyncio.sleep(check.interval_sec)
+
+
+def without_excluded(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove from a folder what a pattern matches: a path below it, or its last parts."""
+    for path in sorted(folder.rglob("*"), reverse=True) if patterns else ():
+        parts = path.relative_to(folder).parts
+        tails = {"/".join(parts[first:]) for first in range(len(parts))}
+        if any(fnmatch.fnmatch(tail, pattern.rstrip("/")) for tail in tails for pattern in patterns):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else os.unlink(path)

@@ -1,0 +1,66 @@
+"""Read reward files, and combine the rewards of steps.
+
+A verifier writes /logs/verifier/reward.json, an object of names and finite numbers or one number, or reward.txt, one
+number. What is missing, empty or no finite number cannot be judged: it fails the episode and is never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentloop.envs.harbor.tasks.config import RewardStrategy
+from agentloop.errors import EnvError
+
+Rewards = dict[str, float]
+"""Name to number; the name `reward` is the reward, others are metrics."""
+
+
+class VerifierError(EnvError):
+    """The tests gave no reward."""
+
+
+def read_rewards(folder: Path) -> Rewards:
+    """Return what the files in a copy of /logs/verifier say. Raises `VerifierError` if they say no reward."""
+    table, number = folder / "reward.json", folder / "reward.txt"
+    try:
+        if table.is_file():
+            return _of_json(table.read_text(encoding="utf-8"))
+        if number.is_file():
+            return {"reward": _finite("reward.txt", float(number.read_text(encoding="utf-8")))}
+    except (ValueError, RecursionError) as error:
+        raise VerifierError(f"the tests wrote no finite number as the reward: {error}") from error
+    raise VerifierError("the tests wrote neither /logs/verifier/reward.json nor /logs/verifier/reward.txt")
+
+
+def _of_json(text: str) -> Rewards:
+    found = json.loads(text)
+    if not isinstance(found, Mapping):
+        found = {"reward": found}
+    return {name: _finite(f"{name!r} of reward.json", value) for name, value in found.items()}
+
+
+def _finite(name: str, value: object) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r:.80}")
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{name} is {value!r:.80}")
+    return number
+
+
+def reaches(rewards: Rewards, least: float | Mapping[str, float] | None) -> bool:
+    """Return whether a step earned its `min_reward`, so that the next one begins."""
+    if least is None:
+        return True
+    wanted = least if isinstance(least, Mapping) else {"reward": least}
+    return all(rewards.get(name, -math.inf) >= value for name, value in wanted.items())
+
+
+def combined(steps: Sequence[Rewards], strategy: RewardStrategy | None) -> Rewards:
+    """Return the rewards of a task from those of its steps: their mean, missing names as 0, or those of the last."""
+    if strategy is RewardStrategy.FINAL:
+        return dict(steps[-1])
+    names = {name for rewards in steps for name in rewards}
+    return {name: sum(rewards.get(name, 0.0) for rewards in steps) / len(steps) for name in sorted(names)}

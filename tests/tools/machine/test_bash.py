@@ -1,0 +1,77 @@
+"""A shell and an editor of files in a box, as models use them."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from agentloop.tools.machine.bash import Bash
+from agentloop.tools.machine.edit import Edit
+from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture
+def sessions(box):
+    tools = Toolset([Bash(timeout=1.0, max_output_bytes=1024), Edit()])
+    return tools.sessions("t", {}, 0, env=SimpleNamespace(box=box, agent_user=None, deadline=math.inf))
+
+
+async def _call(sessions, tool, **arguments):
+    result = await sessions.call(ToolCall(tool, arguments, "1"), asyncio.get_running_loop().time() + 1e6)
+    return result.content
+
+
+async def test_the_shell_keeps_its_state(sessions):
+    assert await _call(sessions, "bash", command="cd /srv; A=5") == ""
+    assert await _call(sessions, "bash", command="pwd; echo $A; false") == "/srv\n5\n[exit code 1]"
+    assert await _call(sessions, "bash", command="echo 'unclosed") != ""
+    assert await _call(sessions, "bash", command="cat; echo $A") == "5"  # no input, and no next command as input
+    assert await _call(sessions, "bash", command="echo a\necho b # c\ncat <<X\nd\nX") == "a\nb\nd"
+    await sessions.close()
+
+
+async def test_long_commands_are_interrupted_and_the_shell_lives(sessions):
+    await _call(sessions, "bash", command="A=5; cd /srv")
+    assert await _call(sessions, "bash", command="echo first; sleep 60") == "first\n[interrupted after 1 s]"
+    assert await _call(sessions, "bash", command="echo $A; pwd") == "5\n/srv"
+    await sessions.close()
+
+
+async def test_a_command_that_ignores_interrupts_is_killed_with_the_shell(sessions):
+    told = await _call(sessions, "bash", command="trap '' INT; while :; do :; done")
+    assert told == "[interrupted after 1 s]\n[the shell has ended; the next command starts a new one]"
+    assert await _call(sessions, "bash", command="exit 3") == (
+        "[the shell has ended; the next command starts a new one]"
+    )
+    assert await _call(sessions, "bash", command="echo here") == "here"
+    await sessions.close()
+
+
+async def test_the_middle_of_long_output_is_left_out(sessions):
+    told = await _call(sessions, "bash", command="seq 10000")
+    assert told.startswith("1\n2\n3\n")
+    assert told.endswith("\n9999\n10000")
+    assert "bytes left out]" in told
+    assert len(told) < 1200
+    await sessions.close()
+
+
+async def test_files_are_shown_and_changed(sessions):
+    assert await _call(sessions, "edit", command="create", path="/srv/new/a.txt", file_text="one\ntwo\n") == (
+        "Wrote /srv/new/a.txt."
+    )
+    await _call(sessions, "edit", command="str_replace", path="/srv/new/a.txt", old_str="two", new_str="2\n3")
+    await _call(sessions, "edit", command="insert", path="/srv/new/a.txt", insert_line=0, new_str="zero")
+    assert await _call(sessions, "bash", command="cat /srv/new/a.txt") == "zero\none\n2\n3"
+    assert await _call(sessions, "edit", command="view", path="/srv/new/a.txt", view_range=[2, 3]) == (
+        "     2\tone\n     3\t2"
+    )
+    assert await _call(sessions, "edit", command="view", path="/srv/new") == "a.txt\n"
+    refused = await _call(sessions, "edit", command="str_replace", path="/srv/new/a.txt", old_str="e", new_str="x")
+    assert refused == "`old_str` occurs 2 times in /srv/new/a.txt, not once: nothing was changed."
+    assert "cannot be read" in await _call(sessions, "edit", command="view", path="/srv/none")
+    await sessions.close()

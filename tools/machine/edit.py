@@ -1,0 +1,128 @@
+"""`Edit`: shows and changes text files in the box of the episode."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from agentloop.boxes.interface.box import BoxError, BoxResult
+from agentloop.errors import FailureKind, ToolError
+from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.machine.places import Place, place_of
+from agentloop.types.limits import StopReason
+
+_FILE_BYTES = 4 << 20
+_AROUND = 4
+"""Lines shown before and after a change."""
+
+
+class Edit(Tool):
+    """View and change text files. `view` shows a file with line numbers, or lists a directory. `create` writes
+    `file_text`. `str_replace` replaces `old_str`, which must occur exactly once, by `new_str`. `insert` puts `new_str`
+    after line `insert_line`.
+    """  # noqa: D205 - the description that models read
+
+    name = "edit"
+    timeout = 60.0
+
+    async def call(
+        self,
+        ctx: ToolContext,
+        command: Literal["view", "create", "str_replace", "insert"],
+        path: Annotated[str, "Path of the file; relative paths begin at the first working directory"],
+        view_range: Annotated[list[int] | None, "First and last line to view"] = None,
+        file_text: str | None = None,
+        old_str: str | None = None,
+        new_str: str | None = None,
+        insert_line: Annotated[int | None, "Line number; 0 inserts at the beginning"] = None,
+    ) -> ToolResult:
+        place = place_of(ctx)
+        try:
+            return ToolResult(await _edit(place, command, path, view_range, file_text, old_str, new_str, insert_line))
+        except _RefusedError as error:
+            return ToolResult(str(error), is_error=True)
+        except BoxError as error:
+            return ToolResult(str(error), is_error=True, failure=FailureKind.ENV, stop=StopReason.ENV_ERROR)
+
+
+class _RefusedError(ToolError):
+    """What was asked for cannot be done; the message says why."""
+
+
+async def _edit(
+    place: Place,
+    command: str,
+    path: str,
+    view_range: list[int] | None,
+    file_text: str | None,
+    old_str: str | None,
+    new_str: str | None,
+    insert_line: int | None,
+) -> str:
+    if command == "create":
+        if file_text is None:
+            raise _RefusedError("`create` needs `file_text`.")
+        await _write(place, path, file_text)
+        return f"Wrote {path}."
+    if command == "view":
+        return await _view(place, path, view_range)
+    text = await _read(place, path)
+    if new_str is None:
+        raise _RefusedError(f"`{command}` needs `new_str`.")
+    if command == "str_replace":
+        if not old_str:
+            raise _RefusedError("`str_replace` needs `old_str`.")
+        if (count := text.count(old_str)) != 1:
+            raise _RefusedError(f"`old_str` occurs {count} times in {path}, not once: nothing was changed.")
+        first = text[: text.index(old_str)].count("\n") + 1
+        changed = text.replace(old_str, new_str)
+    else:
+        lines = text.splitlines(keepends=True)
+        if insert_line is None or not 0 <= insert_line <= len(lines):
+            raise _RefusedError(f"`insert` needs an `insert_line` from 0 to {len(lines)}.")
+        if insert_line and not lines[insert_line - 1].endswith("\n"):
+            lines[insert_line - 1] += "\n"
+        first = insert_line + 1
+        added = new_str if new_str.endswith("\n") or insert_line == len(lines) else new_str + "\n"
+        changed = "".join([*lines[:insert_line], added, *lines[insert_line:]])
+    await _write(place, path, changed)
+    last = first + new_str.count("\n")
+    return f"Changed {path}:\n{_numbered(changed.splitlines(), first - _AROUND, last + _AROUND)}"
+
+
+async def _view(place: Place, path: str, view_range: list[int] | None) -> str:
+    listing = await _run(place, '[ -d "$1" ] && ls -Ap -- "$1"', path)
+    if listing.return_code == 0:
+        return listing.stdout
+    lines = (await _read(place, path)).splitlines()
+    first, last = 1, len(lines)
+    if view_range is not None:
+        if len(view_range) != 2 or not 1 <= view_range[0] <= max(last, 1):
+            raise _RefusedError(f"`view_range` is [first, last], from 1 to {last}.")
+        first, last = view_range[0], last if view_range[1] < 0 else view_range[1]
+    return _numbered(lines, first, last)
+
+
+def _numbered(lines: list[str], first: int, last: int) -> str:
+    first = max(first, 1)
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first))
+
+
+async def _read(place: Place, path: str) -> str:
+    result = await _run(place, 'cat -- "$1"', path)
+    if result.return_code != 0:
+        raise _RefusedError(f"{path} cannot be read: {result.stderr.strip()}")
+    if result.output_truncated or "\ufffd" in result.stdout:
+        raise _RefusedError(f"{path} is no text file of at most {_FILE_BYTES >> 20} MiB: use bash.")
+    return result.stdout
+
+
+async def _write(place: Place, path: str, text: str) -> None:
+    script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+    result = await _run(place, script, path, text.encode())
+    if result.return_code != 0:
+        raise _RefusedError(f"{path} cannot be written: {result.stderr.strip()}")
+
+
+async def _run(place: Place, script: str, path: str, stdin: bytes = b"") -> BoxResult:
+    command = ["/bin/sh", "-c", script, "sh", path]
+    return await place.box.exec(command, user=place.user, stdin=stdin, timeout=50, output_bytes=_FILE_BYTES)

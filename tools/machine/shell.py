@@ -1,0 +1,118 @@
+"""`Shell`: a shell of a box that runs one command after the other and keeps its state."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+from dataclasses import dataclass
+
+from agentloop.boxes.interface.box import Box, Process
+
+_AFTER_INTERRUPT = 3.0
+"""Seconds that an interrupted command has to end."""
+_SETUP = "trap 'break 99 2>/dev/null' INT\n"
+"""The shell survives an interrupt, and leaves the loop that it runs."""
+
+
+@dataclass(slots=True, frozen=True)
+class ShellResult:
+    """The result of a command."""
+
+    output: str
+    """stdout and stderr as they came; the middle is cut out of more than the limit."""
+    return_code: int | None
+    """None if it did not end by itself."""
+    timed_out: bool = False
+    shell_ended: bool = False
+    """Whether the shell is gone: the next command starts a new one."""
+
+
+class Shell:
+    """One shell. It starts with its first command, and anew after it has ended."""
+
+    def __init__(self, box: Box, user: str | None = None, *, output_bytes: int = 32768) -> None:
+        self._box = box
+        self._user = user
+        self._output_bytes = output_bytes
+        self._process: Process | None = None
+
+    async def run(self, command: str, seconds: float) -> ShellResult:
+        """Run a command. One that takes longer is interrupted; if it ignores that, the shell is killed with it."""
+        process = await self._start()
+        mark = secrets.token_hex(12)
+        # Without input of its own a command would read the next one. `command` keeps sh alive after a syntax error.
+        text = f"{{ command eval {shlex.quote(command)}\n}} </dev/null 2>&1\nprintf '\\n{mark} %d\\n' $? 2>&1\n"
+        await process.write(text.encode())
+        output = _Output(mark.encode(), self._output_bytes)
+        if await self._read(process, output, seconds):
+            return self._result(output, timed_out=False)
+        await process.interrupt()
+        if not await self._read(process, output, _AFTER_INTERRUPT):
+            await self.close()
+        return self._result(output, timed_out=True)
+
+    async def close(self) -> None:
+        """Kill the shell and what runs in it."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.kill()
+
+    async def _start(self) -> Process:
+        if self._process is None:
+            self._process = await self._box.spawn(
+                ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --noprofile --norc; fi; exec sh"],
+                user=self._user,
+            )
+            await self._process.write(_SETUP.encode())
+        return self._process
+
+    async def _read(self, process: Process, output: _Output, seconds: float) -> bool:
+        """Read until the command ends; return False if its time is over before."""
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                while not output.is_complete:
+                    data = await process.read()
+                    if not data:
+                        await process.wait()  # raises if it is the box that has ended
+                        await self.close()
+                        return True
+                    output.add(data)
+        except TimeoutError:
+            return False
+        return True
+
+    def _result(self, output: _Output, *, timed_out: bool) -> ShellResult:
+        code = None if timed_out else output.return_code
+        return ShellResult(output.text(), code, timed_out, shell_ended=self._process is None)
+
+
+class _Output:
+    """What a command has printed: the first and the last bytes of it, and its exit status after the mark."""
+
+    def __init__(self, mark: bytes, limit: int) -> None:
+        self._mark = b"\n" + mark + b" "
+        self._limit = limit
+        self._head = b""
+        self._tail = b""
+        self._dropped = 0
+        self.return_code: int | None = None
+        self.is_complete = False
+
+    def add(self, data: bytes) -> None:
+        self._tail += data
+        before, mark, after = self._tail.partition(self._mark)
+        if mark and after.endswith(b"\n"):
+            self._tail, self.return_code, self.is_complete = before, int(after), True
+        room = self._limit // 2 - len(self._head)
+        keep = 0 if self.is_complete else len(self._mark) + 8
+        if room > 0 and len(self._tail) > keep:
+            moved = min(room, len(self._tail) - keep)
+            self._head, self._tail = self._head + self._tail[:moved], self._tail[moved:]
+        if (surplus := len(self._tail) - self._limit // 2 - keep) > 0:
+            self._tail = self._tail[surplus:]
+            self._dropped += surplus
+
+    def text(self) -> str:
+        middle = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
+        return (self._head + middle + self._tail).decode(errors="replace")
