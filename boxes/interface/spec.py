@@ -28,7 +28,7 @@ class Network:
 
     mode: Literal["none", "allowlist", "public"] = "none"
     hosts: tuple[str, ...] = ()
-    """Host names that an allowlist names; `*.example.org` stands for all hosts below it."""
+    """What an allowlist names: hosts, `*.example.org` for all below it, addresses, and ranges such as 10.0.0.0/8."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

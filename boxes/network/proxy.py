@@ -98,6 +98,12 @@ def _split(method: str, target: str) -> tuple[str, int, str | None]:
 
 
 def _matches(name: str, pattern: str) -> bool:
+    """Return whether a host is that of a pattern: a name, `*.` and a name, an address, or a range of addresses."""
+    if "/" in pattern:
+        try:
+            return ipaddress.ip_address(name) in ipaddress.ip_network(pattern)
+        except ValueError:
+            return False
     return name == pattern or (pattern.startswith("*.") and name.endswith(pattern[1:]))
 
 

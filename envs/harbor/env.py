@@ -126,13 +126,14 @@ def tasks(folder: str | Sequence[str], *, first: int = 0, count: int | None = No
     training and evaluation. Raises `UserError` for a task that cannot be read, or a folder without tasks.
     """
     folders = [folder] if isinstance(folder, str) else list(folder)
-    found = [task for each in folders for task in _tasks_below(Path(each).expanduser())]
+    found = [task for each in folders for task in folders_of_tasks(Path(each).expanduser())]
     for path in found[first : None if count is None else first + count]:
         task = HarborTask.load(path)
         yield {"id": task.name, "task": str(task.folder)}
 
 
-def _tasks_below(folder: Path) -> list[Path]:
+def folders_of_tasks(folder: Path) -> list[Path]:
+    """Return a folder that is a task, or the tasks below it. Raises `UserError` if there are none."""
     if (folder / "task.toml").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.rglob("task.toml"))

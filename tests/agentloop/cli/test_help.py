@@ -34,13 +34,13 @@ def test_every_command_has_short_and_long_help(command):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["t"], ["train", "tools"]),
+        (["t"], ["train", "tools", "tasks"]),
         (["tools", "s"], ["serve"]),
         (["view", "--po"], ["--port"]),
         (["rollout", "--tasks", ""], ["train", "eval"]),
         (["train", "ti"], ["tiny"]),
         (["config", "learner.lr_"], ["learner.lr_schedule"]),
-        (["nonsense", "t"], ["train", "tools"]),
+        (["nonsense", "t"], ["train", "tools", "tasks"]),
     ],
 )
 def test_a_shell_completes_commands_options_and_values(words, offered):

@@ -81,6 +81,17 @@ async def test_this_machine_itself_is_never_reached(provider, spec, server, host
         await box.stop()
 
 
+async def test_a_range_of_addresses_is_allowed(provider, spec, server):
+    box = await provider.start(
+        replace(spec, network=Network(mode="allowlist", hosts=("10.0.0.0/8", f"{own_address()}/32")))
+    )
+    try:
+        assert "GET /page" in (await box.exec(request(f"GET http://{server}/page"))).stdout
+        assert "may not reach 192.0.2.1" in (await box.exec(request("CONNECT 192.0.2.1:80"))).stdout
+    finally:
+        await box.stop()
+
+
 async def test_a_port_can_lead_to_an_address(box, server):
     host, _, port = server.partition(":")
     await box.forward(8080, host, int(port))

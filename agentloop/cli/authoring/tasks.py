@@ -1,0 +1,70 @@
+"""The commands `agentloop tasks`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Check the tasks of Harbor folders.", no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def _tasks() -> None:
+    """Check the tasks of Harbor folders."""
+
+
+@app.command()
+def check(
+    folders: Annotated[list[Path], typer.Argument(help="Tasks, or folders that have tasks below them.")],
+    provider: Annotated[
+        str | None, typer.Option(help="Provider of the boxes. Default: docker if an engine answers, else rootfs.")
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=OTHER: replaces an image of tasks, or all (*), by an image, tar archive or directory."),
+    ] = None,
+    offline: Annotated[bool, typer.Option(help="Give no task a network.")] = False,
+    concurrent: Annotated[int, typer.Option(min=1, help="Tasks that are checked at once.")] = 4,
+) -> None:
+    """Play each task with its solution, which must get 1, and with nothing done, which must get 0.
+
+    The exit status is 1 if anything is wrong with a task.
+    """
+    from agentloop.envs.harbor.env import folders_of_tasks
+    from agentloop.errors import UserError
+
+    found = [task for folder in folders for task in folders_of_tasks(folder)]
+    images = {}
+    for each in image or ():
+        name, separator, other = each.partition("=")
+        if not separator:
+            raise UserError(f"--image {each} must be NAME=OTHER, such as python:3.12-slim=./python.tar.")
+        images[name] = other
+    wrong = asyncio.run(_check(found, provider, images, offline=offline, concurrent=concurrent))
+    typer.echo(f"{len(found) - wrong} of {len(found)} tasks are right")
+    raise typer.Exit(1 if wrong else 0)
+
+
+async def _check(
+    folders: list[Path], provider: str | None, images: dict[str, str], *, offline: bool, concurrent: int
+) -> int:
+    """Print a line for each task, and return how many are wrong."""
+    from agentloop.boxes.shared import close_providers, provider_of
+    from agentloop.envs.harbor.check import check_tasks
+
+    wrong = 0
+    boxes = await provider_of(provider)
+    try:
+        found = check_tasks(folders, boxes, images=images, network="none" if offline else None, concurrent=concurrent)
+        async for finding in found:
+            wrong += bool(finding.problems)
+            state = "wrong" if finding.problems else "right"
+            typer.echo(f"{state}  {finding.folder}  {finding.seconds:.1f} s")
+            for problem in finding.problems:
+                typer.echo(f"       {problem}")
+    finally:
+        await close_providers()
+    return wrong
