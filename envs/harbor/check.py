@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from agentloop.boxes.interface.box import Box, BoxProvider
+from agentloop.boxes.interface.box import BoxProvider
 from agentloop.envs.harbor.attempt import Attempt, reward_of
 from agentloop.envs.harbor.tasks.files import upload_selected
-from agentloop.envs.harbor.tasks.task import HarborTask, TaskStep
+from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.envs.harbor.tasks.variables import resolved
 from agentloop.envs.harbor.verification.boxes import SOLUTION, as_root
 from agentloop.errors import AgentLoopError, EnvError
@@ -88,7 +88,7 @@ async def _play(attempt: Attempt, *, with_solution: bool) -> float:
         await attempt.start()
         while True:
             if with_solution:
-                await _solve(attempt.step, attempt.box, attempt.agent_user)
+                await run_solution(attempt)
             await attempt.judge()
             if not await attempt.advance():
                 return reward_of(attempt.rewards)
@@ -96,8 +96,9 @@ async def _play(attempt: Attempt, *, with_solution: bool) -> float:
         await attempt.stop()
 
 
-async def _solve(step: TaskStep, box: Box, user: str | None) -> None:
-    """Run the solution of a step. Raises `EnvError` if there is none, or it fails."""
+async def run_solution(attempt: Attempt) -> None:
+    """Run the solution of the current step. Raises `EnvError` if there is none, or it fails."""
+    step, box = attempt.step, attempt.box
     if step.solution is None:
         raise EnvError(f"{step.folder} has no solution/solve.sh")
     await as_root(box, f"rm -rf -- {SOLUTION}; mkdir -p {SOLUTION}")
@@ -106,7 +107,7 @@ async def _solve(step: TaskStep, box: Box, user: str | None) -> None:
     result = await box.exec(
         f"{SOLUTION}/solve.sh",
         env=resolved(step.task.config.solution.env),
-        user=user,
+        user=attempt.agent_user,
         timeout=step.agent_timeout or _SECONDS,
     )
     if result.timed_out:

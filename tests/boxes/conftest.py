@@ -72,8 +72,9 @@ def podman(tmp_path_factory) -> Iterator[str]:
     yield address
     service.terminate()
     service.wait()
-    while (folder / "root/overlay").is_mount():  # podman leaves it behind
-        subprocess.run(["umount", folder / "root/overlay"], check=True)
+    left = str(folder / "root/overlay")  # podman leaves a mount behind
+    while f" {left} " in Path("/proc/self/mounts").read_text():
+        subprocess.run(["umount", left], check=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

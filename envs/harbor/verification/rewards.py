@@ -1,7 +1,7 @@
 """Read reward files, and combine the rewards of steps.
 
-A verifier writes /logs/verifier/reward.json, an object of names and finite numbers or one number, or reward.txt, one
-number. What is missing, empty or no finite number cannot be judged: it fails the episode and is never a reward of 0.
+A verifier writes /logs/verifier/reward.json, an object of names and finite numbers, or reward.txt, one number. What is
+missing, empty or no finite number cannot be judged: it fails the episode and is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_rewards(folder: Path) -> Rewards:
 def _of_json(text: str) -> Rewards:
     found = json.loads(text)
     if not isinstance(found, Mapping):
-        found = {"reward": found}
+        raise ValueError(f"reward.json is {text.strip()[:80]!r} and not an object of names and numbers")
     return {name: _finite(f"{name!r} of reward.json", value) for name, value in found.items()}
 
 

@@ -56,7 +56,6 @@ async def test_the_box_is_as_the_task_says(attempt):
     ("name", "content", "expected"),
     [
         ("reward.json", '{"reward": 0.5, "lint": 1}', {"reward": 0.5, "lint": 1.0}),
-        ("reward.json", "0.25", {"reward": 0.25}),
         ("reward.txt", "0.75", {"reward": 0.75}),
     ],
 )
@@ -65,7 +64,7 @@ async def test_rewards_are_read(attempt, name, content, expected):
 
 
 async def test_reward_json_wins(attempt):
-    test = writes("reward.txt", "0") + "echo 1 > /logs/verifier/reward.json\n"
+    test = writes("reward.txt", "0") + "echo '{\"reward\": 1}' > /logs/verifier/reward.json\n"
     assert await (await attempt(test=test)).judge() == {"reward": 1.0}
 
 
@@ -79,6 +78,7 @@ async def test_reward_json_wins(attempt):
         (writes("reward.json", '{"reward": 1e999}'), "no finite number"),
         (writes("reward.json", '{"reward": "1"}'), "no finite number"),
         (writes("reward.json", "[1"), "no finite number"),
+        (writes("reward.json", "1"), "not an object"),
         ("#!/bin/sh\nln -s /etc/passwd /logs/verifier/reward.txt\n", "wrote neither"),
         ("#!/bin/sh\nmkdir /logs/verifier/reward.txt\n", "wrote neither"),
     ],
