@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
 from agentloop.envs.agent.program import AgentProgram
+from agentloop.envs.players.program import PlayersProgram
 from agentloop.envs.returned import check_parts, checked_messages, checked_step
 from agentloop.episodes.overruns import within_limit
 from agentloop.episodes.tool_calls import CallAnswers, answer_calls
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from agentloop.engines.base import Engine
     from agentloop.envs.base import BaseEnv, Env
     from agentloop.gateway.episode import ProgramEpisode, ProgramPlayer
+    from agentloop.players.episode import PlayersEpisode
     from agentloop.rendering.base import Renderer
     from agentloop.tools.sessions import ToolSessions
     from agentloop.types.image import SeenImage
@@ -61,7 +63,7 @@ class AgentLoop:
 
     async def run(
         self,
-        env: Env | AgentProgram,
+        env: Env | AgentProgram | PlayersProgram,
         *,
         trajectory_id: str = "",
         group_id: str = "",
@@ -73,7 +75,12 @@ class AgentLoop:
         return await self.play(env, trajectory, seed=seed, sampling=sampling)
 
     async def play(
-        self, env: Env | AgentProgram, trajectory: Trajectory, *, seed: int = 0, sampling: Sampling | None = None
+        self,
+        env: Env | AgentProgram | PlayersProgram,
+        trajectory: Trajectory,
+        *,
+        seed: int = 0,
+        sampling: Sampling | None = None,
     ) -> Trajectory:
         """Play `env` to its end into an empty trajectory, and score it.
 
@@ -104,9 +111,14 @@ class AgentLoop:
         return trajectory
 
     def _episode(
-        self, env: Env | AgentProgram, trajectory: Trajectory, sampling: Sampling, seed: int
-    ) -> TurnEpisode | ProgramEpisode:
-        """Choose who plays: the loop turn by turn, or the agent program through the gateway."""
+        self, env: Env | AgentProgram | PlayersProgram, trajectory: Trajectory, sampling: Sampling, seed: int
+    ) -> TurnEpisode | ProgramEpisode | PlayersEpisode:
+        """Choose who plays: the loop turn by turn, several players, or the agent program through the gateway."""
+        if isinstance(env, PlayersProgram):
+            from agentloop.players.episode import PlayersEpisode
+
+            engine, renderer = self.engine, self.renderer
+            return PlayersEpisode(engine, renderer, env, trajectory, limits=self.limits, sampling=sampling, seed=seed)
         if not isinstance(env, AgentProgram):
             return TurnEpisode(self, env, trajectory, sampling, seed)
         if self._programs is None:

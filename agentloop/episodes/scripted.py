@@ -12,6 +12,7 @@ from agentloop.envs.workers.pool import close_pools
 from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.text_renderer import END, TextRenderer
 from agentloop.errors import EngineError
+from agentloop.players.opponents import close_opponents
 from agentloop.types.limits import Limits
 
 if TYPE_CHECKING:
@@ -45,5 +46,6 @@ async def _play(loop: AgentLoop, env: Env) -> Trajectory:
         return await loop.run(env, trajectory_id="scripted")
     finally:
         close_pools()
+        await close_opponents()
         if env.toolset is not None:
             await env.toolset.shutdown()

@@ -24,6 +24,7 @@ from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.prompt_lengths import check_one_fits, of_length
 from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import UserError
+from agentloop.players.opponents import close_opponents
 from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
 from agentloop.rendering.transcript import Transcript
@@ -204,6 +205,7 @@ async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engin
         yield engine
     finally:
         close_pools()
+        await close_opponents()
         await engine.close()
         if episodes.reward is not None:
             await episodes.reward.shutdown()

@@ -101,6 +101,8 @@ class Trajectory:
     """Message of the failure that ended the episode or its judging."""
     answer: str | None = None
     """Answer of an agent program; None if the last turn of the model is the answer."""
+    role: str = ""
+    """The player of an episode of several players; advantages compare the streams of one role."""
     branches: list[Trajectory] = field(default_factory=list)
     """Further token streams of the same episode.
 

@@ -120,6 +120,7 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
         **{name: to_plain(getattr(trajectory, name), images) for name in _PLAIN_FIELDS},
         "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
         "messages": to_plain(trajectory.messages, images),
+        **({"role": trajectory.role} if trajectory.role else {}),
         **({} if trajectory.answer is None else {"answer": trajectory.answer}),
         **({"branches": [to_dict(branch) for branch in trajectory.branches]} if trajectory.branches else {}),
     }
@@ -165,6 +166,7 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
         stop_reason=None if stop_reason is None else StopReason(stop_reason),
         messages=from_plain(head["messages"], images),
         answer=head.get("answer"),
+        role=head.get("role", ""),
         place=head.get("place", 0),
         branches=[from_dict(branch) for branch in head.get("branches", ())],
     )

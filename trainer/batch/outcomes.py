@@ -144,9 +144,11 @@ def _outcome_of(
     episode: Sequence[Trajectory], place: int, algorithm: AlgorithmConfig, penalties: Mapping[int, NDArray[np.float64]]
 ) -> Outcome:
     """Return the outcome of one stream of an episode, whose shaping depends on all its streams."""
-    stream, others = episode[place], [*episode[:place], *episode[place + 1 :]]
+    stream = episode[place]
+    others = [each for each in episode if each is not stream and each.role == stream.role]
     # Branches without a reward of their own were sampled as well.
-    num_sampled = sum(each.num_sampled for each in (episode[0], *episode[0].branches))
+    sampled = [each for each in (episode[0], *episode[0].branches) if each.role == stream.role]
+    num_sampled = sum(each.num_sampled for each in sampled)
     return Outcome(
         stream,
         shaping=algorithm.overlong.reward(num_sampled) if algorithm.overlong else 0.0,
@@ -168,10 +170,19 @@ def _advantages(
     """Return `id()` of each outcome -> its advantage.
 
     Round 0 compares the trajectories. Round k compares branch k of each episode that has one with the trajectories of
-    the other episodes.
+    the other episodes. A stream with a role is compared with all streams of that role instead.
     """
     values: dict[int, AdvantageValue] = {}
-    for k in range(max((len(episode) for group in groups for episode in group), default=1)):
+    for role in sorted(
+        {outcome.trajectory.role for group in groups for episode in group for outcome in episode} - {""}
+    ):
+        shown = [
+            [outcome for episode in group for outcome in episode if outcome.trajectory.role == role] for group in groups
+        ]
+        for group, found in zip(shown, function(shown), strict=True):
+            values |= {id(outcome): value for outcome, value in zip(group, found, strict=True)}
+    groups = [[episode for episode in group if not episode[0].trajectory.role] for group in groups]
+    for k in range(max((len(episode) for group in groups for episode in group), default=0)):
         shown = [[episode[k] if k < len(episode) else episode[0] for episode in group] for group in groups]
         for group, found in zip(shown, function(shown), strict=True):
             for outcome, value in zip(group, found, strict=True):

@@ -1,0 +1,69 @@
+"""`TurnGame`: a game in which players move in turn, and the program that plays it.
+
+async def run(task, players):
+    return await play_turns(Nim(task["piles"], list(players)), players)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from agentloop.envs.players.player import Player, PlayerStopped
+
+
+class InvalidMove(ValueError):
+    """A move that the rules do not allow; its text is for the player."""
+
+
+class TurnGame(ABC):
+    """The state of a game. Players are named by their seats."""
+
+    @property
+    @abstractmethod
+    def to_move(self) -> str | None:
+        """The player who moves next; None if the game is over."""
+
+    @abstractmethod
+    def observe(self, player: str) -> str:
+        """Return what a player is told before its move."""
+
+    @abstractmethod
+    def move(self, player: str, text: str) -> None:
+        """Make the move that a turn of a player contains. Raises `InvalidMove` and then changes nothing."""
+
+    @abstractmethod
+    def rewards(self) -> Mapping[str, float]:
+        """Return the reward of each player at the end."""
+
+
+async def play_turns(
+    game: TurnGame, players: Mapping[str, Player], *, system: str | None = None, retries: int = 0
+) -> Mapping[str, float]:
+    """Play a game to its end, and return the rewards.
+
+    A player loses whose turn has no valid move after `retries` further attempts, or whose conversation reaches a limit:
+    its reward is -1, and that of all others 0.
+    """
+    invalid = dict.fromkeys(players, 0)
+    begun: set[str] = set()
+    notice = ""
+    while (name := game.to_move) is not None:
+        try:
+            text = await players[name].say(notice + game.observe(name), system=None if name in begun else system)
+            begun.add(name)
+            game.move(name, text)
+        except PlayerStopped:
+            return _lost_by(name, players)
+        except InvalidMove as error:
+            invalid[name] += 1
+            if invalid[name] > retries:
+                return _lost_by(name, players)
+            notice = f"{error}\n\n"
+        else:
+            notice, invalid[name] = "", 0
+    return game.rewards()
+
+
+def _lost_by(loser: str, players: Mapping[str, Player]) -> Mapping[str, float]:
+    return {name: -1.0 if name == loser else 0.0 for name in players}

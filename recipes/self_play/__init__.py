@@ -1,0 +1,1 @@
+"""Self-play: a model learns games by playing against itself."""
