@@ -1,7 +1,6 @@
 """Invariants 1 to 3 through HTTP, in each dialect: agents append, edit, forget, ask again and ask at once."""
 
 import asyncio
-import json
 from array import array
 from functools import cache
 
@@ -17,6 +16,7 @@ from agentloop.gateway import Gateway, Sampling
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
 from agentloop.types.trajectory import SegmentKind
+from tests.support.dialects import DIALECTS
 
 pytestmark = pytest.mark.slow
 
@@ -98,100 +98,7 @@ def prepare(histories, step):
     return which, history
 
 
-class Chat:
-    """How an agent that holds its history as chat messages asks."""
-
-    path = "chat/completions"
-
-    @staticmethod
-    def body(history, tools):
-        return {"messages": history, **({"tools": tools} if tools else {})}
-
-    @staticmethod
-    def message(answer):
-        return answer["choices"][0]["message"]
-
-
-def text_of(content):
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
-
-
-def calls_of(message):
-    return [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-
-
-def message_of(text, thinking, calls):
-    calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
-    message = {"role": "assistant", "content": text, **({"reasoning_content": thinking} if thinking else {})}
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-class Messages:
-    path = "messages"
-
-    @staticmethod
-    def body(history, tools):
-        messages = []
-        for message in history:
-            text = text_of(message["content"])
-            if message["role"] == "tool":
-                role, content = (
-                    "user",
-                    [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}],
-                )
-            else:
-                role, content = message["role"], [{"type": "text", "text": text}]
-                if thinking := message.get("reasoning_content"):
-                    content.insert(0, {"type": "thinking", "thinking": thinking, "signature": ""})
-                for call_id, called in calls_of(message):
-                    made = {"name": called["name"], "input": json.loads(called["arguments"])}
-                    content.append({"type": "tool_use", "id": call_id, **made})
-            messages.append({"role": role, "content": content})
-        tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in tools]
-        if messages[-1]["role"] == "assistant":  # which this API would have the model continue
-            messages.append({"role": "user", "content": "Go on."})
-        return {"messages": messages, "max_tokens": 1000, **({"tools": tools} if tools else {})}
-
-    @staticmethod
-    def message(answer):
-        of = {kind: [b for b in answer["content"] if b["type"] == kind] for kind in ("text", "thinking", "tool_use")}
-        calls = [(b["id"], b["name"], json.dumps(b["input"])) for b in of["tool_use"]]
-        return message_of("".join(b["text"] for b in of["text"]), "".join(b["thinking"] for b in of["thinking"]), calls)
-
-
-class Responses:
-    path = "responses"
-
-    @staticmethod
-    def body(history, tools):
-        items = []
-        for message in history:
-            text = text_of(message["content"])
-            if message["role"] == "tool":
-                items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
-                continue
-            if thinking := message.get("reasoning_content"):
-                items.append({"type": "reasoning", "content": [{"type": "reasoning_text", "text": thinking}]})
-            kind = "output_text" if message["role"] == "assistant" else "input_text"
-            items.append({"type": "message", "role": message["role"], "content": [{"type": kind, "text": text}]})
-            for call_id, called in calls_of(message):
-                items.append({"type": "function_call", "call_id": call_id, **called})
-        tools = [{"type": "function", **tool["function"]} for tool in tools]
-        return {"input": items, "store": False, **({"tools": tools} if tools else {})}
-
-    @staticmethod
-    def message(answer):
-        of = {"message": "", "reasoning": ""}
-        calls = []
-        for item in answer["output"]:
-            if item["type"] == "function_call":
-                calls.append((item["call_id"], item["name"], item["arguments"]))
-            else:
-                of[item["type"]] += item["content"][0]["text"]
-        return message_of(of["message"], of["reasoning"], calls)
-
-
-dialects = st.sampled_from([Chat, Messages, Responses])
+dialects = st.sampled_from(DIALECTS)
 
 
 async def run(client, base_url, agent, dialect):
