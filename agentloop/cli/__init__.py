@@ -58,7 +58,7 @@ _COMMANDS = {
         "Write a package with an environment, a tool or a recipe that works.",
     ),
     "envs": ("agentloop.cli.authoring.envs", "app", "List the environments."),
-    "tasks": ("agentloop.cli.authoring.tasks", "app", "Check the tasks of Harbor folders."),
+    "tasks": ("agentloop.cli.authoring.tasks", "app", "Check Harbor tasks, and make some."),
     "rewards": ("agentloop.cli.authoring.rewards", "app", "List the rewards, or judge an answer with one."),
 }
 

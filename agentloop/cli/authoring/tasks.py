@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Check the tasks of Harbor folders.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Check Harbor tasks, and make some.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def _tasks() -> None:
-    """Check the tasks of Harbor folders."""
+    """Check Harbor tasks, and make some."""
 
 
 @app.command()
@@ -46,6 +46,23 @@ def check(
     wrong = asyncio.run(_check(found, provider, images, offline=offline, concurrent=concurrent))
     typer.echo(f"{len(found) - wrong} of {len(found)} tasks are right")
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def terminal(
+    folder: Annotated[Path, typer.Argument(help="New folder for the tasks.")],
+    num: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 100,
+    seed: Annotated[int, typer.Option(help="Equal seeds make equal tasks.")] = 0,
+    level: Annotated[
+        list[int] | None, typer.Option(help="1: one short command, 2: files to read, 3: pipelines. Default: all.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Image of the tasks, with a shell.")] = "debian:stable-slim",
+) -> None:
+    """Make small terminal tasks with solutions and tests, which need no network."""
+    from agentloop.envs.harbor.making.terminal import terminal_tasks
+
+    made = list(terminal_tasks(folder, num, seed=seed, levels=level or (1, 2, 3), image=image))
+    typer.echo(f"made {len(made)} tasks in {folder}: agentloop tasks check {folder}")
 
 
 async def _check(

@@ -1,0 +1,1 @@
+"""Make Harbor tasks from seeds."""
