@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from agentloop.boxes.images import busybox
 from agentloop.boxes.interface.spec import Image
 from agentloop.errors import UserError
 
@@ -42,10 +43,12 @@ class ImageStore:
             return _tree(image.tree)
         if image.tarball is not None:
             return self._tarball(image.tarball)
+        if image.reference == busybox.NAME:
+            return self._once(busybox.key(), busybox.fill)
         what = f"{image.reference!r}" if image.reference is not None else f"a Dockerfile ({image.dockerfile})"
         raise UserError(
             f"The provider rootfs cannot make boxes from {what}. Give a root file system as a directory or a tar "
-            "archive (`docker export CONTAINER > image.tar`)."
+            f"archive (`docker export CONTAINER > image.tar`), or {busybox.NAME}."
         )
 
     def _tarball(self, path: Path) -> StoredImage:

@@ -1,9 +1,12 @@
 """What boxes without an engine can do beyond the others, and what they refuse."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from agentloop.boxes import Image
+from agentloop.errors import UserError
 from tests.boxes.processes import running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -32,3 +35,14 @@ async def test_storage_is_limited_and_the_box_goes_on(box):
 
 async def test_commands_know_the_name_of_their_user(box):
     assert (await box.exec("echo $USER", user="1000")).stdout == "worker\n"
+
+
+async def test_busybox_needs_no_image(provider, spec):
+    box = await provider.start(replace(spec, image=Image(reference="builtin:busybox")))
+    try:
+        assert (await box.exec("ls / | tr '\\n' ' '; id -un", user="worker")).stdout.endswith("worker\n")
+        assert (await box.exec("awk 'BEGIN { print 6 * 7 }' | sed s/4/5/")).stdout == "52\n"
+    finally:
+        await box.stop()
+    with pytest.raises(UserError, match="or builtin:busybox"):
+        await provider.prepare(Image(reference="debian"))
