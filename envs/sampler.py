@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from agentloop.errors import UserError
-
-
-class SamplerState(TypedDict):
-    """Position of a sampler. Two numbers are enough because the seed determines the order of an epoch."""
-
-    num_tasks: int
-    num_taken: int
 
 
 class TaskSampler:
@@ -45,11 +39,11 @@ class TaskSampler:
         self._num_taken += 1
         return int(self._order[position])
 
-    def state_dict(self) -> SamplerState:
-        """Return the position."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position. Two numbers are enough because the seed determines the order of an epoch."""
         return {"num_tasks": self._num_tasks, "num_taken": self._num_taken}
 
-    def load_state_dict(self, state: SamplerState) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. Raises `UserError` if the size of the dataset has changed."""
         if state["num_tasks"] != self._num_tasks:
             raise UserError(

@@ -25,6 +25,8 @@ class ConversationsConfig(DatasetsConfig):
     a list of these.
     """
 
+    train: ConfigPath | tuple[ConfigPath, ...]
+    """Rows to train on."""
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that prompts show if a row has no `tools` column; a plain string is a name."""
     max_tokens: int | None = Field(default=None, ge=2)

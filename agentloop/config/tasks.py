@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentloop.envs.rewards import RewardSpec
 from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
 
 
 class DatasetsConfig(Config):
-    """Datasets of a training run.
+    """Datasets of a training run; each kind of run has its own `train`.
 
     A dataset is a .jsonl, .json, .csv or .parquet file, a folder, a function 'file.py:name' / 'package.module:name', or
     a list of these.
     """
 
-    train: ConfigPath | tuple[ConfigPath, ...]
-    """Rows to train on."""
     train_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `train`."""
     train_limit: int | None = Field(default=None, ge=1)
@@ -33,15 +31,50 @@ class DatasetsConfig(Config):
     eval_limit: int | None = Field(default=None, ge=1)
     """Number of held-out rows to use, from the first; None: all."""
 
-    @field_validator("train", "eval", mode="before")
+    @field_validator("train", "eval", mode="before", check_fields=False)
     @classmethod
     def _names_rows(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        if isinstance(value, list | tuple) and any(
+            isinstance(each, Mapping) and "source" not in each for each in value
+        ):
             raise ValueError(
                 "a config names rows and does not hold them. Write a function that returns the rows, and give the "
                 "function, or its name 'file.py:name'."
             )
         return value
+
+
+class SourceConfig(Config):
+    """One of several sources of tasks."""
+
+    source: ConfigPath
+    """A dataset: a file, a folder or a function."""
+    name: str = ""
+    """Name in the metrics. By default that of the file or the function."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the tasks, relative to the weights of the other sources."""
+    options: ConfigOptions = Field(default_factory=dict)
+    """Arguments of the function in `source`."""
+    limit: int | None = Field(default=None, ge=1)
+    """Number of rows to use, from the first; None: all."""
+    keep: tuple[float, float] | None = None
+    """Bounds of the moving average of a task's reward. A task outside is played at every fifth of its turns only."""
+    levels: Annotated[list[dict[str, Any]], HAS_PATHS] = Field(default_factory=list)
+    """Options of each level, from easy to hard, which are added to `options`."""
+    raise_at: float = 0.8
+    """Mean reward of the last 32 groups at which the next level begins."""
+
+    @field_validator("keep")
+    @classmethod
+    def _bounds_are_ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError(f"the bounds {list(value)} keep no task: write the lower one first.")
+        return value
+
+    @property
+    def shown_name(self) -> str:
+        """The name in the metrics."""
+        return self.name or self.source.rpartition(":")[2].rpartition("/")[2].partition(".")[0]
 
 
 class DataConfig(DatasetsConfig):
@@ -54,6 +87,33 @@ class DataConfig(DatasetsConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
     a longer prompt ends at once."""
+    train: ConfigPath | tuple[ConfigPath, ...] | tuple[SourceConfig, ...]
+    """Rows to train on: a dataset, a list of datasets, or a list of sources with weights."""
+
+    @model_validator(mode="after")
+    def _sources_have_their_own_settings(self) -> Self:
+        sources = self.sources
+        names = [each.shown_name for each in sources]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two sources of data.train are named {', '.join(twice)}: give each a `name`.")
+        if sources and (self.train_options or self.train_limit is not None):
+            raise ValueError(
+                "data.train has sources: write `options` and `limit` in each, not train_options or train_limit."
+            )
+        return self
+
+    @property
+    def sources(self) -> tuple[SourceConfig, ...]:
+        """The sources of `train` that have weights; none if it is one dataset."""
+        return () if isinstance(self.train, str) else tuple(e for e in self.train if isinstance(e, SourceConfig))
+
+    @property
+    def train_blocks(self) -> list[tuple[str | Sequence[str], Mapping[str, Any], int | None]]:
+        """Dataset, options and limit of the only dataset, or of each level of each source."""
+        if self.sources:
+            return [(e.source, {**e.options, **level}, e.limit) for e in self.sources for level in e.levels or [{}]]
+        names = self.train if isinstance(self.train, str) else [e for e in self.train if isinstance(e, str)]
+        return [(names, self.train_options, self.train_limit)]
 
 
 class ToolConfig(Config):

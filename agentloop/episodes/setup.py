@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop import engines
 from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.config.run import RunConfig
+from agentloop.config.tasks import SourceConfig
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
+from agentloop.envs.mixture import MixedSampler, Source
 from agentloop.envs.registry import load_factory, make_env
 from agentloop.envs.rewards import RewardFunction, load_reward
+from agentloop.envs.sampler import TaskSampler
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.envs.workers.pool import close_pools
 from agentloop.episodes.loop import AgentLoop
@@ -43,7 +47,8 @@ Row = dict[str, Any]
 class RunTasks:
     """The parts of a run that need no model: tasks, tools, environment and reward."""
 
-    train: list[Row]
+    blocks: list[list[Row]]
+    """Training tasks: one list, or one for each level of each source in turn."""
     eval: list[Row]
     """Held-out tasks; empty if the run has none."""
     toolset: Toolset
@@ -51,6 +56,11 @@ class RunTasks:
     """Reward function; None if the environment alone scores episodes."""
     factory: Callable[..., Env | AgentProgram]
     needs_prompt: bool
+
+    @property
+    def train(self) -> list[Row]:
+        """All training tasks."""
+        return [row for block in self.blocks for row in block]
 
     @classmethod
     def load(cls, config: RunConfig) -> RunTasks:
@@ -69,7 +79,7 @@ class RunTasks:
             toolset=Toolset(
                 [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
             ),
-            train=load(data.train, options=data.train_options, limit=data.train_limit),
+            blocks=[load(source, options=options, limit=limit) for source, options, limit in data.train_blocks],
             eval=load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
             factory=factory,
         )
@@ -89,6 +99,8 @@ class RolloutSetup:
     """Reward function; None if the environment alone scores episodes."""
     renderer: Renderer
     make_env: Callable[[Row], Env | AgentProgram]
+    sources: Sequence[Source] = ()
+    """Which of the training tasks come from which source; empty if `data.train` is one dataset."""
     needs_prompt: bool = True
     """Whether the messages of the rows are the prompts; else the environment writes its own."""
 
@@ -102,9 +114,11 @@ class RolloutSetup:
         reward, toolset = tasks.reward, tasks.toolset
         renderer = _load_renderer(config, model)
         fitting = partial(of_length, most=config.data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
+        blocks = [fitting(block) for block in tasks.blocks]
         episodes = cls(
             config=config,
-            train=fitting(tasks.train),
+            train=[row for block in blocks for row in block],
+            sources=_sources(config.data.sources, blocks),
             eval=fitting(tasks.eval),
             toolset=toolset,
             reward=reward,
@@ -145,6 +159,13 @@ class RolloutSetup:
         """The run's sampling."""
         return Sampling(**self.config.sampling.model_dump())
 
+    def sampler(self) -> TaskSampler | MixedSampler:
+        """Return what draws the training tasks of a run."""
+        seed, shuffle = self.config.run.seed, self.config.data.shuffle
+        if self.sources:
+            return MixedSampler(self.sources, seed=seed, shuffle=shuffle)
+        return TaskSampler(len(self.train), seed=seed, shuffle=shuffle)
+
     def worker(self, engine: Engine) -> RolloutWorker:
         """Return a worker that plays requests of this run against an engine."""
         loop = AgentLoop(engine, self.renderer, limits=self.config.limits, sampling=self.sampling)
@@ -153,6 +174,22 @@ class RolloutSetup:
     def _env_of(self, request: RolloutRequest) -> Env | AgentProgram:
         rows = self.train if request.split == "train" else self.eval
         return self.make_env(rows[request.row])
+
+
+def _sources(sources: Sequence[SourceConfig], blocks: Sequence[list[Row]]) -> list[Source]:
+    """Return the sources with their places in the list of all training tasks."""
+    ends = [0, *accumulate(map(len, blocks))]
+    tasks = iter([range(start, end) for start, end in pairwise(ends)])
+    return [
+        Source(
+            name=each.shown_name,
+            weight=each.weight,
+            levels=[next(tasks) for _ in each.levels or [{}]],
+            keep=each.keep,
+            raise_at=each.raise_at,
+        )
+        for each in sources
+    ]
 
 
 def _load_renderer(config: RunConfig, model: Path) -> Renderer:

@@ -42,8 +42,8 @@ def measure(seed: int, settings: list[str]) -> dict[str, Any]:
         own = [f"run.folder={folder}/run", f"run.seed={seed}", "run.loggers=[]", "run.save_trajectories=128"]
         run = agentloop.train(load_run_config(str(TINY), [*own, *settings]), progress=False)
         evaluations = sorted(run.folder.glob("trajectories/eval_*"))
-        metrics = run.read_metrics()
-        return {
+        metrics = run.metrics
+        result = {
             "seed": seed,
             "steps": int(evaluations[-1].name[5:11]),
             "before": optimal_share(agentloop.read_trajectories(evaluations[0])),
@@ -53,6 +53,8 @@ def measure(seed: int, settings: list[str]) -> dict[str, Any]:
             "seconds": time.perf_counter() - started,
             "processor_seconds": time.process_time() - cpu,
         }
+        print(result, flush=True)
+        return result
 
 
 def main() -> None:

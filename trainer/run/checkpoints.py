@@ -11,12 +11,12 @@ import asyncio
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.sampler import SamplerState
 from agentloop.errors import UserError
 from agentloop.process.atomic import atomic_folder, replaced
 from agentloop.process.full_disk import naming_full_disk
@@ -41,7 +41,8 @@ class RunState:
 
     step: int
     """Completed steps; equal to the policy version of the learner."""
-    sampler: SamplerState
+    sampler: Mapping[str, Any]
+    """Position in the datasets, as their sampler gives it."""
     config: dict[str, Any]
     """The resolved config. A resumed run compares its own config with it."""
     queue: QueueState = field(default_factory=QueueState)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from agentloop.envs.sampler import TaskSampler
+from agentloop.envs.mixture import MixedSampler
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
@@ -45,6 +45,7 @@ from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.loggers import Logger
 from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metrics
 from agentloop.trainer.run.metrics.sampling import sampling_metrics
+from agentloop.trainer.run.metrics.sources import source_metrics
 from agentloop.trainer.run.steps import StepLoop, now
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
@@ -72,8 +73,7 @@ class Run(StepLoop):
         loggers: Sequence[Logger] = (),
     ) -> None:
         self.config = config = setup.config
-        sampler = TaskSampler(len(setup.train), seed=config.run.seed, shuffle=config.data.shuffle)
-        every = config.eval.every
+        sampler, every = setup.sampler(), config.eval.every
         super().__init__(config, learner, sampler, folder, timer=timer, loggers=loggers, evaluates_every=every)
         self.setup = setup
         self.workers = workers
@@ -191,6 +191,8 @@ class Run(StepLoop):
         self.version += 1
         metrics: dict[str, float] = {"step": self.version, "policy_version": self.version, "epoch": self.sampler.epoch}
         metrics |= rollout_metrics(selection.played)
+        if isinstance(self.sampler, MixedSampler):
+            metrics |= source_metrics(self.sampler, selection.played)
         if self.config.algorithm.dynamic_sampling is not None:
             metrics |= sampling_metrics(selection)
         if self.policy.overlaps:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.config.run import TrainingConfig
+from agentloop.envs.mixture import MixedSampler
 from agentloop.envs.sampler import TaskSampler
 from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.threads import FILES, LEARNER
@@ -67,7 +68,7 @@ class StepLoop(ABC):
         self,
         config: TrainingConfig,
         learner: Learner,
-        sampler: TaskSampler,
+        sampler: TaskSampler | MixedSampler,
         folder: RunFolder,
         *,
         timer: StageTimer,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentloop.config.run import RunConfig
+from agentloop.envs.mixture import MixedSampler
 from agentloop.envs.sampler import TaskSampler
 from agentloop.process.offloading import off_loop
 from agentloop.process.seeding import seed_of
@@ -46,7 +47,9 @@ class Selection:
 class Producer:
     """Begins groups in the order of the sampler. `changed` announces everything that happens on its own."""
 
-    def __init__(self, config: RunConfig, workers: Workers, sampler: TaskSampler, observer: Observer) -> None:
+    def __init__(
+        self, config: RunConfig, workers: Workers, sampler: TaskSampler | MixedSampler, observer: Observer
+    ) -> None:
         self._algorithm = config.algorithm
         self._cut = config.staleness.cut
         self._steps = config.run.steps

@@ -12,7 +12,7 @@ from agentloop.cli.authoring.arguments import read_json, read_pairs
 from agentloop.errors import AgentLoopError, UserError, raised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentloop.config.run import RunConfig
     from agentloop.envs.rewards import RewardFunction
@@ -90,10 +90,12 @@ def _task(task: str | None, data: str | None, row: int, config: RunConfig | None
 
     if task is not None and data is not None:
         raise UserError("--task and --data both give the row: leave one of them out.")
-    source = data or (None if config is None or task is not None else config.data.train)
+    source: str | Sequence[str] | None = data
+    options: Mapping[str, Any] = {}
+    if data is None and task is None and config is not None:
+        source, options, _ = config.data.train_blocks[0]
     if source is None:
         return read_json(task, "--task")
-    options = {} if data is not None or config is None else config.data.train_options
     rows = load_dataset(source, options=options, limit=row + 1, needs_prompt=False)
     if len(rows) <= row:
         raise UserError(f"--row is {row}, but the dataset {source} has only {len(rows)} rows. The first is row 0.")
