@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from agentloop.boxes.images import busybox
+from agentloop.boxes.images.buildah import Buildah, Pulled
+from agentloop.boxes.images.layers import unpack
 from agentloop.boxes.interface.spec import Image
 from agentloop.errors import UserError
 
@@ -36,6 +37,8 @@ class ImageStore:
     def __init__(self, folder: Path | None = None) -> None:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = folder or Path(cache) / "agentloop" / "boxes"
+        self._buildah = Buildah(self.folder / "buildah")
+        self._digests: dict[tuple[str, int, int], str] = {}
 
     def get(self, image: Image) -> StoredImage:
         """Return an image, which is made if it is not there yet. Raises `UserError` if it cannot be had."""
@@ -44,21 +47,40 @@ class ImageStore:
         if image.tarball is not None:
             return self._tarball(image.tarball)
         if image.reference == busybox.NAME:
-            return self._once(busybox.key(), busybox.fill)
-        what = f"{image.reference!r}" if image.reference is not None else f"a Dockerfile ({image.dockerfile})"
-        raise UserError(
-            f"The provider rootfs cannot make boxes from {what}. Give a root file system as a directory or a tar "
-            f"archive (`docker export CONTAINER > image.tar`), or {busybox.NAME}."
-        )
+            return self._once(busybox.key(), lambda home: _single(home, busybox.fill))
+        if image.reference is not None:
+            key = f"pulled-{_short(image.reference.encode())}"
+            return self._layered(key, lambda layout: self._buildah.pull(str(image.reference), layout))
+        assert image.dockerfile is not None
+        context = image.dockerfile
+        return self._layered(f"built-{_digest_of_folder(context)}", lambda layout: self._buildah.build(context, layout))
 
     def _tarball(self, path: Path) -> StoredImage:
         if not path.is_file():
             raise UserError(f"There is no file {path} to make boxes from: correct the path of the image.")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._once(digest, lambda tree: _unpack(path, tree))
+        status = path.stat()
+        known = (str(path), status.st_mtime_ns, status.st_size)
+        if known not in self._digests:
+            with path.open("rb") as file:
+                self._digests[known] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._once(self._digests[known], lambda home: _single(home, lambda tree: unpack(path, tree)))
 
-    def _once(self, key: str, make: Callable[[Path], StoredImage | None]) -> StoredImage:
+    def _layered(self, key: str, make: Callable[[Path], Pulled]) -> StoredImage:
+        """Return an image of several layers, each of which is unpacked once for all images that have it."""
+
+        def store(home: Path) -> StoredImage:
+            with tempfile.TemporaryDirectory(dir=home) as layout:
+                pulled = make(Path(layout))
+                layers = [self._layer(digest, path) for digest, path in pulled.layers]
+            return StoredImage(layers=tuple(reversed(layers)), env=pulled.env, workdir=pulled.workdir, user=pulled.user)
+
+        return self._once(key, store)
+
+    def _layer(self, digest: str, path: Path) -> str:
+        """Return the directory of a layer."""
+        return self._once(digest, lambda home: _single(home, lambda tree: unpack(path, tree, is_layer=True))).layers[0]
+
+    def _once(self, key: str, make: Callable[[Path], StoredImage]) -> StoredImage:
         """Return the image of this key. `make` fills its directory if there is none; others wait for it."""
         home = self.folder / key
         record = home / "image.json"
@@ -67,8 +89,8 @@ class ImageStore:
             with _locked(self.folder / f"{key}.lock"):
                 if not record.is_file():
                     shutil.rmtree(home, ignore_errors=True)  # left by a process that was killed
-                    (home / "tree").mkdir(parents=True)
-                    image = make(home / "tree") or StoredImage(layers=(str(home / "tree"),))
+                    home.mkdir()
+                    image = make(home)
                     part = Path(tempfile.mkstemp(dir=home)[1])
                     part.write_text(json.dumps(asdict(image)))
                     part.rename(record)
@@ -76,27 +98,37 @@ class ImageStore:
         return StoredImage(**values | {"layers": tuple(values["layers"])})
 
 
+def _single(home: Path, fill: Callable[[Path], None]) -> StoredImage:
+    """Return an image of one layer, which `fill` writes."""
+    tree = home / "tree"
+    tree.mkdir()
+    fill(tree)
+    return StoredImage(layers=(str(tree),))
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:20]
+
+
+def _digest_of_folder(folder: Path) -> str:
+    """Return a digest of the names, modes and contents of all files of a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            content = os.readlink(path).encode()
+        elif path.is_file():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        else:
+            content = b""
+        digest.update(f"{path.relative_to(folder)}\0{path.lstat().st_mode}\0".encode() + content)
+    return digest.hexdigest()[:20]
+
+
 def _tree(path: Path) -> StoredImage:
     if not path.is_dir():
         raise UserError(f"There is no directory {path} to make boxes from: correct the path of the image.")
     return StoredImage(layers=(str(path.resolve()),))
-
-
-def _unpack(path: Path, tree: Path) -> None:
-    """Unpack an archive with its owners and modes as far as this user may. Raises `UserError` if it is damaged."""
-    try:
-        with tarfile.open(path) as archive:
-            is_root = os.geteuid() == 0
-            for member in archive:
-                if member.ischr() or member.isblk():
-                    continue  # a box has its own devices
-                if not is_root:
-                    member.uid, member.gid = os.geteuid(), os.getegid()
-                    member.uname = member.gname = ""
-                archive.extract(member, tree, numeric_owner=True, filter="tar")
-    except (tarfile.TarError, EOFError) as error:
-        raise UserError(f"{path} is not a root file system that tar can unpack: {error}.") from error
-    tree.chmod(0o755)
 
 
 @contextmanager

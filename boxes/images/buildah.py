@@ -1,0 +1,88 @@
+"""Pull images and build Dockerfiles with buildah, without an engine. Everything blocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.errors import UserError
+
+_SECONDS = 3600.0
+_SHOWN_LINES = 8
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Pulled:
+    """An image as an OCI layout on this machine."""
+
+    layers: tuple[tuple[str, Path], ...]
+    """(digest of its uncompressed content, archive), the lowest first."""
+    env: dict[str, str]
+    workdir: str | None
+    user: str | None
+
+
+class Buildah:
+    """Buildah with a storage of its own: it shares layers with earlier builds, and nothing with other programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def build(self, context: Path, layout: Path) -> Pulled:
+        """Build the Dockerfile in `context`, and write the image to `layout`. Raises `UserError`."""
+        if not (context / "Dockerfile").is_file():
+            raise UserError(
+                f"There is no file {context / 'Dockerfile'} to make boxes from: correct the path of the image."
+            )
+        name = self._run(f"The Dockerfile of {context} cannot be built", *_BUILD, context).splitlines()[-1]
+        return self._push(name, layout)
+
+    def pull(self, reference: str, layout: Path) -> Pulled:
+        """Pull an image of a registry, and write it to `layout`. Raises `UserError`."""
+        what = f"The image {reference} of a box cannot be had"
+        return self._push(self._run(what, "pull", "--quiet", reference).splitlines()[-1], layout)
+
+    def _push(self, name: str, layout: Path) -> Pulled:
+        self._run("An image cannot be copied", "push", "--quiet", "--disable-compression", name, f"oci:{layout}:image")
+        index = json.loads((layout / "index.json").read_text())
+        manifest = _blob(layout, index["manifests"][0]["digest"])
+        config = _blob(layout, manifest["config"]["digest"])
+        settings = config.get("config") or {}
+        return Pulled(
+            layers=tuple(
+                (digest.replace(":", "-"), _path(layout, layer["digest"]))
+                for digest, layer in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True)
+            ),
+            env=dict(each.split("=", 1) for each in settings.get("Env") or ()),
+            workdir=settings.get("WorkingDir") or None,
+            user=settings.get("User") or None,
+        )
+
+    def _run(self, what: str, *arguments: str | Path) -> str:
+        command = ["buildah", "--root", self._folder / "storage", "--runroot", self._folder / "run", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        except FileNotFoundError:
+            raise UserError(
+                f"{what}: the provider rootfs needs buildah (`apt-get install buildah`, `dnf install buildah`)."
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{what}: it took longer than an hour.") from None
+        if done.returncode != 0:
+            lines = (done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:]
+            raise UserError(f"{what}:\n" + "\n".join(lines))
+        return done.stdout.strip()
+
+
+_BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers")
+
+
+def _path(layout: Path, digest: str) -> Path:
+    return layout / "blobs" / digest.replace(":", "/")
+
+
+def _blob(layout: Path, digest: str):  # type: ignore[no-untyped-def]
+    return json.loads(_path(layout, digest).read_text())

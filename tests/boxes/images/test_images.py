@@ -1,0 +1,186 @@
+"""Images of boxes without an engine: archives, layers, Dockerfiles and registries."""
+
+import io
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from agentloop import boxes
+from agentloop.boxes import Image
+from agentloop.boxes.images.layers import unpack
+from agentloop.boxes.images.store import ImageStore
+from agentloop.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+
+def archive(path, *entries):
+    """Write a tar archive of (name, type, content or link, mode)."""
+    with tarfile.open(path, "w") as made:
+        for name, kind, content, mode in entries:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = kind, mode
+            if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+                member.linkname = content
+            member.size = len(content) if kind == tarfile.REGTYPE else 0
+            made.addfile(member, io.BytesIO(content.encode()) if kind == tarfile.REGTYPE else None)
+    return path
+
+
+def test_modes_links_and_owners_are_kept(tmp_path):
+    path = archive(
+        tmp_path / "a.tar",
+        ("tmp", tarfile.DIRTYPE, "", 0o1777),
+        ("su", tarfile.REGTYPE, "program", 0o4755),
+        ("link", tarfile.SYMTYPE, "/etc/passwd", 0o777),
+        ("same", tarfile.LNKTYPE, "su", 0o4755),
+        ("device", tarfile.CHRTYPE, "", 0o666),
+    )
+    (tmp_path / "tree").mkdir()
+    unpack(path, tmp_path / "tree")
+    assert {each.name for each in (tmp_path / "tree").iterdir()} == {"tmp", "su", "link", "same"}
+    assert stat.S_IMODE((tmp_path / "tree/tmp").stat().st_mode) == 0o1777
+    assert stat.S_IMODE((tmp_path / "tree/su").stat().st_mode) == 0o4755
+    assert os.readlink(tmp_path / "tree/link") == "/etc/passwd"
+    assert (tmp_path / "tree/same").stat().st_ino == (tmp_path / "tree/su").stat().st_ino
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("../outside", tarfile.REGTYPE, "x", 0o644)],
+        [("link", tarfile.SYMTYPE, "..", 0o777), ("link/outside", tarfile.REGTYPE, "x", 0o644)],
+        [("link", tarfile.SYMTYPE, "..", 0o777), ("link/.wh.kept", tarfile.REGTYPE, "", 0o644)],
+        [("../.wh.kept", tarfile.REGTYPE, "", 0o644)],
+        [("hard", tarfile.LNKTYPE, "../kept", 0o644)],
+    ],
+)
+def test_nothing_is_written_outside_of_the_directory(tmp_path, entries):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "kept").write_text("kept")
+    with pytest.raises(UserError, match="is not a root file system"):
+        unpack(archive(tmp_path / "a.tar", *entries), tmp_path / "tree", is_layer=True)
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    """Start a registry and yield its address."""
+    folder = tmp_path_factory.mktemp("registry")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    (folder / "config.yml").write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: '{address}'}}\n"
+    )
+    server = subprocess.Popen(["docker-registry", "serve", folder / "config.yml"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(address.split(":"), timeout=1).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, "the registry did not start"
+            time.sleep(0.05)
+    yield address
+    server.terminate()
+    server.wait()
+
+
+@pytest.fixture
+def context(tmp_path, tree):
+    """Return a folder whose Dockerfile deletes, replaces and hides what a layer below has."""
+    folder = tmp_path / "context"
+    folder.mkdir()
+    with tarfile.open(folder / "base.tar", "w") as made:
+        made.add(tree, ".")
+    (folder / "note").write_text("noted\n")
+    (folder / "Dockerfile").write_text(
+        "FROM scratch\nADD base.tar /\nENV COLOR=blue\n"
+        "RUN mkdir -p /data/old /data/kept && echo 1 > /data/old/a && echo 2 > /data/kept/b\n"
+        "RUN chmod 4755 /bin/busybox\n"
+        "RUN rm /etc/group && rm -r /data/old && mkdir /data/old && echo 3 > /data/old/c\n"
+        "WORKDIR /srv\nCOPY note .\nUSER worker\n"
+    )
+    return folder
+
+
+async def seen(provider, spec, command):
+    box = await provider.start(spec)
+    try:
+        return (await box.exec(command)).stdout
+    finally:
+        await box.stop()
+
+
+LOOK = "pwd; id -un; echo $COLOR; cat note; find /data | sort; ls /etc/group 2>&1; stat -c %a /bin/busybox"
+SEEN = (
+    "/srv\nworker\nblue\nnoted\n/data\n/data/kept\n/data/kept/b\n/data/old\n/data/old/c\n"
+    "ls: /etc/group: No such file or directory\n4755\n"
+)
+
+
+async def test_a_dockerfile_is_built_and_its_layers_are_shared(tmp_path, context, spec, monkeypatch):
+    provider = boxes.create("rootfs", folder=str(tmp_path / "images"))
+    await provider.open()
+    try:
+        assert await seen(provider, replace(spec, image=Image(dockerfile=context)), LOOK) == SEEN
+        trees = set((tmp_path / "images").glob("sha256-*"))
+        other = tmp_path / "other"
+        shutil.copytree(context, other)
+        (other / "note").write_text("changed\n")
+        built = replace(spec, image=Image(dockerfile=other))
+        assert await seen(provider, built, LOOK) == SEEN.replace("noted", "changed")
+        assert len(set((tmp_path / "images").glob("sha256-*")) - trees) <= 2, "the layers below are the same"
+        monkeypatch.setenv("PATH", "/nowhere")  # what was built needs no program
+        assert await seen(provider, built, "cat note") == "changed\n"
+    finally:
+        await provider.close()
+
+
+async def test_an_image_is_pulled_from_a_registry(tmp_path, context, spec, registry):
+    name = f"{registry}/tasks/tool:1"
+    storage = ["--root", tmp_path / "s", "--runroot", tmp_path / "r"]
+    subprocess.run(["buildah", *storage, "build", "-q", "--isolation", "chroot", "-t", name, context], check=True)  # noqa: ASYNC221
+    subprocess.run(["buildah", *storage, "push", "-q", "--tls-verify=false", name], check=True)  # noqa: ASYNC221
+    (tmp_path / "registries.conf").write_text(f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n')
+    provider = boxes.create("rootfs", folder=str(tmp_path / "images"))
+    await provider.open()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+            assert await seen(provider, replace(spec, image=Image(reference=name)), LOOK) == SEEN
+            with pytest.raises(UserError, match=rf"The image {registry}/no:such of a box cannot be had:\n"):
+                await provider.prepare(Image(reference=f"{registry}/no:such"))
+    finally:
+        await provider.close()
+
+
+def test_two_builds_at_once_build_once(tmp_path, context):
+    stores = [ImageStore(tmp_path / "images") for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda store: store.get(Image(dockerfile=context)), stores)
+    assert first == second
+    assert len(list((tmp_path / "images").glob("built-*/image.json"))) == 1
+
+
+def test_what_cannot_be_built_is_one_clear_error(tmp_path, context, monkeypatch):
+    store = ImageStore(tmp_path / "images")
+    with pytest.raises(UserError, match=r"There is no file .*/nowhere/Dockerfile"):
+        store.get(Image(dockerfile=tmp_path / "nowhere"))
+    (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\nRUN echo reason; exit 3\n")
+    with pytest.raises(UserError, match=r"(?s)The Dockerfile of .* cannot be built:.*exit status 3"):
+        store.get(Image(dockerfile=context))
+    assert list((tmp_path / "images").glob("built-*/image.json")) == []
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="needs buildah"):
+        store.get(Image(dockerfile=context))
