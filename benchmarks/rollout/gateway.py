@@ -1,10 +1,12 @@
-"""Measure the cost of the gateway: calls per second of one process, and the time that it blocks its event loop.
+"""Measure the cost of the gateway for each dialect: processor time of a call, latency, and how long its loop blocks.
 
-    python -m benchmarks.rollout.gateway [--agents 128] [--turns 16]
+    python -m benchmarks.rollout.gateway [--agents 512] [--turns 6] [--seconds 2] [--repeats 3]
 
-Agents in processes of their own hold a conversation each, over plain HTTP: every call sends the whole history, and
-adds a message of 120 words. The engine takes no time. The same run also plays these episodes through the agent loop,
-without HTTP, to compare an external agent with an environment.
+Agents in a process of their own hold a conversation each, over plain HTTP: every call sends the whole history, and
+adds a message of 120 words. The engine takes `--seconds` for a turn, and the agents begin spread over that time. The
+lag of the loop is how late a sleep of 10 ms ends. One agent alone, with an engine that takes no time, measures the
+latency of a call. The same episodes played through the agent loop, without HTTP, compare an external agent with an
+environment. All figures are of each repetition and their median, as other programs may run on the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import statistics
 import sys
 import time
 from typing import Any
@@ -41,40 +45,68 @@ class Talk(Env):
         return Observation([{"role": "user", "content": WORDS}]), 0.0, self.left == 0, False
 
 
-async def converse(urls: list[str], turns: int) -> None:
-    """Run all agents of a client process."""
+PATHS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
+
+
+def body_of(dialect: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+    if dialect == "responses":
+        return {"model": "m", "input": items, "store": False}
+    return {"model": "m", "max_tokens": 1 << 16, "messages": items}
+
+
+def answer_of(dialect: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the agent appends to its history."""
+    if dialect == "chat":
+        return [answer["choices"][0]["message"]]
+    if dialect == "messages":
+        return [{"role": "assistant", "content": answer["content"]}]
+    return list(answer["output"])
+
+
+async def converse(dialect: str, urls: list[str], turns: int, seconds: float) -> None:
+    """Run all agents of a client process, and print the seconds of their calls."""
     import httpx
 
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+    latencies = []
 
-        async def one(url: str) -> None:
-            messages: list[dict[str, Any]] = []
+    async def one(number: int, url: str) -> None:
+        items: list[dict[str, Any]] = []
+        await asyncio.sleep(seconds * number / len(urls))
+        # A client for each agent: one for all would search its pool of connections for each call.
+        async with httpx.AsyncClient(timeout=600, verify=False, trust_env=False) as client:
             for _ in range(turns):
-                messages.append({"role": "user", "content": WORDS})
-                answer = await client.post(f"{url}/chat/completions", json={"model": "m", "messages": messages})
-                messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+                items.append({"role": "user", "content": WORDS})
+                started = time.perf_counter()
+                answer = await client.post(f"{url}/{PATHS[dialect]}", json=body_of(dialect, items))
+                latencies.append(time.perf_counter() - started)
+                items += answer_of(dialect, answer.raise_for_status().json())
 
-        await asyncio.gather(*map(one, urls))
+    await asyncio.gather(*(one(number, url) for number, url in enumerate(urls)))
+    print(json.dumps(latencies))
 
 
 async def lags(found: list[float]) -> None:
     while True:
         started = time.perf_counter()
-        await asyncio.sleep(0.001)
-        found.append(time.perf_counter() - started - 0.001)
+        await asyncio.sleep(0.01)
+        found.append(time.perf_counter() - started - 0.01)
 
 
-async def through_the_gateway(gateway: Gateway, agents: int, turns: int) -> dict[str, float]:
+async def through_the_gateway(
+    gateway: Gateway, dialect: str, agents: int, turns: int, seconds: float
+) -> dict[str, float]:
     sessions = [gateway.session(limits=LIMITS, sampling=Sampling(), trajectory_id=str(k)) for k in range(agents)]
     opened = [await session.__aenter__() for session in sessions]
     found: list[float] = []
-    watch = asyncio.create_task(lags(found))
+    urls = json.dumps([endpoint.base_url for _, endpoint in opened])
+    command = [sys.executable, "-m", "benchmarks.rollout.gateway", "--dialect", dialect, "--urls", urls]
     wall, cpu = time.perf_counter(), time.process_time()
-    urls = [endpoint.base_url for _, endpoint in opened]
+    watch = asyncio.create_task(lags(found))
     client = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.rollout.gateway", "--urls", json.dumps(urls), "--turns", str(turns)
+        *command, "--turns", str(turns), "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
     )
-    assert await client.wait() == 0
+    output, _ = await client.communicate()
+    assert client.returncode == 0
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     watch.cancel()
     for session in sessions:
@@ -82,10 +114,11 @@ async def through_the_gateway(gateway: Gateway, agents: int, turns: int) -> dict
     streams = [session.trajectories() for session, _ in opened]
     assert all(len(each) == 1 and each[0].num_turns == turns for each in streams)
     found.sort()
+    latencies = sorted(json.loads(output))
     return {
-        "calls": agents * turns,
         "calls_per_second": agents * turns / wall,
         "cpu_ms_per_call": cpu / (agents * turns) * 1e3,
+        "latency_ms_median": (latencies[len(latencies) // 2] - seconds) * 1e3,
         "tokens_of_a_stream": len(streams[0][0]),
         "loop_lag_ms_median": found[len(found) // 2] * 1e3,
         "loop_lag_ms_p99": found[int(len(found) * 0.99)] * 1e3,
@@ -102,29 +135,58 @@ async def through_the_loop(loop: AgentLoop, agents: int, turns: int) -> dict[str
     return {"cpu_ms_per_turn": cpu / (agents * turns) * 1e3}
 
 
-async def measure(agents: int, turns: int) -> dict[str, Any]:
+def median(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+async def measure(agents: int, turns: int, seconds: float, repeats: int) -> dict[str, Any]:
     renderer = renderer_for(load_tokenizer())
     ids = [*renderer.encode("The model says a sentence of a dozen words or so."), renderer.stop_token_ids[0]]
-    engine = ScriptedEngine([ids])
-    await through_the_gateway(Gateway(engine, renderer), 4, 4)  # warm
+    instant, slow = ScriptedEngine([ids]), ScriptedEngine([ids], seconds_per_turn=seconds)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in PATHS}
+    alone: dict[str, list[dict[str, float]]] = {name: [] for name in PATHS}
+    loop: list[dict[str, float]] = []
+    for _ in range(repeats):
+        for name in PATHS:
+            await through_the_gateway(Gateway(instant, renderer), name, 1, 4, 0.0)  # warm
+            alone[name].append(await through_the_gateway(Gateway(instant, renderer), name, 1, 64, 0.0))
+            runs[name].append(await through_the_gateway(Gateway(slow, renderer), name, agents, turns, seconds))
+        loop.append(await through_the_loop(AgentLoop(instant, renderer, limits=LIMITS), agents, turns))
+    own = median(loop)["cpu_ms_per_turn"]
+    dialects = {
+        name: {
+            "at_once": median(runs[name]),
+            "alone": median(alone[name]),
+            "runs_at_once": runs[name],
+            "runs_alone": alone[name],
+            "cpu_over_agent_loop": median(runs[name])["cpu_ms_per_call"] / own,
+            "cpu_over_chat": median(runs[name])["cpu_ms_per_call"] / median(runs["chat"])["cpu_ms_per_call"],
+        }
+        for name in PATHS
+    }
     return {
         "agents": agents,
         "turns": turns,
-        "gateway": await through_the_gateway(Gateway(engine, renderer), agents, turns),
-        "agent_loop": await through_the_loop(AgentLoop(engine, renderer, limits=LIMITS), agents, turns),
+        "seconds_of_a_turn": seconds,
+        "load_of_the_machine": os.getloadavg()[0],
+        "agent_loop": {"cpu_ms_per_turn": own},
+        "dialects": dialects,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", type=int, default=128)
-    parser.add_argument("--turns", type=int, default=16)
+    parser.add_argument("--agents", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dialect", choices=PATHS, default="chat", help=argparse.SUPPRESS)
     parser.add_argument("--urls", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.urls:
-        asyncio.run(converse(args.urls, args.turns))
+        asyncio.run(converse(args.dialect, args.urls, args.turns, args.seconds))
         return
-    result = asyncio.run(measure(args.agents, args.turns))
+    result = asyncio.run(measure(args.agents, args.turns, args.seconds, args.repeats))
     print(json.dumps(result, indent=1))
     print(results_file.write("gateway", result))
 
