@@ -1,6 +1,6 @@
 """`Box`: our boxes as an environment of Harbor itself.
 
-    harbor run --path TASKS --agent oracle --environment-import-path agentloop.envs.harbor.plugin:Box
+    harbor run --path TASKS --agent oracle --env agentloop.envs.harbor.plugin:Box
 
 Only Harbor imports this module, in its own interpreter, which also needs agentloop. The keyword arguments `provider`,
 `provider_options` and `images` of the environment are those of `HarborEnv`.

@@ -218,7 +218,9 @@ async def test_a_program_can_have_a_terminal(box):
     await process.write(b"first\ntyped\n")
     output = b""
     while output.count(b"typed") < 2:
-        output += await process.read()
+        piece = await process.read()
+        assert piece, "the program has ended"
+        output += piece
     assert b"/dev/pts/0\r\n40 120\r\n" in output
     await process.close_stdin()
     assert await process.wait() == 0
@@ -229,12 +231,15 @@ async def test_a_program_can_have_a_terminal(box):
 async def test_what_a_shell_has_started_can_be_interrupted_and_the_shell_goes_on(box, tty):
     shell = await box.spawn(["sh", "-i"] if tty else ["sh"], tty=tty)
     await shell.write(b"sleep 4751\n")
-    await asyncio.sleep(0.5)
+    while "sleep 4751" not in (await box.exec("ps")).stdout:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.05)
     await shell.interrupt()
     await shell.write(b"echo still $((40 + 2))\n")
     output = b""
     while b"still 42" not in output:
-        output += await shell.read()
+        piece = await shell.read()
+        assert piece, "the shell has ended"
+        output += piece
     assert "4751" not in (await box.exec("ps")).stdout
     await shell.kill()
 
