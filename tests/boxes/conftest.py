@@ -52,18 +52,9 @@ def podman(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("podman")
     (folder / "containers.conf").write_text(PODMAN)
     address = f"unix://{folder}/socket"
-    command = [
-        "podman",
-        "--root",
-        folder / "root",
-        "--runroot",
-        folder / "run",
-        "system",
-        "service",
-        "--time",
-        "0",
-        address,
-    ]
+    # Services that share the folder of their locks wait for each other.
+    own = ["--root", folder / "root", "--runroot", folder / "run", "--tmpdir", folder / "locks"]
+    command = ["podman", *own, "system", "service", "--time", "0", address]
     service = subprocess.Popen(command, env={**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")})
     deadline = time.monotonic() + 30
     while not (folder / "socket").exists():
