@@ -25,6 +25,7 @@ class Relays:
 
     async def serve(self, listener: socket.socket, handler: Handler) -> None:
         """Serve every connection to `listener`, which is closed with this object."""
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it out; connections inherit it
         self._servers.append(await asyncio.start_server(partial(self._accept, handler), sock=listener))
         if not self._is_open:
             self.close()
