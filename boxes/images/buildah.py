@@ -77,7 +77,7 @@ class Buildah:
         return done.stdout.strip()
 
 
-_BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers")
+_BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers", "--force-rm")
 
 
 def _path(layout: Path, digest: str) -> Path:

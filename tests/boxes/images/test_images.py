@@ -10,6 +10,7 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,7 @@ def test_what_cannot_be_built_is_one_clear_error(tmp_path, context, monkeypatch)
     with pytest.raises(UserError, match=r"(?s)The Dockerfile of .* cannot be built:.*exit status 3"):
         store.get(Image(dockerfile=context))
     assert list((tmp_path / "images").glob("built-*/image.json")) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text(), "a failed build leaves no mount"
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="needs buildah"):
         store.get(Image(dockerfile=context))
