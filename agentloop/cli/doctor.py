@@ -42,6 +42,7 @@ _EXTRAS = {
     "math": "the reward math",
     "parquet": "datasets in Parquet files",
     "gym": "environments of gymnasium",
+    "harbor": "the tool terminal, and Harbor tasks with a .harborignore",
     "openenv": "environments of OpenEnv servers",
     "wandb": "tracking with wandb",
     "mlflow": "tracking with mlflow",
