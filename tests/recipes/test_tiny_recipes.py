@@ -15,7 +15,7 @@ TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
 
 
 def test_tiny_recipes_exist():
-    assert {"retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes", "self_play"} <= set(TINY)
+    assert {"retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes", "self_play", "terminal"} <= set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)
