@@ -5,6 +5,7 @@ answer to that; the second half of these tests needs them.
 """
 
 import itertools
+import subprocess
 import time
 
 import pytest
@@ -31,9 +32,9 @@ async def judged(tmp_path, tree, provider):
     """Return a function that starts a task, runs the commands of an attack, and judges it."""
     begun, numbers = [], itertools.count()
 
-    async def run(attack, *, carried=(), user=None, seconds=20, **parts):
+    async def run(attack, *, carried=(), user=None, seconds=20, image=tree, **parts):
         task = HarborTask.load(make_task(tmp_path / f"task{next(numbers)}", **parts))
-        attempt = Attempt(task, provider, images={"*": str(tree)}, carried=carried)
+        attempt = Attempt(task, provider, images={"*": str(image)}, carried=carried)
         begun.append(attempt)
         await attempt.start()
         await attempt.box.exec(attack, user=user, timeout=seconds)
@@ -154,3 +155,51 @@ async def test_a_root_that_replaces_programs_is_alone_in_its_box(judged, attack)
     assert await judged("echo world > /app/hello", carried=("/app",), test=test) == 1.0
     separate = {"environment_mode": "separate"}
     assert await judged(attack, test=test, verifier=separate, artifacts=["/app"]) == 0.0
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return a root file system that has Python, as an archive."""
+    archive = tmp_path_factory.mktemp("python") / "python.tar"
+    container = subprocess.check_output(["docker", "create", "agentloop-sandbox", "true"], text=True).strip()
+    with archive.open("wb") as file:
+        subprocess.run(["docker", "export", container], stdout=file, check=True)
+    subprocess.run(["docker", "rm", container], check=True, capture_output=True)
+    return archive
+
+
+JUDGED_BY_PYTHON = """#!/bin/sh
+python3 -c "
+from pathlib import Path
+hello = Path('/app/hello')
+earned = hello.is_file() and hello.read_text() == 'world\\n'
+Path('/logs/verifier/reward.txt').write_text(str(int(earned)))
+"
+"""
+FORGE = "import atexit; atexit.register(lambda: open('/logs/verifier/reward.txt', 'w').write('1'))"
+
+
+@pytest.mark.docker
+async def test_modules_that_python_imports_at_its_start(judged, python):
+    place = 'd=$(python3 -c "import {module}; print({expression})"); mkdir -p $d; echo "' + FORGE + '" > $d/{file}.py; '
+    site = place.format(module="sysconfig", expression="sysconfig.get_path('stdlib')", file="sitecustomize")
+    own = place.format(module="site", expression="site.getusersitepackages()", file="usercustomize")
+    variables = 'mkdir /tmp/m; echo "' + FORGE + '" > /tmp/m/sitecustomize.py; export PYTHONPATH=/tmp/m; '
+    files = (
+        "for file in /etc/environment /root/.profile /root/.bashrc; do echo 'export PYTHONPATH=/tmp/m' >> $file; done"
+    )
+    parts = {"image": python, "test": JUDGED_BY_PYTHON}
+    assert await judged(own, user="nobody", **parts) == 0.0
+    assert await judged(variables + files, **parts) == 0.0
+    assert await judged(site + own, carried=("/app",), **parts) == 0.0
+    assert await judged("echo world > /app/hello", carried=("/app",), **parts) == 1.0
+
+
+@pytest.mark.docker
+async def test_libraries_that_all_programs_load(judged, python):
+    """The library need not be one: a name in this file already disturbs every program of its own box."""
+    library = "/usr/lib/forge.so"
+    attack = f"cp /bin/true {library}; echo {library} > /etc/ld.so.preload; export LD_PRELOAD={library}"
+    parts = {"image": python, "test": JUDGED_BY_PYTHON}
+    assert await judged(attack, **parts) == 0.0
+    assert await judged(attack, carried=("/app",), **parts) == 0.0
