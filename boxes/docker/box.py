@@ -44,6 +44,7 @@ _NOT_STARTED = re.compile(
     rb"(?:exec: \"(?P<program>[^\"]*)\"|chdir to cwd \(\"(?P<cwd>[^\"]*)\"\))"
 )
 _NO_USER = re.compile(rb"^unable to find user (?P<user>[^:]+):")
+_LOSS_CHECKS, _LOSS_PAUSE = 5, 0.1
 _NOT_FOUND, _NOT_RUN, _KILLED = 127, 126, 137
 
 
@@ -113,7 +114,9 @@ class DockerBox:
         try:
             return await asyncio.to_thread(function, self.id, *arguments, **named)
         except BoxError:
-            self._check_alive()
+            for _ in range(_LOSS_CHECKS):  # the engine may refuse a moment before it closes the connection of the owner
+                self._check_alive()
+                await asyncio.sleep(_LOSS_PAUSE)
             raise
 
     async def exec(

@@ -1,5 +1,7 @@
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -47,9 +49,9 @@ def provider_name(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def podman(tmp_path_factory) -> Iterator[str]:
+def podman() -> Iterator[str]:
     """Start podman's service with storage of its own, and return its address."""
-    folder = tmp_path_factory.mktemp("podman")
+    folder = Path(tempfile.mkdtemp(prefix="podman-", dir="/tmp"))  # its paths must be short
     (folder / "containers.conf").write_text(PODMAN)
     address = f"unix://{folder}/socket"
     # Services that share the folder of their locks wait for each other.
@@ -66,6 +68,7 @@ def podman(tmp_path_factory) -> Iterator[str]:
     left = str(folder / "root/overlay")  # podman leaves a mount behind
     while f" {left} " in Path("/proc/self/mounts").read_text():
         subprocess.run(["umount", left], check=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -48,7 +48,9 @@ def test_built_in_tools_are_registered():
 
 
 def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(UserError, match=r"no tool 'code_interpeter'.*Did you mean 'code_interpreter'\?.*one of: code"):
+    with pytest.raises(
+        UserError, match=r"no tool 'code_interpeter'.*Did you mean 'code_interpreter'\?.*one of: bash, code"
+    ):
         registry.load("code_interpeter")
 
 
