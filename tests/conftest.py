@@ -1,5 +1,6 @@
 """Lanes of tests, and servers of other people's packages, each in a virtual environment of its own."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,10 @@ import pytest
 from filelock import FileLock
 
 from tests.support.sums.fixtures import sums, sums_model  # noqa: F401
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and so would the runs that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _BUILD = Path(__file__).parents[1] / "build"
 
