@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -13,6 +12,8 @@ _DELETED = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 """Says that nothing of the layers below shows in a directory; overlays mounted with `userxattr` know it."""
+_NO_FILES = ("", ".", "..")
+"""Last parts of paths that name a directory above."""
 
 
 def unpack(path: Path, tree: Path, *, is_layer: bool = False) -> None:
@@ -22,18 +23,20 @@ def unpack(path: Path, tree: Path, *, is_layer: bool = False) -> None:
     left out: a box has its own. Raises `UserError` if the archive is damaged, or leads out of the directory.
     """
     is_root = os.geteuid() == 0
+    deletions = []
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                name = os.path.basename(member.name)
-                if is_layer and name.startswith(_DELETED):
-                    _delete(tree, member)
+                if is_layer and os.path.basename(member.name).startswith(_DELETED):
+                    deletions.append(member)
                 elif not (member.ischr() or member.isblk()):
                     if not is_root:
                         member.uid, member.gid = os.geteuid(), os.getegid()
                         member.uname = member.gname = ""
                     archive.extract(member, tree, numeric_owner=True, filter=_with_mode)
-    except (tarfile.TarError, EOFError) as error:
+        for member in deletions:  # last: they say nothing about files of their own layer
+            _delete(tree, member)
+    except (tarfile.TarError, EOFError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"{path} is not a root file system that tar can unpack: {error}.") from error
     tree.chmod(0o755)
 
@@ -42,23 +45,27 @@ def _with_mode(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
     """Refuse what leads out of the directory; keep bits of modes that the usual filter removes, such as set-uid."""
     checked = tarfile.tar_filter(member, target)
     if member.islnk():  # the usual filter lets it name any file of this machine
-        original = os.path.realpath(os.path.join(target, member.linkname))
-        if not original.startswith(os.path.join(os.path.realpath(target), "")):
+        folder, name = os.path.split(os.path.join(target, member.linkname))
+        original = os.path.join(os.path.realpath(folder), name)  # a link to a symbolic link does not follow that
+        if name in _NO_FILES or not original.startswith(os.path.join(os.path.realpath(target), "")):
             raise tarfile.LinkOutsideDestinationError(member, original)
     return checked.replace(mode=member.mode, deep=False)
 
 
 def _delete(tree: Path, member: tarfile.TarInfo) -> None:
     """Make what hides a file, or the content of a directory, of the layers below."""
-    name = os.path.basename(member.name)
     checked = tarfile.tar_filter(member, str(tree))
     folder = (tree / checked.name).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if name == _OPAQUE:
+    hidden = os.path.basename(member.name).removeprefix(_DELETED)
+    if os.path.basename(member.name) == _OPAQUE:
+        folder.mkdir(parents=True, exist_ok=True)
         os.setxattr(folder, _OPAQUE_ATTRIBUTE, b"y")
-        return
-    hidden = folder / name.removeprefix(_DELETED)
-    if hidden.is_dir() and not hidden.is_symlink():
-        shutil.rmtree(hidden)
-    hidden.unlink(missing_ok=True)
-    os.mknod(hidden, 0o20000, 0)  # a whiteout of overlayfs, which any user may make
+    elif hidden in _NO_FILES:
+        raise tarfile.OutsideDestinationError(member, str(folder / hidden))
+    elif not hidden.startswith(_DELETED):  # else a note of other programs
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / hidden
+        if path.is_dir() and not path.is_symlink():
+            os.setxattr(path, _OPAQUE_ATTRIBUTE, b"y")
+        elif not os.path.lexists(path):
+            os.mknod(path, 0o20000, 0)  # a whiteout of overlayfs, which any user may make

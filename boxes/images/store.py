@@ -89,11 +89,18 @@ class ImageStore:
             with _locked(self.folder / f"{key}.lock"):
                 if not record.is_file():
                     shutil.rmtree(home, ignore_errors=True)  # left by a process that was killed
-                    home.mkdir()
-                    image = make(home)
-                    part = Path(tempfile.mkstemp(dir=home)[1])
-                    part.write_text(json.dumps(asdict(image)))
-                    part.rename(record)
+                    try:
+                        home.mkdir()
+                        image = make(home)
+                        part = home / "image.part"
+                        part.write_text(json.dumps(asdict(image)))
+                        part.rename(record)
+                    except OSError as error:
+                        shutil.rmtree(home, ignore_errors=True)
+                        raise UserError(
+                            f"The image of a box cannot be kept below {self.folder}: {error}. Free space there, or set "
+                            "the option `folder` of the provider rootfs to another disk."
+                        ) from error
         values = json.loads(record.read_text())
         return StoredImage(**values | {"layers": tuple(values["layers"])})
 

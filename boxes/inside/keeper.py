@@ -26,6 +26,8 @@ _RANGES = 0x0FFF
 _CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31))
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and
 SETFCAP: what the root of a container usually has, without devices and raw sockets."""
+_MOUNTS = 16
+"""Layers whose descriptors fit into one message."""
 
 
 def main(control_fd: int, plan: dict[str, Any]) -> None:
@@ -83,7 +85,9 @@ def _create(control: socket, filter: bytes, request: dict[str, Any], first_user:
         else:
             _write_maps(alive[0], first_user, first_user, _USERS)
             mounts = _mounts(request["layers"], alive[0])
-        channel.send(ours, {"mounts": len(mounts)}, mounts)
+        channel.send(ours, {"mounts": len(mounts)})
+        for first in range(0, len(mounts), _MOUNTS):
+            channel.send(ours, {}, mounts[first : first + _MOUNTS])
         alive.append(int(slot.expect(ours)))
         os.waitpid(alive.pop(0), 0)
         ours.send(b"adopted")
@@ -117,10 +121,13 @@ def _enter(keeper: socket, control: socket, filter: bytes, request: dict[str, An
         libc.unshare(libc.CLONE_NEWUSER)
         libc.set_dumpable(True)  # so that the keeper may write the maps
         keeper.send(b"entered")
-        message, mounts = channel.receive(keeper)
+        count = channel.receive(keeper)[0]["mounts"]
+        mounts: list[int] = []
+        while len(mounts) < count:
+            mounts += channel.receive(keeper)[1]
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        if message["mounts"]:
+        if mounts:
             os.setgroups([])
         libc.unshare(slot.NAMESPACES & ~libc.CLONE_NEWUSER | libc.CLONE_NEWNET)
         pid = os.fork()

@@ -1,11 +1,14 @@
 """Images of boxes without an engine: archives, layers, Dockerfiles and registries."""
 
+import hashlib
 import io
+import json
 import os
 import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +65,10 @@ def test_modes_links_and_owners_are_kept(tmp_path):
         [("link", tarfile.SYMTYPE, "..", 0o777), ("link/.wh.kept", tarfile.REGTYPE, "", 0o644)],
         [("../.wh.kept", tarfile.REGTYPE, "", 0o644)],
         [("hard", tarfile.LNKTYPE, "../kept", 0o644)],
+        [("link", tarfile.SYMTYPE, "..", 0o777), ("hard", tarfile.LNKTYPE, "link/kept", 0o644)],
+        [(".wh...", tarfile.REGTYPE, "", 0o644)],
+        [("folder", tarfile.DIRTYPE, "", 0o755), ("folder/.wh...", tarfile.REGTYPE, "", 0o644)],
+        [(".wh..", tarfile.REGTYPE, "", 0o644)],
     ],
 )
 def test_nothing_is_written_outside_of_the_directory(tmp_path, entries):
@@ -71,6 +78,98 @@ def test_nothing_is_written_outside_of_the_directory(tmp_path, entries):
         unpack(archive(tmp_path / "a.tar", *entries), tmp_path / "tree", is_layer=True)
     assert (tmp_path / "kept").read_text() == "kept"
     assert not (tmp_path / "outside").exists()
+
+
+def test_a_hard_link_to_a_symbolic_link_does_not_follow_it(tmp_path):
+    entries = ("link", tarfile.SYMTYPE, "/etc/passwd", 0o777), ("hard", tarfile.LNKTYPE, "link", 0o777)
+    (tmp_path / "tree").mkdir()
+    unpack(archive(tmp_path / "a.tar", *entries), tmp_path / "tree")
+    assert os.readlink(tmp_path / "tree/hard") == "/etc/passwd"
+
+
+@pytest.mark.parametrize("first", ["deletion", "file"])
+def test_a_layer_that_deletes_and_makes_a_name_shows_only_its_own(tmp_path, first):
+    made = [
+        ("a", tarfile.DIRTYPE, "", 0o755),
+        ("a/new", tarfile.REGTYPE, "x", 0o644),
+        ("b", tarfile.REGTYPE, "x", 0o644),
+    ]
+    deleted = [(".wh.a", tarfile.REGTYPE, "", 0o644), (".wh.b", tarfile.REGTYPE, "", 0o644)]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    entries = deleted + made if first == "deletion" else made + deleted
+    unpack(archive(tmp_path / "a.tar", *entries), tree, is_layer=True)
+    assert os.getxattr(tree / "a", "user.overlay.opaque") == b"y"
+    assert (tree / "a/new").read_text() == (tree / "b").read_text() == "x"
+
+
+def test_a_damaged_archive_is_one_clear_error(tmp_path):
+    (tmp_path / "tree").mkdir()
+    entries = ("a", tarfile.REGTYPE, "x", 0o644), ("a/b", tarfile.REGTYPE, "x", 0o644)
+    with pytest.raises(UserError, match="is not a root file system"):
+        unpack(archive(tmp_path / "a.tar", *entries), tmp_path / "tree")
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from agentloop.boxes import Image
+from agentloop.boxes.images.store import ImageStore
+from agentloop.errors import UserError
+try:
+    ImageStore(Path(sys.argv[1]) / "images").get(Image(tarball=Path(sys.argv[2])))
+except UserError as error:
+    print(error, [path for path in Path(sys.argv[1]).glob("images/*") if path.is_dir()])
+"""
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path):
+    path = archive(tmp_path / "a.tar", ("large", tarfile.REGTYPE, "x" * (2 << 20), 0o644))
+    (tmp_path / "small").mkdir()
+    (tmp_path / "try.py").write_text(FULL_DISK)
+    script = 'mount -t tmpfs -o size=1m none "$1" && exec "$0" "$3" "$1" "$2"'
+    command = ["sh", "-c", script, sys.executable, tmp_path / "small", path, tmp_path / "try.py"]
+    printed = subprocess.check_output(["unshare", "--map-root-user", "--mount", *command], text=True)
+    assert "No space left on device. Free space there, or set the option `folder`" in printed
+    assert printed.endswith(" []\n")
+
+
+def layout(folder, layers):
+    """Write an image of (archive) layers in OCI's layout, and return a reference to it."""
+    blobs = folder / "blobs/sha256"
+    blobs.mkdir(parents=True)
+
+    def put(content, kind):
+        digest = hashlib.sha256(content).hexdigest()
+        (blobs / digest).write_bytes(content)
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(content)}
+
+    parts = [put(layer.read_bytes(), "layer.v1.tar") for layer in layers]
+    files = {"type": "layers", "diff_ids": [part["digest"] for part in parts]}
+    config = put(json.dumps({"architecture": "amd64", "os": "linux", "rootfs": files}).encode(), "config.v1+json")
+    manifest = put(json.dumps({"schemaVersion": 2, "config": config, "layers": parts}).encode(), "manifest.v1+json")
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    return f"oci:{folder}"
+
+
+async def test_a_box_has_an_image_of_sixty_layers(tmp_path, tree, spec):
+    with tarfile.open(tmp_path / "base.tar", "w") as made:
+        made.add(tree, ".")
+    layers = [tmp_path / "base.tar"]
+    for number in range(59):  # each deletes the file of the one below
+        entries = [
+            (f"srv/{number}", tarfile.REGTYPE, "x", 0o644),
+            (f"srv/.wh.{number - 1}", tarfile.REGTYPE, "", 0o644),
+        ]
+        layers.append(archive(tmp_path / f"{number}.tar", *entries[: 2 if number else 1]))
+    image = Image(reference=layout(tmp_path / "layout", layers))
+    provider = boxes.create("rootfs", folder=str(tmp_path / "images"))
+    await provider.open()
+    try:
+        assert await seen(provider, replace(spec, image=image), "ls /srv") == "58\n"
+    finally:
+        await provider.close()
 
 
 @pytest.fixture(scope="module")
