@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +67,11 @@ class Buildah:
     def _run(self, what: str, *arguments: str | Path) -> str:
         command = ["buildah", "--root", self._folder / "storage", "--runroot", self._folder / "run", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+            with tempfile.NamedTemporaryFile("w", suffix=".conf") as registries:
+                registries.write(_registries())
+                registries.flush()
+                env = {**os.environ, _REGISTRIES: registries.name}
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=env)
         except FileNotFoundError:
             raise UserError(
                 f"{what}: the provider rootfs needs buildah (`apt-get install buildah`, `dnf install buildah`)."
@@ -78,6 +85,22 @@ class Buildah:
 
 
 _BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers", "--force-rm")
+
+_REGISTRIES = "CONTAINERS_REGISTRIES_CONF"
+_OF_THE_MACHINE = "/etc/containers/registries.conf"
+_DOCKER_HUB = 'unqualified-search-registries = ["docker.io"]\n'
+
+
+def _registries() -> str:
+    """Return this machine's settings of registries; names without one mean docker.io, unless the settings say else."""
+    places = [os.environ.get(_REGISTRIES), Path.home() / ".config/containers/registries.conf", _OF_THE_MACHINE]
+    found = next((Path(place) for place in places if place and Path(place).is_file()), None)
+    text = "" if found is None else found.read_text()
+    try:
+        says = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{found} is not valid TOML: {error}.") from error
+    return text if {"unqualified-search-registries", "registries"} & says.keys() else _DOCKER_HUB + text
 
 
 def _path(layout: Path, digest: str) -> Path:

@@ -247,20 +247,32 @@ async def test_a_dockerfile_is_built_and_its_layers_are_shared(tmp_path, context
         await provider.close()
 
 
-async def test_an_image_is_pulled_from_a_registry(tmp_path, context, spec, registry):
+@pytest.mark.parametrize("way", ["whole name", "name on Docker Hub", "base of a Dockerfile"])
+async def test_an_image_is_pulled_from_a_registry(tmp_path, context, spec, registry, way, monkeypatch):
+    """Names without a registry are those of Docker Hub, whose place the registry of the test takes."""
     name = f"{registry}/tasks/tool:1"
     storage = ["--root", tmp_path / "s", "--runroot", tmp_path / "r"]
     subprocess.run(["buildah", *storage, "build", "-q", "--isolation", "chroot", "-t", name, context], check=True)  # noqa: ASYNC221
     subprocess.run(["buildah", *storage, "push", "-q", "--tls-verify=false", name], check=True)  # noqa: ASYNC221
-    (tmp_path / "registries.conf").write_text(f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n')
+    (tmp_path / "registries.conf").write_text(
+        f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n'
+        f'[[registry]]\nprefix = "docker.io"\nlocation = "{registry}"\ninsecure = true\n'
+    )
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+    (tmp_path / "derived").mkdir()
+    (tmp_path / "derived/Dockerfile").write_text("FROM tasks/tool:1\nENV COLOR=green\n")
+    image = {
+        "whole name": Image(reference=name),
+        "name on Docker Hub": Image(reference="tasks/tool:1"),
+        "base of a Dockerfile": Image(dockerfile=tmp_path / "derived"),
+    }[way]
     provider = boxes.create("rootfs", folder=str(tmp_path / "images"))
     await provider.open()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
-            assert await seen(provider, replace(spec, image=Image(reference=name)), LOOK) == SEEN
-            with pytest.raises(UserError, match=rf"The image {registry}/no:such of a box cannot be had:\n"):
-                await provider.prepare(Image(reference=f"{registry}/no:such"))
+        color = "green" if image.dockerfile else "blue"
+        assert await seen(provider, replace(spec, image=image), LOOK) == SEEN.replace("blue", color)
+        with pytest.raises(UserError, match=rf"The image {registry}/no:such of a box cannot be had:\n"):
+            await provider.prepare(Image(reference=f"{registry}/no:such"))
     finally:
         await provider.close()
 
