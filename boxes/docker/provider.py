@@ -12,6 +12,7 @@ from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
 from agentloop.boxes.network.proxy import variables
+from agentloop.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class DockerProvider:
         self._memory_mb = memory_mb
         self._engine: BoxEngine | None = None
         self._limits_storage = False
+        self._images: dict[Image, asyncio.Task[tuple[str, str | None]]] = {}
         self._boxes: set[DockerBox] = set()
 
     async def open(self) -> None:
@@ -43,13 +45,22 @@ class DockerProvider:
 
     async def prepare(self, image: Image) -> None:
         """Pull, build or import an image. Raises `UserError` if it cannot be had."""
+        await self._image(image)
+
+    async def _image(self, image: Image) -> tuple[str, str | None]:
+        """Return the id and the user of an image, which is made once: its files are not read for every box."""
         assert self._engine is not None, "call open first"
-        await asyncio.to_thread(self._engine.image, image)
+        if image not in self._images:
+            self._images[image] = asyncio.create_task(asyncio.to_thread(self._engine.image, image))
+        try:
+            return await asyncio.shield(self._images[image])
+        except UserError:
+            self._images.pop(image, None)  # its files may be corrected
+            raise
 
     async def start(self, spec: BoxSpec) -> DockerBox:
         """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
-        assert self._engine is not None, "call open first"
-        image, user = await asyncio.to_thread(self._engine.image, spec.image)
+        image, user = await self._image(spec.image)
         ways = variables() if spec.network.mode == "allowlist" else {}
         return await self._start(image, replace(spec, user=spec.user or user, env=ways | dict(spec.env)))
 

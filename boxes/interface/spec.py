@@ -28,7 +28,7 @@ class Network:
 
     mode: Literal["none", "allowlist", "public"] = "none"
     hosts: tuple[str, ...] = ()
-    """What an allowlist names: hosts, `*.example.org` for all below it, addresses, and ranges such as 10.0.0.0/8."""
+    """Hosts of an allowlist: names, `*.example.org` for all names below it, addresses, ranges such as 10.0.0.0/8."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ _TEXT = 300
 
 @dataclass(slots=True)
 class Finding:
-    """What a check found in one task."""
+    """The result of checking one task."""
 
     folder: Path
     problems: list[str] = field(default_factory=list)

@@ -77,6 +77,7 @@ NEEDS = {"demo": "train", "train": "train", "rollout": "train", "view": "serve",
 USES = {
     "docker": ["tools", "call", "code_interpreter", "code=1", "--option", "sandbox=docker"],
     "gym": ["rollout", "tiny", "env.factory=gymnasium", "env.options={id: FrozenLake-v1}"],
+    "harbor": ["tools", "call", "terminal", "keys=ls"],
     "math": ["rollout", "tiny", "env.reward=math"],
     "megatron": ["train", "tiny", "learner.backend=megatron"],
     "mlflow": ["train", "tiny", "run.loggers=[mlflow]"],
@@ -136,7 +137,7 @@ def test_every_command_of_a_bare_installation_works_or_names_its_extra(tmp_path)
 
 def test_every_use_of_an_extra_names_it(tmp_path):
     assert set(USES) == set(EXTRAS)
-    of_train = {"docker", "serve", "sql", "tantivy", "train", "web"}
+    of_train = {"docker", "harbor", "serve", "sql", "tantivy", "train", "web"}
     bare = run_without(EXTRAS, [USES[extra] for extra in sorted(of_train)], tmp_path / "bare")
     rest = sorted(set(EXTRAS) - of_train)
     for extra, (call, code, shown) in zip(

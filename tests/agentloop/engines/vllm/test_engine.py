@@ -323,7 +323,7 @@ async def test_mismatched_weights_are_named_and_nothing_changes(engine, model):
 
 
 async def test_close_ends_running_turns_and_leaves_no_process(engine):
-    children = [child for child in psutil.Process().children(recursive=True) if not _is_of_pythons_own(child)]
+    children = [child for child in psutil.Process().children(recursive=True) if not _is_of_others(child)]
     assert children
     assert _socket_folders()
     running = [
@@ -343,12 +343,13 @@ async def test_close_ends_running_turns_and_leaves_no_process(engine):
     assert not _socket_folders()
 
 
-def _is_of_pythons_own(process):
+def _is_of_others(process):
+    """Tell whether a child is Python's own, or a service for containers that an earlier test of this process uses."""
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return "resource_tracker" in command or "forkserver" in command
+    return any(word in command for word in ("resource_tracker", "forkserver", "podman", "docker"))
 
 
 def _socket_folders():
