@@ -29,6 +29,8 @@ _PACKAGES = (
     "fla-core",
     "flash-attn-4",
     "triton",
+    "trl",
+    "accelerate",
 )
 
 

@@ -32,6 +32,19 @@ async def test_built_in_rewards_are_registered(name, text, answer, value):
     assert await load_reward(name)(answered(text), {"answer": answer}) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<answer> -4 </answer>", 1.0),
+        ("<answer>4</answer>", 0.0),
+        ("<answer>4</answer> no: <answer>-4</answer>", 1.0),
+        ("-4", 0.0),
+    ],
+)
+async def test_exact_with_a_tag_compares_signs_too(text, value):
+    assert await load_reward("exact", {"tag": "answer"})(answered(text), {"answer": -4}) == value
+
+
 async def test_row_without_answer_raises():
     with pytest.raises(LookupError, match="no 'answer' column"):
         await load_reward("exact")(answered("1"), {"id": "1"})

@@ -1,0 +1,82 @@
+"""Measure the stages of the recipe `smollm2`: held-out reward before the cold start, after it, and after GRPO.
+
+    python -m benchmarks.runs.pretrained_stages FOLDER [--seeds 3] [--jobs 3] [--config FILE] [--sft KEY=VALUE] ...
+        [--rl KEY=VALUE] ...
+
+FOLDER gets the runs. Expects the model and data of `agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes
+results/pretrained_stages_cpu.json or _cuda.json. With several jobs seconds are those of runs that share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import results_file
+from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of
+
+
+def command(folder: Path, *arguments: str) -> float:
+    """Run `agentloop` with its output in FOLDER.log; return its seconds."""
+    start = time.perf_counter()
+    with folder.with_suffix(".log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-c", AGENTLOOP, *arguments, f"run.folder={folder}"], check=True, stdout=log, stderr=log
+        )
+    return round(time.perf_counter() - start, 1)
+
+
+def stages(folder: Path, seed: int, config: str, sft: list[str], rl: list[str]) -> dict[str, Any]:
+    """Run both stages with one seed."""
+    start = folder / f"sft-{seed}"
+    sft_s = command(start, "sft", "smollm2", f"run.seed={seed}", *sft)
+    end = folder / f"rl-{seed}"
+    rl_s = command(end, "train", config, f"model={start / 'model'}", f"run.seed={seed}", *rl)
+    cold = [json.loads(line) for line in (start / "metrics.jsonl").read_text().splitlines()]
+    cold_start = [line["eval/reward/mean"] for line in cold if "eval/reward/mean" in line]
+    curve = curve_of(end / "metrics.jsonl")
+    held_out = {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
+    return {
+        "seed": seed,
+        "before": round(cold_start[0], 4),
+        "after_sft": round(cold_start[-1], 4),
+        "after_rl": list(held_out.values())[-1],
+        "held_out_by_step": held_out,
+        "sft_seconds": sft_s,
+        "rl_seconds": rl_s,
+        "rl_seconds_of_steps": curve[-1]["seconds"],
+    }
+
+
+def main() -> None:
+    """Run all seeds and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--config", default="smollm2")
+    parser.add_argument("--sft", action="append", default=[])
+    parser.add_argument("--rl", action="append", default=[])
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        futures = [
+            pool.submit(stages, args.folder.absolute(), seed, args.config, args.sft, args.rl)
+            for seed in range(args.seeds)
+        ]
+        result = [future.result() for future in futures]
+    print(json.dumps(result, indent=1))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    print(results_file.write(f"pretrained_stages_{'cuda' if gpu else 'cpu'}", {"runs": result}, gpu=gpu))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The same pretrained model, data, reward and hyper-parameters in agentloop and in other trainers, on one machine."""

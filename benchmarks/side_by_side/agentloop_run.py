@@ -1,0 +1,63 @@
+"""Train the recipe `smollm2` with agentloop, and write its curve as `trl_run` does.
+
+    python -m benchmarks.side_by_side.agentloop_run MODEL CURVE [--steps 60] [--config FILE] [--set KEY=VALUE]
+
+CURVE gets a JSON line for each step: `step`, `seconds` of training without evaluations, `reward`, and `eval_reward`
+after an evaluation. The run's own folder is CURVE without its suffix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
+
+
+def curve_of(metrics: Path) -> list[dict[str, float]]:
+    """Read a run's metrics."""
+    lines, seconds = [], 0.0
+    for text in metrics.read_text().splitlines():
+        found = json.loads(text)
+        if found["step"]:
+            seconds += found["time/step"] - found.get("time/eval", 0.0)
+        line = {"step": found["step"], "seconds": round(seconds, 3)}
+        names = {
+            "reward": "reward/mean",
+            "eval_reward": "eval/reward/mean",
+            "train": "time/train",
+            "rollout": "time/rollout",
+        }
+        lines.append(line | {name: found[key] for name, key in names.items() if key in found})
+    return lines
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("curve", type=Path)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--eval-every", type=int, default=20)
+    parser.add_argument("--config", default="smollm2")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    args = parser.parse_args()
+    folder = args.curve.with_suffix("")
+    subprocess.run(
+        [
+            *(sys.executable, "-c", AGENTLOOP, "train", args.config, f"model={args.model}", f"run.folder={folder}"),
+            *(f"run.steps={args.steps}", f"run.seed={args.seed}", f"learner.lr={args.lr}"),
+            *(f"eval.every={args.eval_every}", "run.save_trajectories=0", *args.overrides),
+        ],
+        check=True,
+    )
+    args.curve.write_text("".join(json.dumps(line) + "\n" for line in curve_of(folder / "metrics.jsonl")))
+
+
+if __name__ == "__main__":
+    main()
