@@ -23,6 +23,8 @@ class Package:
 
 PACKAGES: dict[str, Package] = {
     "reasoning_gym": Package(("reasoning-gym==0.1.25",), "reasoning_gym", (3, 11)),
+    "verifiers": Package(("verifiers==0.4.0", "uv==0.13.9"), "verifiers", (3, 11)),
+    "verifiers_v0": Package(("verifiers==0.1.14",), "verifiers", (3, 11)),
     "textarena": Package(("textarena==0.7.4",), "textarena", (3, 10)),
 }
 """Name of an environment -> its package."""

@@ -43,9 +43,9 @@ class WorkerEpisode:
         self._begun = True
         self.first = await self._ask("start", arguments=dict(arguments))
 
-    async def step(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the result of the next step. Raises `EnvError`."""
-        return await self._ask("step", arguments=dict(arguments))
+    async def step(self, arguments: Mapping[str, Any], *, bounded: bool = True) -> Any:
+        """Return the result of the next step. Raises `EnvError`. One that is not `bounded` may take any time."""
+        return await self._ask("step", bounded=bounded, arguments=dict(arguments))
 
     async def close(self) -> None:
         """Release the episode. A second call does nothing, nor one after the process died."""
@@ -61,8 +61,9 @@ class WorkerEpisode:
         finally:
             self._pool.give_back(self._process)
 
-    async def _ask(self, op: str, **fields: Any) -> Any:
-        return await self._process.ask(op, seconds=self._seconds, episode=self._name, **fields)
+    async def _ask(self, op: str, *, bounded: bool = True, **fields: Any) -> Any:
+        seconds = self._seconds if bounded else None
+        return await self._process.ask(op, seconds=seconds, episode=self._name, **fields)
 
 
 class WorkerPool:

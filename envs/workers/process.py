@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -128,6 +129,7 @@ class WorkerProcess:
         os.set_blocking(self._pipe, False)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1"}  # the same tasks in every process
+        environment["AGENTLOOP_WORKER"] = secrets.token_hex(8)  # all that it starts ends with it
         command = [self.program.python, "-u", str(_SCRIPT)]
         try:
             self._process = subprocess.Popen(

@@ -40,25 +40,36 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 _ROWS_SECONDS = 0.2
 """Time to collect rows for one answer."""
 _LINE_BYTES = 1 << 28
+_MARK = "AGENTLOOP_WORKER"
+"""Variable by which the processes that a worker started are found, also those in sessions of their own."""
 
 
 def guard(wire: socket.socket) -> None:
-    """Fork a process that kills this process group when this process ends, or when the other end of the wire closes."""
+    """Fork a process that kills this one and all that it started when it ends, or the other end of the wire closes."""
     worker = os.getpid()
     ended = os.pidfd_open(worker)
     if os.fork():
         os.close(ended)
         return
+    os.setsid()  # our side kills the group of the worker, and would miss what left it
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(wire, 0)  # only the hang-up, which is always reported
-    poll.poll()
-    os.killpg(worker, signal.SIGKILL)
+    if ended not in dict(poll.poll()):
+        os.killpg(worker, signal.SIGKILL)
+    mark = f"{_MARK}={os.environ[_MARK]}".encode()
+    for folder in os.scandir("/proc"):
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            with suppress(OSError), open(f"{folder.path}/environ", "rb") as variables:
+                if mark in variables.read().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+    os._exit(0)
 
 
 def load(path: str) -> Any:

@@ -100,6 +100,11 @@ async def test_a_process_that_dies_fails_its_episodes_and_a_new_one_starts(pool,
         assert await after.step({}) == 1
 
 
+async def test_a_step_without_a_bound_may_take_longer_than_others(pool):
+    async with pool.episode({}, seconds=0.3) as game:
+        assert await game.step({"do": "sleep", "seconds": 0.5}, bounded=False) == 1
+
+
 async def test_a_call_that_hangs_ends_its_process(pool):
     game = await pool.start({}, seconds=0.3)
     with pytest.raises(EnvError, match=r"a step took longer than 0\.3 s"):
@@ -107,9 +112,10 @@ async def test_a_call_that_hangs_ends_its_process(pool):
     await until(lambda: not is_alive(game.first["pid"]))
 
 
-async def test_what_a_package_started_ends_with_its_process(pool):
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_a_package_started_ends_with_its_process(pool, leaves):
     game = await pool.start({}, seconds=30)
-    child = await game.step({"do": "daemon"})
+    child = await game.step({"do": "daemon", "leaves": leaves})
     assert is_alive(child)
     os.kill(game.first["pid"], signal.SIGKILL)
     await until(lambda: not is_alive(child))
@@ -209,13 +215,14 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path):
         "async def main():\n"
         f"    pool = WorkerPool(Program('toy', sys.executable, Path({str(TOY)!r})))\n"
         "    game = await pool.start({}, seconds=30)\n"
-        "    print(game.first['pid'], await game.step({'do': 'daemon'}), flush=True)\n"
+        "    children = [await game.step({'do': 'daemon', 'leaves': leaves}) for leaves in (False, True)]\n"
+        "    print(game.first['pid'], *children, flush=True)\n"
         "    await game.step({'do': 'hang'})\n"
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, str(run)], stdout=subprocess.PIPE, text=True) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         assert all(map(is_alive, pids))
         process.kill()
     until = time.monotonic() + 20

@@ -49,7 +49,7 @@ class Worker:
         elif what == "sleep":
             await asyncio.sleep(arguments["seconds"])
         elif what == "daemon":
-            return subprocess.Popen(["sleep", "100"]).pid
+            return subprocess.Popen(["sleep", "100"], start_new_session=arguments.get("leaves", False)).pid
         elif what == "unserializable":
             return object()
         elif what == "read":

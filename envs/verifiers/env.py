@@ -1,0 +1,123 @@
+"""`Verifiers`: environments written for verifiers, and the rows of `data.train`.
+
+data:
+  train: agentloop.envs.verifiers.env:tasks
+  train_options: {id: gsm8k-v1, config: {agent: {harness: {id: "null"}}}}
+env: {factory: verifiers}
+
+The rollout of the package runs in a worker and calls the model through the gateway, as other agent programs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.program import AgentProgram, SampledBy
+from agentloop.envs.workers.interpreters import interpreter_of
+from agentloop.envs.workers.pool import pool_of, rows_of
+from agentloop.envs.workers.process import Program
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.tools.toolset import Toolset
+    from agentloop.types.trajectory import Trajectory
+
+Api = Literal["v1", "v0"]
+
+_APIS = {"v1": ("verifiers", "worker.py"), "v0": ("verifiers_v0", "worker_v0.py")}
+"""API -> the package that `agentloop envs install` knows, and the worker."""
+
+
+class Verifiers(AgentProgram):
+    """Rollout of an environment of verifiers, rewarded by its own rubric. An `env.reward` is added.
+
+    The package reports failed rollouts, and these are failed episodes here, too.
+    """
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+        processes: int = 1,
+        step_timeout: float = 60.0,
+        sampling: SampledBy = "run",
+    ) -> None:
+        """Prepare the rollout of a row of `tasks`. Raises `UserError` for other rows.
+
+        At most `processes` workers run in each rollout worker. One that does not answer within `step_timeout` seconds
+        is ended, for the start and the end of a rollout; `limits.max_seconds` bounds the rollout itself. `sampling`
+        says whose temperature and top_p hold: the run's ("run") or those of the environment ("client").
+        """
+        super().__init__(row, toolset=toolset, reward=reward, agent=self._rollout, sampling=sampling)
+        if "environment" not in row:
+            raise UserError(
+                f"The row {row.get('id')!r} has no environment: use the rows of agentloop.envs.verifiers.env:tasks."
+            )
+        self._program = program(**row["environment"])
+        self._processes = processes
+        self._seconds = step_timeout
+        self._metrics: Mapping[str, float | None] = {}
+
+    async def _rollout(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
+        pool = pool_of(self._program, processes=self._processes)
+        async with pool.episode({"data": task["data"]}, seconds=self._seconds) as rollout:
+            address = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": endpoint.model}
+            found = await rollout.step(address, bounded=False)
+        self._metrics = found["metrics"]
+        return AgentResult(reward=found["reward"])
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """Return the reward of the rubric. Raises `LookupError` if there is none, and no `env.reward`."""
+        for name, value in self._metrics.items():
+            if value is not None:
+                trajectory.metrics[f"verifiers/{name}"] = value
+        return await super().score(trajectory)
+
+
+def tasks(
+    id: str,
+    *,
+    api: Api = "v1",
+    config: Mapping[str, Any] | None = None,
+    seat: str | None = None,
+    split: Literal["train", "eval"] = "train",
+    size: int | None = None,
+    python: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of an environment as rows, the first `size` of them. Raises `UserError`.
+
+    `id` is the name of its package, or the path of a Python file. With `api` "v1", `config` is the configuration of the
+    environment ({taskset: {...}, agent: {harness: {...}, runtime: {...}}}), and `seat` names the agent that is trained
+    if there are several. With "v0" it holds the arguments of `load_environment`, and `split` selects its data set.
+    The package runs in `python`, by default that of `agentloop envs install verifiers` (or `verifiers_v0`).
+    """
+    if api not in _APIS:
+        raise UserError(f"`api` of the verifiers tasks is 'v1' or 'v0', not {api!r}.")
+    if size is not None and size < 1:
+        raise UserError(f"`size` of the verifiers tasks must be at least 1, got {size}.")
+    environment: dict[str, Any] = {
+        "id": _absolute(id),
+        "api": api,
+        "config": dict(config or {}),
+        "seat": seat,
+        "python": python,
+    }
+    for row in rows_of(program(**environment), {"split": split, "size": size}):
+        yield {**row, "environment": environment}
+
+
+def program(id: str, api: Api, config: Mapping[str, Any], seat: str | None, python: str | None) -> Program:
+    """Return the worker of an environment. Raises `UserError` if the package is not installed."""
+    package, file = _APIS[api]
+    options = {"id": id, "config": config, "seat": seat}
+    return Program(package, interpreter_of(package, python), Path(__file__).with_name(file), options)
+
+
+def _absolute(id: str) -> str:
+    return str(Path(id).absolute()) if id.endswith(".py") else id
