@@ -54,16 +54,17 @@ async def play_turns(
             begun.add(name)
             game.move(name, text)
         except PlayerStopped:
-            return _lost_by(name, players)
+            return lost_by(name, players)
         except InvalidMove as error:
             invalid[name] += 1
             if invalid[name] > retries:
-                return _lost_by(name, players)
+                return lost_by(name, players)
             notice = f"{error}\n\n"
         else:
             notice, invalid[name] = "", 0
     return game.rewards()
 
 
-def _lost_by(loser: str, players: Mapping[str, Player]) -> Mapping[str, float]:
+def lost_by(loser: str, players: Mapping[str, Player]) -> Mapping[str, float]:
+    """Return the rewards of a game that a player loses: -1 for it, 0 for all others."""
     return {name: -1.0 if name == loser else 0.0 for name in players}

@@ -77,18 +77,28 @@ def install(name: str, package: Package, *, python: str | None = None) -> Path:
 
 
 def suitable_python(name: str, package: Package) -> str:
-    """Return an interpreter for a package: ours if it fits, else the newest on PATH. Raises `UserError`."""
+    """Return an interpreter for a package: ours if it fits, else the newest on PATH or of pyenv. Raises `UserError`."""
     if package.oldest <= sys.version_info[:2] <= package.newest:
         return sys.executable
     versions = [(3, minor) for minor in range(package.newest[1], package.oldest[1] - 1, -1)]
-    for major, minor in versions:
-        if found := shutil.which(f"python{major}.{minor}"):
+    for version in versions:
+        if found := _python_named("python{}.{}".format(*version)):
             return found
     wanted = " or ".join(f"{major}.{minor}" for major, minor in reversed(versions))
     raise UserError(
-        f"{name} needs Python {wanted}, and this machine has none of them on PATH. Install one, and give its path: "
+        f"{name} needs Python {wanted}, and this machine has none of them on PATH. Install one, or give its path: "
         f"agentloop envs install {name} --python PATH."
     )
+
+
+def _python_named(name: str) -> str | None:
+    """Return an interpreter such as python3.12 on PATH or of pyenv; None if there is none that runs."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
+    for found in filter(None, (shutil.which(name), *sorted(of_pyenv.glob(f"*/bin/{name}")))):
+        # A shim of pyenv is on PATH even where no such version is chosen.
+        if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return str(found)
+    return None
 
 
 def _python_of(folder: Path) -> Path:

@@ -25,7 +25,8 @@ PACKAGES: dict[str, Package] = {
     "reasoning_gym": Package(("reasoning-gym==0.1.25",), "reasoning_gym", (3, 11)),
     "verifiers": Package(("verifiers==0.4.0", "uv==0.13.9"), "verifiers", (3, 11)),
     "verifiers_v0": Package(("verifiers==0.1.14",), "verifiers", (3, 11)),
-    "textarena": Package(("textarena==0.7.4",), "textarena", (3, 10)),
+    # Some games use numpy and chess, which TextArena does not ask for, and syntax of Python 3.12.
+    "textarena": Package(("textarena==0.7.4", "numpy==2.3.5", "chess==1.11.2"), "textarena", (3, 12)),
 }
 """Name of an environment -> its package."""
 

@@ -3,7 +3,6 @@ import venv
 
 import pytest
 
-from agentloop.envs.workers import interpreters
 from agentloop.envs.workers.interpreters import install, installed, interpreter_of, suitable_python
 from agentloop.envs.workers.packages import PACKAGES, Package, package_named
 from agentloop.errors import UserError
@@ -75,12 +74,19 @@ def test_our_own_interpreter_is_used_where_it_has_the_package(monkeypatch):
     assert interpreter_of("little") == sys.executable
 
 
-def test_a_suitable_python_is_found_or_named(monkeypatch):
+@pytest.mark.slow
+def test_a_suitable_python_is_found_or_named(monkeypatch, tmp_path):
     assert suitable_python("little", Package((), "little", (3, 11))) == sys.executable
     wanted = Package((), "little", (3, 98), (3, 99))
-    monkeypatch.setattr(interpreters.shutil, "which", {"python3.98": "/opt/python3.98"}.get)
-    assert suitable_python("little", wanted) == "/opt/python3.98"
-    monkeypatch.setattr(interpreters.shutil, "which", {}.get)
+    shim, real = tmp_path / "bin" / "python3.99", tmp_path / "pyenv" / "versions" / "3.99.1" / "bin" / "python3.99"
+    for program, body in ((shim, "exit 127"), (real, "exit 0")):
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shim.parent), prepend=":")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert suitable_python("little", wanted) == str(real)  # a shim of a version that is not chosen does not run
+    real.unlink()
     with pytest.raises(UserError, match=r"little needs Python 3\.98 or 3\.99, and this machine has none"):
         suitable_python("little", wanted)
 

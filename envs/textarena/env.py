@@ -1,0 +1,142 @@
+"""`TextArena`: games of TextArena for one and several players, and the rows of `data.train`.
+
+data:
+  train: agentloop.envs.textarena.env:tasks
+  train_options: {games: Nim-v0, size: 4096}
+  eval: agentloop.envs.textarena.env:tasks
+  eval_options: {games: Nim-v0, size: 100, seed: 1000000}
+env:
+  factory: textarena
+  options: {players: {first: policy, second: policy}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from agentloop.envs.players.player import Player, PlayerStopped
+from agentloop.envs.players.program import POLICY, PlayersProgram
+from agentloop.envs.players.turns import lost_by
+from agentloop.envs.workers.interpreters import interpreter_of
+from agentloop.envs.workers.pool import pool_of, rows_of
+from agentloop.envs.workers.process import Program
+from agentloop.errors import EnvError, UserError
+
+if TYPE_CHECKING:
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.tools.toolset import Toolset
+    from agentloop.types.trajectory import Trajectory
+
+_NAME = "textarena"
+_BRACKETS = re.compile(r"\[[^\[\]]*\]")
+
+Moves = Literal["turn", "brackets"]
+
+
+class TextArena(PlayersProgram):
+    """Game of TextArena. The players sit in its seats 0, 1, ... in the order in which they are named.
+
+    The reward of a player is that of the game; mostly 1, 0 or -1.
+    """
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+        players: Mapping[str, Any] | None = None,
+        swap: bool = False,
+        moves: Moves = "turn",
+        python: str | None = None,
+        processes: int = 1,
+        step_timeout: float = 60.0,
+    ) -> None:
+        """Prepare the game of a row of `tasks`. Raises `UserError` if the package is not installed.
+
+        `players` and `swap` are those of `PlayersProgram`; by default, the policy plays alone. With `moves` "brackets",
+        the game gets the last [...] of a turn alone, and else the whole turn: games show it to the other players.
+        The package runs in `python`, by default that of `agentloop envs install`, in at most `processes` processes of
+        each rollout worker. A step that takes longer than `step_timeout` seconds fails.
+        """
+        super().__init__(
+            row,
+            toolset=toolset,
+            reward=reward,
+            play=self._play_game,
+            players={"player": POLICY} if players is None else players,
+            swap=swap,
+        )
+        if "game" not in row or "seed" not in row:
+            raise UserError(
+                f"The row {row.get('id')!r} has no game or no seed: use the rows of agentloop.envs.textarena.env:tasks."
+            )
+        if moves not in get_args(Moves):
+            raise UserError(f"`moves` of textarena is {moves!r}: write turn or brackets.")
+        self._brackets = moves == "brackets"
+        self._program = program(python)
+        self._processes = processes
+        self._seconds = step_timeout
+        self._invalid: dict[str, float] = {}
+
+    async def score(self, trajectory: Trajectory) -> float:
+        trajectory.metrics |= self._invalid
+        return await super().score(trajectory)
+
+    async def _play_game(self, task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
+        """Play the game to its end. A player whose conversation reaches a limit loses, as in `play_turns`."""
+        names = list(players)
+        options = task.get("options") or {}
+        first = {"game": task["game"], "seed": task["seed"], "options": options, "players": len(names)}
+        pool = pool_of(self._program, processes=self._processes)
+        async with pool.episode(first, seconds=self._seconds) as game:
+            state = game.first
+            while "rewards" not in state:
+                if state["player"] >= len(names):
+                    raise EnvError(f"{task['game']} asks player {state['player']}, but only {len(names)} play")
+                name = names[state["player"]]
+                try:
+                    text = await players[name].say(state["text"])
+                except PlayerStopped:
+                    return lost_by(name, players)
+                state = await game.step({"text": self._move(text)})
+        for number, name in enumerate(names):
+            if players[name].learns:
+                self._invalid[f"invalid_move/{name}"] = float(number in state["invalid"])
+        return {names[int(number)]: reward for number, reward in state["rewards"].items()}
+
+    def _move(self, text: str) -> str:
+        if not self._brackets:
+            return text
+        found = _BRACKETS.findall(text)
+        return found[-1] if found else ""
+
+
+def tasks(
+    games: str | Sequence[str] | Mapping[str, Mapping[str, Any] | None],
+    *,
+    size: int = 1000,
+    seed: int = 0,
+    python: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield `size` games as rows, with the seeds `seed`, `seed` + 1, ...
+
+    `games` is an id such as Nim-v0, a list of ids, which are taken in turn, or id -> arguments of the game, as in
+    {Nim-v0: {piles: [1, 2, 3]}}. Raises `UserError` for games that do not exist, lack data or refuse the arguments.
+    """
+    if size < 1:
+        raise UserError(f"`size` of the textarena tasks must be at least 1, got {size}.")
+    names = [games] if isinstance(games, str) else games
+    given = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    if not given:
+        raise UserError("`games` of the textarena tasks is empty: name a game, such as Nim-v0.")
+    specs = {name: dict(options or {}) for name, options in given.items()}
+    yield from rows_of(program(python), {"games": specs, "size": size, "seed": seed})
+
+
+def program(python: str | None = None) -> Program:
+    """Return the worker of TextArena. Raises `UserError` if the package is not installed."""
+    return Program(_NAME, interpreter_of(_NAME, python), Path(__file__).with_name("worker.py"))
