@@ -94,10 +94,10 @@ def suitable_python(name: str, package: Package) -> str:
 def _python_named(name: str) -> str | None:
     """Return an interpreter such as python3.12 on PATH or of pyenv; None if there is none that runs."""
     of_pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
-    for found in filter(None, (shutil.which(name), *sorted(of_pyenv.glob(f"*/bin/{name}")))):
+    for found in (shutil.which(name), *map(str, sorted(of_pyenv.glob(f"*/bin/{name}")))):
         # A shim of pyenv is on PATH even where no such version is chosen.
-        if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-            return str(found)
+        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return found
     return None
 
 
