@@ -1,0 +1,36 @@
+"""Seconds of training count without evaluations, up to the first evaluation that reaches a reward."""
+
+import json
+
+from benchmarks.side_by_side.agentloop_run import curve_of
+from benchmarks.side_by_side.table import table
+
+
+def test_a_curve_leaves_out_the_seconds_of_evaluations(tmp_path):
+    lines = [
+        {"step": 0, "eval/reward/mean": 0.1, "time/eval": 9.0},
+        {"step": 1, "reward/mean": 0.2, "time/step": 2.0},
+        {"step": 2, "reward/mean": 0.4, "eval/reward/mean": 0.5, "time/eval": 3.0, "time/step": 5.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert curve_of(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "seconds": 0.0, "eval_reward": 0.1},
+        {"step": 1, "seconds": 2.0, "reward": 0.2},
+        {"step": 2, "seconds": 4.0, "reward": 0.4, "eval_reward": 0.5},
+    ]
+
+
+def test_the_table_compares_at_the_highest_reward_that_all_curves_reach():
+    fast = [
+        {"step": 0, "seconds": 0.0, "eval_reward": 0.1},
+        {"step": 1, "seconds": 2.0, "reward": 0.3, "eval_reward": 0.6},
+    ]
+    slow = [
+        {"step": 0, "seconds": 0.0, "eval_reward": 0.1},
+        {"step": 1, "seconds": 8.0, "reward": 0.3, "eval_reward": 0.2},
+        {"step": 2, "seconds": 16.0, "reward": 0.3, "eval_reward": 0.5},
+    ]
+    found = table({"fast": [fast], "slow": [slow]})
+    assert found["held_out_reward_that_all_reach"] == 0.5
+    assert found["seconds_to_it"] == {"fast": [2.0], "slow": [16.0]}
+    assert found["runs"]["slow"][0]["held_out"] == {0: 0.1, 1: 0.2, 2: 0.5}
