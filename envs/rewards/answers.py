@@ -27,7 +27,7 @@ def none(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
 
 @inline
 def exact(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | None = None) -> float:
-    """Return 1.0 if the final text, or the content of its last `<tag>`, is the answer, apart from white space around."""
+    """Return 1.0 if the final text, or the content of its last `<tag>`, is the answer, apart from outer white space."""
     found = [trajectory.final_text] if tag is None else inside(trajectory.final_text, tag)
     return float(bool(found) and found[-1].strip() == str(answer_of(task)).strip())
 
