@@ -109,7 +109,7 @@ class DockerBox:
             raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
 
     async def _call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Call the engine about this box. Raises `BoxLostError` for whatever an engine says once the box has ended."""
+        """Call the engine about this box. Raises `BoxLostError` for any error of the engine after the box has ended."""
         self._check_alive()
         try:
             return await asyncio.to_thread(function, self.id, *arguments, **named)

@@ -79,17 +79,14 @@ class BoxEngine:
 
     def _build(self, folder: Path) -> Any:
         if not (folder / "Dockerfile").is_file():
-            raise UserError(
-                f"There is no file {folder / 'Dockerfile'} to make boxes from: correct the path of the image."
-            )
+            raise UserError(f"The image's Dockerfile {folder / 'Dockerfile'} does not exist: correct its path.")
         built, _ = call(self._engine.client.images.build, path=str(folder), rm=True, forcerm=True)
         return built
 
     def _import(self, path: Path | None) -> Any:
         assert path is not None
-        what = "directory" if path.suffix == "" else "file"
         if not path.exists():
-            raise UserError(f"There is no {what} {path} to make boxes from: correct the path of the image.")
+            raise UserError(f"The image {path} does not exist: correct its path.")
         with path.open("rb") if path.is_file() else _packed(path) as source:
             name, tag = "localhost/agentloop-box", hashlib.file_digest(source, "sha256").hexdigest()[:20]
             if (found := self._find(f"{name}:{tag}")) is None:

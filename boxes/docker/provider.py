@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from agentloop.boxes.docker.box import DockerBox
 from agentloop.boxes.docker.engine import BoxEngine
+from agentloop.boxes.images.prepared import PreparedImages
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
 from agentloop.boxes.network.proxy import variables
-from agentloop.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 class DockerProvider:
     """Boxes in containers of the engine that the docker command line uses.
 
-    A container ends when this process ends for whatever reason: its first process reads from a connection of this one.
+    A container ends when this process ends, even by SIGKILL: its first process reads from a connection of this one.
     What a dead engine or an attacker kept alive is removed by the next provider that opens. `memory_mb` and
     `storage_mb` hold for boxes that do not say; not every engine can limit storage.
     """
@@ -31,7 +31,7 @@ class DockerProvider:
         self._memory_mb = memory_mb
         self._engine: BoxEngine | None = None
         self._limits_storage = False
-        self._images: dict[Image, asyncio.Task[tuple[str, str | None]]] = {}
+        self._images = PreparedImages(self._image)
         self._boxes: set[DockerBox] = set()
 
     async def open(self) -> None:
@@ -45,22 +45,16 @@ class DockerProvider:
 
     async def prepare(self, image: Image) -> None:
         """Pull, build or import an image. Raises `UserError` if it cannot be had."""
-        await self._image(image)
+        await self._images.get(image)
 
-    async def _image(self, image: Image) -> tuple[str, str | None]:
-        """Return the id and the user of an image, which is made once: its files are not read for every box."""
+    def _image(self, image: Image) -> tuple[str, str | None]:
+        """Return the id and the user of an image."""
         assert self._engine is not None, "call open first"
-        if image not in self._images:
-            self._images[image] = asyncio.create_task(asyncio.to_thread(self._engine.image, image))
-        try:
-            return await asyncio.shield(self._images[image])
-        except UserError:
-            self._images.pop(image, None)  # its files may be corrected
-            raise
+        return self._engine.image(image)
 
     async def start(self, spec: BoxSpec) -> DockerBox:
         """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
-        image, user = await self._image(spec.image)
+        image, user = await self._images.get(spec.image)
         ways = variables() if spec.network.mode == "allowlist" else {}
         return await self._start(image, replace(spec, user=spec.user or user, env=ways | dict(spec.env)))
 

@@ -37,9 +37,7 @@ class Buildah:
     def build(self, context: Path, layout: Path) -> Pulled:
         """Build the Dockerfile in `context`, and write the image to `layout`. Raises `UserError`."""
         if not (context / "Dockerfile").is_file():
-            raise UserError(
-                f"There is no file {context / 'Dockerfile'} to make boxes from: correct the path of the image."
-            )
+            raise UserError(f"The image's Dockerfile {context / 'Dockerfile'} does not exist: correct its path.")
         name = self._run(f"The Dockerfile of {context} cannot be built", *_BUILD, context).splitlines()[-1]
         return self._push(name, layout)
 

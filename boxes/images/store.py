@@ -57,7 +57,7 @@ class ImageStore:
 
     def _tarball(self, path: Path) -> StoredImage:
         if not path.is_file():
-            raise UserError(f"There is no file {path} to make boxes from: correct the path of the image.")
+            raise UserError(f"The image {path} is not a file: correct its path.")
         status = path.stat()
         known = (str(path), status.st_mtime_ns, status.st_size)
         if known not in self._digests:
@@ -134,7 +134,7 @@ def _digest_of_folder(folder: Path) -> str:
 
 def _tree(path: Path) -> StoredImage:
     if not path.is_dir():
-        raise UserError(f"There is no directory {path} to make boxes from: correct the path of the image.")
+        raise UserError(f"The image {path} is not a directory: correct its path.")
     return StoredImage(layers=(str(path.resolve()),))
 
 

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+from agentloop.boxes.images.prepared import PreparedImages
 from agentloop.boxes.images.store import ImageStore
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
@@ -35,7 +36,7 @@ class RootfsProvider:
     """
 
     def __init__(self, *, folder: str | None = None, storage_mb: int = 1024, memory_mb: int = 2048) -> None:
-        self._store = ImageStore(Path(folder) if folder else None)
+        self._images = PreparedImages(ImageStore(Path(folder) if folder else None).get)
         self._storage_mb = storage_mb
         self._memory_mb = memory_mb
         self._keeper: SlotTemplate | None = None
@@ -60,13 +61,13 @@ class RootfsProvider:
 
     async def prepare(self, image: Image) -> None:
         """Unpack an image, once for all boxes and processes. Raises `UserError` if it cannot be had."""
-        await asyncio.to_thread(self._store.get, image)
+        await self._images.get(image)
 
     async def start(self, spec: BoxSpec) -> RootfsBox:
         """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
         assert self._keeper is not None, "call open first"
         self._check(spec)
-        image = await asyncio.to_thread(self._store.get, spec.image)
+        image = await self._images.get(spec.image)
         ways = variables() if spec.network.mode != "none" else {}
         spec = replace(
             spec,

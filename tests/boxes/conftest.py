@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from agentloop import boxes
 from agentloop.boxes import Box, BoxProvider, BoxSpec, Image
+from agentloop.boxes.images import busybox
 
-ACCOUNTS = "root:x:0:0:root:/root:/bin/sh\nworker:x:1000:1000::/home/worker:/bin/sh\n"
 PODMAN = """
 [containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
@@ -20,24 +20,15 @@ default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 cgroup_manager = "cgroupfs"
 events_logger = "none"
 """
-GROUPS = "root:x:0:\nworker:x:1000:\ntools:x:2000:worker\n"
 
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory) -> Path:
     """Return a root file system of busybox, with the users root and worker."""
     root = tmp_path_factory.mktemp("image") / "root"
-    for folder in ("bin", "etc", "root", "tmp", "home/worker", "srv", "usr"):
-        (root / folder).mkdir(parents=True)
-    (root / "etc/passwd").write_text(ACCOUNTS)
-    (root / "etc/group").write_text(GROUPS)
-    (root / "tmp").chmod(0o1777)
-    busybox = root / "bin/busybox"
-    busybox.write_bytes(Path("/bin/busybox").read_bytes())
-    busybox.chmod(0o755)
-    for name in subprocess.check_output([busybox, "--list"], text=True).split():
-        if name != "busybox":
-            (root / "bin" / name).symlink_to("busybox")
+    busybox.fill(root)
+    with (root / "etc/group").open("a") as groups:
+        groups.write("tools:x:2000:worker\n")
     return root
 
 

@@ -271,9 +271,9 @@ async def test_a_box_has_no_network(box):
 
 
 async def test_a_missing_image_is_one_clear_error(provider, spec, tmp_path):
-    with pytest.raises(UserError, match=r"There is no directory .*nowhere to make boxes from"):
+    with pytest.raises(UserError, match=r"The image .*nowhere (is not a directory|does not exist): correct"):
         await provider.prepare(Image(tree=tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"There is no file .*nowhere\.tar"):
+    with pytest.raises(UserError, match=r"The image .*nowhere\.tar (is not a file|does not exist): correct"):
         await provider.start(replace(spec, image=Image(tarball=tmp_path / "nowhere.tar")))
 
 

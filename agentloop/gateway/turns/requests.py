@@ -57,7 +57,7 @@ class ModelRequest:
     kept_as: str | None = None
     """Name under which later requests continue the conversation without sending it."""
     num_unkept: int = 0
-    """Number of messages at the beginning that are no part of the kept conversation."""
+    """Number of messages at the beginning that do not belong to the kept conversation."""
     sent: bytes = b""
     """Digest of the body."""
     is_retry: bool = False

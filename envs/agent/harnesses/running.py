@@ -63,7 +63,7 @@ class HarnessRun:
     ) -> None:
         if name not in HARNESSES:
             raise UserError(
-                f"There is no harness {name!r}; known: {', '.join(HARNESSES)}. To run another program, set "
+                f"{name!r} is not a harness. Choose one of {', '.join(HARNESSES)}. To run another program, set "
                 "`command` instead of `harness`."
             )
         self.harness = HARNESSES[name]

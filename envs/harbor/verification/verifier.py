@@ -44,20 +44,18 @@ async def verify(
     start: Callable[[], Awaitable[Box]] | None = None,
     *,
     carried: tuple[str, ...] = (),
-    keep_processes: bool = False,
     logs: Path | None = None,
 ) -> Rewards:
     """Run the tests of a step on what the agent did in `box`, and return the rewards that they write.
 
     With `start` the tests run in the box that it starts, which gets the artifacts of the step and the paths `carried`.
-    Otherwise they run in `box`. `keep_processes` lets what the agent started run on, for tests that talk to it.
+    Otherwise they run in `box`.
     /logs/verifier is copied to `logs`. Raises `VerifierError` if there is no reward, and `BoxError` if a box fails.
     """
     await _collect(step, box)
-    if not keep_processes or start is not None:
-        await box.kill_processes()
+    await box.kill_processes()
     if start is None:
-        return await _run_tests(step, box, logs, keep_processes=keep_processes)
+        return await _run_tests(step, box, logs)
     with tempfile.TemporaryDirectory(prefix="agentloop-artifacts-") as kept:
         sources = [*_with_default(step.artifacts), *(Artifact(source=path) for path in carried)]
         found = [await _keep(box, each, Path(kept, str(number))) for number, each in enumerate(sources)]
@@ -77,7 +75,7 @@ async def clear_tests(box: Box) -> None:
     await as_root(box, f"rm -rf -- {TESTS}; {emptied(VERIFIER)}")
 
 
-async def _run_tests(step: TaskStep, box: Box, logs: Path | None, *, keep_processes: bool = False) -> Rewards:
+async def _run_tests(step: TaskStep, box: Box, logs: Path | None) -> Rewards:
     where = step.verifier_box
     has_tests = where is not None and where.has_tests
     remove = "; ".join(f"rm -rf -- {VERIFIER}/{name}" for name in _REWARD_FILES)
@@ -104,8 +102,7 @@ async def _run_tests(step: TaskStep, box: Box, logs: Path | None, *, keep_proces
             user=user_of(step.verifier_user),
             timeout=step.verifier_timeout,
         )
-        if not keep_processes:
-            await box.kill_processes()
+        await box.kill_processes()
         if result.timed_out:
             raise VerifierError(f"the tests took longer than {step.verifier_timeout:g} s")
         await box.download(VERIFIER, after, max_bytes=_LOG_BYTES)
@@ -152,10 +149,6 @@ async def _is_missing(box: Box, path: str) -> bool:
 
 
 async def _place(box: Box, copy: Path, target: str) -> None:
-    if _is_folder(copy):
+    if await asyncio.to_thread(copy.is_dir):
         await as_root(box, emptied(target))
     await box.upload(copy, target)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir()

@@ -336,7 +336,7 @@ def test_agents_and_other_environments_side_by_side(renderer, ids_of):
         ({"agent": "no_such_module:solve"}, "no module 'no_such_module'"),
         ({"agent": print, "sampling": "mine"}, "'run' or 'client'"),
         ({"agent": print, "check": ["true"]}, "belong to a `harness`"),
-        ({"harness": "none"}, "no harness 'none'; known: claude-code, codex"),
+        ({"harness": "none"}, "'none' is not a harness. Choose one of claude-code, codex"),
         (
             {"harness": "codex", "program": "/no/codex"},
             "needs the program '/no/codex', which is not there",

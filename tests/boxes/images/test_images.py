@@ -287,7 +287,7 @@ def test_two_builds_at_once_build_once(tmp_path, context):
 
 def test_what_cannot_be_built_is_one_clear_error(tmp_path, context, monkeypatch):
     store = ImageStore(tmp_path / "images")
-    with pytest.raises(UserError, match=r"There is no file .*/nowhere/Dockerfile"):
+    with pytest.raises(UserError, match=r"Dockerfile .*/nowhere/Dockerfile does not exist"):
         store.get(Image(dockerfile=tmp_path / "nowhere"))
     (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\nRUN echo reason; exit 3\n")
     with pytest.raises(UserError, match=r"(?s)The Dockerfile of .* cannot be built:.*exit status 3"):

@@ -1,0 +1,31 @@
+"""Images of a provider, each made once however many boxes start from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from agentloop.boxes.interface.spec import Image
+
+Made = TypeVar("Made")
+
+
+class PreparedImages(Generic[Made]):
+    """What `make` returned for each image. It runs in a thread, and again for an image whose making failed."""
+
+    def __init__(self, make: Callable[[Image], Made]) -> None:
+        self._make = make
+        self._made: dict[Image, asyncio.Task[Made]] = {}
+
+    async def get(self, image: Image) -> Made:
+        """Return an image. Raises what `make` raises. A caller that is cancelled leaves the making to the others."""
+        if image not in self._made:
+            task = asyncio.create_task(asyncio.to_thread(self._make, image))
+            task.add_done_callback(lambda done: self._forget_failure(image, done))
+            self._made[image] = task
+        return await asyncio.shield(self._made[image])
+
+    def _forget_failure(self, image: Image, done: asyncio.Task[Made]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._made.pop(image, None)
