@@ -34,7 +34,7 @@ def installed(name: str) -> Path | None:
     """Return the interpreter that `install` made for an environment; None if it made none, or of other versions."""
     folder = envs_folder() / name
     done = folder / _DONE
-    is_current = done.is_file() and done.read_text(encoding="utf-8").split() == list(PACKAGES[name].requirements)
+    is_current = done.is_file() and done.read_text(encoding="utf-8").split() == list(PACKAGES[name].everything)
     return _python_of(folder) if is_current else None
 
 
@@ -69,9 +69,12 @@ def install(name: str, package: Package, *, python: str | None = None) -> Path:
     _run(f"{base} cannot make a virtual environment", base, "-m", "venv", str(folder))
     made = _python_of(folder)
     pip = (str(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    _run(f"pip cannot install {name}", *pip, *package.requirements)
+    if package.requirements:
+        _run(f"pip cannot install {name}", *pip, *package.requirements)
+    if package.alone:
+        _run(f"pip cannot install {name}", *pip, "--no-deps", *package.alone)
     _run(f"{package.imports} was installed but fails to import", str(made), "-c", f"import {package.imports}")
-    write_text(folder / _DONE, "\n".join(package.requirements) + "\n")
+    write_text(folder / _DONE, "\n".join(package.everything) + "\n")
     interpreter_of.cache_clear()
     return made
 

@@ -19,12 +19,20 @@ class Package:
     """Oldest version of Python that it works with."""
     newest: tuple[int, int] = (3, 13)
     """Newest version of Python that it was tested with."""
+    alone: tuple[str, ...] = ()
+    """What pip installs without its own requirements: more than we use."""
+
+    @property
+    def everything(self) -> tuple[str, ...]:
+        return (*self.requirements, *self.alone)
 
 
 PACKAGES: dict[str, Package] = {
     "reasoning_gym": Package(("reasoning-gym==0.1.25",), "reasoning_gym", (3, 11)),
     "verifiers": Package(("verifiers==0.4.0", "uv==0.13.9"), "verifiers", (3, 11)),
     "verifiers_v0": Package(("verifiers==0.1.14",), "verifiers", (3, 11)),
+    # The rest of its requirements is for its own models and its other tasks.
+    "bfcl": Package(("mpmath==1.3.0",), "bfcl_eval", (3, 11), alone=("bfcl-eval==2026.3.23",)),
     # Some games use numpy and chess, which TextArena does not ask for, and syntax of Python 3.12.
     "textarena": Package(("textarena==0.7.4", "numpy==2.3.5", "chess==1.11.2"), "textarena", (3, 12)),
 }

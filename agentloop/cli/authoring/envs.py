@@ -29,7 +29,7 @@ def list_envs() -> None:
     for name, package in PACKAGES.items():
         place = installed(name)
         state = f"installed: {place}" if place is not None else f"agentloop envs install {name}"
-        typer.echo(f"  {name} ({' '.join(package.requirements)}): {state}")
+        typer.echo(f"  {name} ({' '.join(package.everything)}): {state}")
 
 
 @app.command("install")
@@ -48,5 +48,5 @@ def install_env(
 
     name, package = package_named(name)
     base = python or suitable_python(name, package)
-    typer.echo(f"installing {' '.join(package.requirements)} with {base} ...")
+    typer.echo(f"installing {' '.join(package.everything)} with {base} ...")
     typer.echo(f"{name} runs with {install(name, package, python=base)}")

@@ -1,6 +1,5 @@
 """The real package, in the interpreter that `agentloop envs install textarena` makes."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -8,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentloop import AgentLoop, Limits, play_script
-from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop import play_script
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.textarena.env import TextArena
-from agentloop.envs.workers.pool import close_pools
-from agentloop.episodes.text_renderer import END, TextRenderer
-from agentloop.errors import EngineError, UserError
+from agentloop.errors import UserError
 from agentloop.types.trajectory import Trajectory
+from tests.support.play_all import play_all
 
 CANNOT_BE_PLAYED = {
     "needs words of nltk, which it downloads": (
@@ -48,32 +45,19 @@ def row_of(game, seed=SEED, **options):
     return {"id": game, "game": game, "seed": seed, "options": options}
 
 
-async def play_again(game, found):
-    """Play a game of the library with the same moves. Returns the streams of its players by number."""
-    names = [f"player{number}" for number in range(found["players"])]
-    moves = {name: [text for player, _, text in found["turns"] if names[player] == name] for name in names}
-    said = dict.fromkeys(names, 0)
-
-    def script(trajectory_id, turn, prompt, params):
-        name = trajectory_id.rpartition(".")[2]
-        said[name] += 1
-        if said[name] > len(moves[name]):
-            raise EngineError("the library's loop was not played on")
-        return [*map(ord, moves[name][said[name] - 1]), END]
-
-    limits = Limits(max_turns=10**9, max_turn_tokens=10**9, max_tokens=10**9)
-    loop = AgentLoop(ScriptedEngine(script, max_model_len=10**9), TextRenderer(), limits=limits)
-    env = TextArena(row_of(game), players=dict.fromkeys(names, "policy"))
-    trajectory = await loop.run(env, trajectory_id=game)
-    return {names.index(stream.role): stream for stream in (trajectory, *trajectory.branches)}
-
-
-async def play_all_again(played):
-    """Play all games at the same time, in one process."""
-    try:
-        return dict(zip(played, await asyncio.gather(*map(play_again, played, played.values())), strict=True))
-    finally:
-        close_pools()
+def play_again(played):
+    """The streams of the players of all games of the library, with the same moves: game -> number -> stream."""
+    seats = {game: [f"player{number}" for number in range(found["players"])] for game, found in played.items()}
+    envs = {game: TextArena(row_of(game), players=dict.fromkeys(seats[game], "policy")) for game in played}
+    moves = {
+        f"{game}.{seats[game][number]}": [text for player, _, text in found["turns"] if player == number]
+        for game, found in played.items()
+        for number in range(found["players"])
+    }
+    return {
+        game: {seats[game].index(stream.role): stream for stream in (trajectory, *trajectory.branches)}
+        for game, trajectory in play_all(envs, moves).items()
+    }
 
 
 def differences(found, streams):
@@ -96,7 +80,7 @@ def test_all_games_equal_the_loop_of_the_library_move_for_move(library):
     played = library["played"]
     assert len(played) == 187
     assert {found["players"] for found in played.values()} == {1, 2, 3, 4, 6}
-    again = asyncio.run(play_all_again(played))
+    again = play_again(played)
     assert {name: list(differences(played[name], again[name])) for name in played} == {name: [] for name in played}
 
 

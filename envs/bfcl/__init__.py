@@ -1,0 +1,1 @@
+"""The multi-turn tasks of BFCL, judged as the package does, in an interpreter that has it."""
