@@ -29,6 +29,7 @@ class Package:
 
 PACKAGES: dict[str, Package] = {
     "reasoning_gym": Package(("reasoning-gym==0.1.25",), "reasoning_gym", (3, 11)),
+    "nemo_gym": Package(("nemo-gym==0.4.0",), "nemo_gym", (3, 12)),
     "verifiers": Package(("verifiers==0.4.0", "uv==0.13.9"), "verifiers", (3, 11)),
     "verifiers_v0": Package(("verifiers==0.1.14",), "verifiers", (3, 11)),
     # The rest of its requirements is for its own models and its other tasks.
