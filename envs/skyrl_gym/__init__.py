@@ -1,0 +1,1 @@
+"""Text environments of skyrl-gym, in an interpreter that has the package."""

@@ -1,0 +1,73 @@
+"""`SkyRLGym`: text environments of skyrl-gym, with rows as SkyRL has them.
+
+data: {train: train.parquet, eval: validation.parquet}      # prompt, env_class, reward_spec, extra_info, ...
+env: {factory: skyrl_gym}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentloop.envs.base import Observation
+from agentloop.envs.workers.env import WorkerEnv
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.envs.rewards import RewardFunction
+    from agentloop.tools.toolset import Toolset
+
+_RUN_CODE = ("lcb", "searchcode")
+"""Environments that run the model's code."""
+
+
+class SkyRLGym(WorkerEnv):
+    """Episode of an environment of skyrl-gym. Its rewards are those of the turns, which are summed."""
+
+    package = "skyrl_gym"
+    worker = Path(__file__).with_name("worker.py")
+    needs_prompt = True
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        *,
+        toolset: Toolset | None = None,
+        reward: RewardFunction | None = None,
+        id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        allow_code: bool = False,
+        python: str | None = None,
+        processes: int = 1,
+        step_timeout: float = 60.0,
+    ) -> None:
+        """Prepare an episode. Raises `UserError` if the package is not installed, or no environment is named.
+
+        `id` is that of the environment (or module:id); by default, the row's `env_class`. `config` changes the
+        environment's own configuration. Environments that run the model's code outside of a sandbox need `allow_code`.
+        The package runs in `python`, by default that of `agentloop envs install`, in at most `processes` processes of
+        each rollout worker. A step that takes longer than `step_timeout` seconds fails.
+        """
+        super().__init__(
+            row, toolset=toolset, reward=reward, python=python, processes=processes, step_timeout=step_timeout
+        )
+        self._id = id or row.get("env_class")
+        if self._id is None:
+            raise UserError(f"The row {row.get('id')!r} has no env_class: add the column, or set env.options.id.")
+        if self._id in _RUN_CODE and not allow_code:
+            raise UserError(
+                f"The environment {self._id} runs code of the model without a sandbox, with all rights of this run. "
+                "Use agentloop's tools and its reward code instead, or set env.options.allow_code where nothing can "
+                "be lost."
+            )
+        self._config = config or {}
+
+    def arguments(self) -> Mapping[str, Any]:
+        extras = {name: value for name, value in self.task.items() if name not in ("messages", "prompt")}
+        return {"env": self._id, "config": dict(self._config), "prompt": self.task["messages"], "extras": extras}
+
+    async def reset(self) -> Observation:
+        """Return the prompt as the environment gives it: it may change that of the row."""
+        observation = await super().reset()
+        return Observation(observation.messages[len(self.task["messages"]) :])
