@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,7 +176,8 @@ class NemoGym(AgentProgram):
         try:
             if self._server is not None:
                 for path in {"/close_session", "/close"} & self._paths:
-                    await self._server.text(path, {})
+                    with suppress(EnvError):  # a server that is gone has no session to close
+                        await self._server.text(path, {})
                 await self._server.close()
         finally:
             if self._worker is not None:
