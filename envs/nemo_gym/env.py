@@ -168,7 +168,7 @@ class NemoGym(AgentProgram):
             reward = None if found.get("reward") is None else _number(found["reward"])
             for name in found.keys() - given.keys() - {"reward"}:
                 if isinstance(found[name], bool | int | float):
-                    trajectory.metrics[f"nemo_gym/{name}"] = float(found[name])
+                    trajectory.metrics[f"reward/nemo_gym/{name}"] = float(found[name])
         self._result = AgentResult(reward=reward)
         return await super().score(trajectory)
 

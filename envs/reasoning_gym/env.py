@@ -71,7 +71,7 @@ class ReasoningGym(ToolEnv):
         source = {"source": self.task["source"], "question": question}
         async with pool.episode(source, seconds=self._seconds) as item:
             found: float = await item.step({"text": trajectory.final_text, "tag": self._tag})
-        trajectory.metrics[f"score/{self.task['dataset']}"] = found
+        trajectory.metrics[f"reward/score/{self.task['dataset']}"] = found
         return found + await super().score(trajectory)
 
 

@@ -76,7 +76,7 @@ class Verifiers(AgentProgram):
         """Return the reward of the rubric. Raises `LookupError` if there is none, and no `env.reward`."""
         for name, value in self._metrics.items():
             if value is not None:
-                trajectory.metrics[f"verifiers/{name}"] = value
+                trajectory.metrics[f"reward/verifiers/{name}"] = value
         return await super().score(trajectory)
 
 

@@ -110,7 +110,7 @@ def test_an_episode_is_scored_by_the_answer_in_its_tag(package):
     outcomes = [play_script(ReasoningGym(row), [turn]).reward for turn in (right, wrong, row["answer"])]
     assert outcomes == [1.0, pytest.approx(0.0, abs=0.05), 0.0]
     trajectory = play_script(ReasoningGym(row, tag=None), [row["answer"]])
-    assert (trajectory.reward, trajectory.metrics["score/leg_counting"]) == (1.0, 1.0)
+    assert (trajectory.reward, trajectory.metrics["reward/score/leg_counting"]) == (1.0, 1.0)
 
 
 def test_a_row_of_another_version_fails_instead_of_being_judged(package):

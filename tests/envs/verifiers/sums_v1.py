@@ -11,14 +11,14 @@ class Sum(vf.TaskData):
 class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
     @vf.reward(weight=2.0)
     async def is_right(self, trace: vf.Trace) -> float:
-        said = trace.assistant_messages[-1].content
+        said = trace.assistant_messages[-1].content or ""
         if self.data.answer == 10**9:
             raise ValueError("this answer cannot be judged")
         return 1.0 if str(self.data.answer) in said.split() else 0.25 * ("sum" in said)
 
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
-        return float(len(trace.assistant_messages[-1].content))
+        return float(len(trace.assistant_messages[-1].content or ""))
 
 
 class SumsConfig(vf.TasksetConfig):

@@ -18,6 +18,7 @@ from agentloop.envs.verifiers.env import Verifiers, tasks
 from agentloop.envs.workers.pool import close_pools
 from agentloop.episodes.text_renderer import END, TextRenderer
 from agentloop.errors import UserError
+from agentloop.trainer.run.metrics.rollout import reward_metrics
 
 HERE = Path(__file__).parent
 SUMS = {"id": str(HERE / "sums_v1.py"), "config": {"taskset": {"terms": 3}, "agent": {"harness": {"id": "null"}}}}
@@ -85,12 +86,12 @@ def test_an_episode_has_the_tokens_and_the_metrics_of_its_rollout(rows_of):
     assert [message["content"] for message in trajectory.messages] == ["Guess my number below 8.", "5", "lower", "2"]
     sampled = [trajectory.token_ids[each.start : each.end].tolist() for each in trajectory.sampled_segments()]
     assert sampled == [[ord("5"), END], [ord("2"), END]]
-    metrics = {name: value for name, value in trajectory.metrics.items() if name.startswith("verifiers/")}
-    assert metrics == {
-        "verifiers/found": 1.0,
-        "verifiers/num_guesses": 2.0,
-        "verifiers/is_a_number": 0.5,
-        "verifiers/num_turns": 2.0,
+    logged = reward_metrics([trajectory])
+    assert {name: value for name, value in logged.items() if name.startswith("reward/verifiers/")} == {
+        "reward/verifiers/found": 1.0,
+        "reward/verifiers/num_guesses": 2.0,
+        "reward/verifiers/is_a_number": 0.5,
+        "reward/verifiers/num_turns": 2.0,
     }
     assert trajectory.reward == pytest.approx(1.3)
 
