@@ -26,18 +26,22 @@ async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint:
     """
     with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
         result = Path(folder, "result.json")
-        variables = {
-            "OPENAI_BASE_URL": endpoint.base_url,
-            "OPENAI_API_KEY": endpoint.api_key,
-            "OPENAI_MODEL": endpoint.model,
-            "ANTHROPIC_BASE_URL": endpoint.root_url,
-            "ANTHROPIC_API_KEY": endpoint.api_key,
-            "ANTHROPIC_MODEL": endpoint.model,
-            "AGENTLOOP_RESULT": str(result),
-        }
+        variables = variables_of(endpoint) | {"AGENTLOOP_RESULT": str(result)}
         stdin = json.dumps(dict(task), default=str).encode()
         output = await run_process(command, os.environ | variables, stdin=stdin)
         return _result(result, output)
+
+
+def variables_of(endpoint: Endpoint) -> dict[str, str]:
+    """Return the environment variables by which official clients find their model."""
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "OPENAI_MODEL": endpoint.model,
+        "ANTHROPIC_BASE_URL": endpoint.root_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "ANTHROPIC_MODEL": endpoint.model,
+    }
 
 
 def _result(path: Path, output: bytes) -> AgentResult:

@@ -6,11 +6,13 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentloop.boxes.interface.box import Box, BoxProvider
 from agentloop.boxes.interface.spec import Network
+from agentloop.boxes.shared import provider_of
 from agentloop.envs.harbor.tasks.config import MAIN
 from agentloop.envs.harbor.tasks.task import HarborTask, TaskStep
 from agentloop.envs.harbor.verification.boxes import (
@@ -30,6 +32,27 @@ from agentloop.envs.harbor.verification.verifier import verify
 from agentloop.errors import EnvError, UserError
 
 _SETUP_SECONDS = 600.0
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class BoxOptions:
+    """Options of env.options that say which boxes tasks get."""
+
+    provider: str | None = None
+    """Starts the boxes; by default docker if an engine answers, else rootfs."""
+    provider_options: Mapping[str, Any] | None = None
+    images: Mapping[str, str] | None = None
+    """Replaces images of tasks (`image_of`)."""
+    network: Literal["none", "public"] | None = None
+    """Replaces what tasks may reach."""
+    carried: tuple[str, ...] = ()
+    """With these paths, tests run in new boxes that get only them."""
+
+    async def attempt(self, row: Mapping[str, Any]) -> Attempt:
+        """Return an attempt at the task of a row, not started. Raises `UserError` and `EnvError`."""
+        task = await asyncio.to_thread(HarborTask.load, row["task"])
+        provider = await provider_of(self.provider, self.provider_options)
+        return Attempt(task, provider, images=self.images, network=self.network, carried=self.carried)
 
 
 class Attempt:
@@ -162,6 +185,20 @@ class Attempt:
         if not self._judged:
             raise VerifierError(f"no tests of {self.task.name} have run")
         return combined(self._judged, self.task.config.multi_step_reward_strategy)
+
+    async def reward(self, metrics: dict[str, float]) -> float:
+        """Return the reward, after the tests of the current step if they have not run, and add metrics.
+
+        Raises `VerifierError` without a reward, and `BoxError` if a box fails.
+        """
+        begin = time.monotonic()
+        if not self.is_judged:
+            await self.judge()
+        rewards = self.rewards
+        metrics |= {f"reward/{name}": value for name, value in rewards.items() if name != "reward"}
+        metrics["seconds_starting_box"] = self.seconds_starting
+        metrics["seconds_testing"] = time.monotonic() - begin
+        return reward_of(rewards)
 
     async def stop(self) -> None:
         """End the box. A second call does nothing."""

@@ -11,16 +11,14 @@ env:
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentloop.boxes.shared import provider_of
 from agentloop.envs.base import Env, Observation
-from agentloop.envs.harbor.attempt import Attempt, reward_of
+from agentloop.envs.harbor.attempt import Attempt, BoxOptions
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
 from agentloop.types.messages import Message
@@ -59,12 +57,14 @@ class HarborEnv(Env):
         reach. `system` is a system message. With `carried`, tests run in new boxes that get these paths only.
         """
         super().__init__(row, toolset=toolset, reward=reward)
-        if "task" not in row:
-            raise UserError(f"The row {row.get('id')!r} has no task: use the rows of agentloop.envs.harbor.env:tasks.")
-        self._provider = provider, provider_options
-        self._images = images
-        self._network = network
-        self._carried = tuple(carried)
+        check_row(row)
+        self._options = BoxOptions(
+            provider=provider,
+            provider_options=provider_options,
+            images=images,
+            network=network,
+            carried=tuple(carried),
+        )
         self._system = system
         self._attempt: Attempt | None = None
         self.deadline = math.inf
@@ -80,9 +80,7 @@ class HarborEnv(Env):
         return None if self._attempt is None else self._attempt.agent_user
 
     async def reset(self) -> Observation:
-        task = await asyncio.to_thread(HarborTask.load, self.task["task"])
-        provider = await provider_of(*self._provider)
-        self._attempt = Attempt(task, provider, images=self._images, network=self._network, carried=self._carried)
+        self._attempt = await self._options.attempt(self.task)
         await self._attempt.start()
         system: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
         return Observation([*system, self._instruction(self._attempt)])
@@ -103,20 +101,18 @@ class HarborEnv(Env):
 
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
-        attempt = self._attempt
-        assert attempt is not None, "reset comes first"
-        begin = time.monotonic()
-        if not attempt.is_judged:
-            await attempt.judge()
-        rewards = attempt.rewards
-        trajectory.metrics |= {f"reward/{name}": value for name, value in rewards.items() if name != "reward"}
-        trajectory.metrics["seconds_starting_box"] = attempt.seconds_starting
-        trajectory.metrics["seconds_testing"] = time.monotonic() - begin
-        return reward_of(rewards) + await super().score(trajectory)
+        assert self._attempt is not None, "reset comes first"
+        return await self._attempt.reward(trajectory.metrics) + await super().score(trajectory)
 
     async def close(self) -> None:
         if self._attempt is not None:
             await self._attempt.stop()
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise `UserError` unless a row is one of `tasks`."""
+    if "task" not in row:
+        raise UserError(f"The row {row.get('id')!r} has no task: use the rows of agentloop.envs.harbor.env:tasks.")
 
 
 def tasks(folder: str | Sequence[str], *, first: int = 0, count: int | None = None) -> Iterator[dict[str, Any]]:

@@ -61,14 +61,7 @@ class HarnessRun:
         check: Sequence[str] | None = None,
         compact_at: int | None = None,
     ) -> None:
-        if name not in HARNESSES:
-            raise UserError(
-                f"{name!r} is not a harness. Choose one of {', '.join(HARNESSES)}. To run another program, set "
-                "`command` instead of `harness`."
-            )
-        self.harness = HARNESSES[name]
-        if compact_at is not None and not self.harness.compacts:
-            raise UserError(f"The harness {name} does not compact its history: remove `compact_at` from env.options.")
+        self.harness = harness_named(name, compact_at)
         self._check = check
         self._compact_at = compact_at
         found = shutil.which(program or self.harness.program)
@@ -87,8 +80,8 @@ class HarnessRun:
         with tempfile.TemporaryDirectory(prefix="agentloop-agent-", ignore_cleanup_errors=True) as made:
             home, work = Path(made, "home"), Path(made, "work")
             launch = self.harness.launch(_text_of(task), home, endpoint, self._compact_at)
-            _write(home, launch.files)
-            _write(work, task.get("files") or {})
+            write_files(home, launch.files)
+            write_files(work, task.get("files") or {})
             environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
             environment["HOME"] = str(home)
             await self._check_version(environment)
@@ -102,18 +95,11 @@ class HarnessRun:
     async def _check_version(self, environment: Mapping[str, str]) -> None:
         if (self.harness.name, self._program) in _checked:
             return
-        # Some programs print it on stderr.
-        command = ["sh", "-c", 'exec "$0" "$@" 2>&1', self._program, *self.harness.asks_version]
         try:
-            told = (await run_process(command, environment)).decode(errors="replace").strip()
-            version = _VERSION.search(told)
+            told = await run_process(asking_version(self.harness, self._program), environment)
         except EnvError as error:
-            told, version = str(error).rpartition("\n")[2], None
-        if version is None or version[0] not in SpecifierSet(self.harness.versions):
-            raise UserError(
-                f"{self._program} is {told[:80]!r}, and the harness {self.harness.name} starts "
-                f"{self.harness.versions}: {self.harness.install}, or start your version with `command`."
-            )
+            told = str(error).rpartition("\n")[2].encode()
+        check_version(self.harness, self._program, told.decode(errors="replace"))
         _checked.add((self.harness.name, self._program))
 
     async def _judge(self, check: Sequence[str], environment: Mapping[str, str], work: Path) -> float:
@@ -124,11 +110,39 @@ class HarnessRun:
         return 1.0
 
 
+def asking_version(harness: Harness, program: str) -> list[str]:
+    """Return the command that prints a program's version. Some programs print it on stderr."""
+    return ["sh", "-c", 'exec "$0" "$@" 2>&1', program, *harness.asks_version]
+
+
+def check_version(harness: Harness, program: str, told: str) -> None:
+    """Raise `UserError` unless what a program told is a supported version."""
+    version = _VERSION.search(told)
+    if version is None or version[0] not in SpecifierSet(harness.versions):
+        raise UserError(
+            f"{program} is {told.strip()[:80]!r}, and the harness {harness.name} starts {harness.versions}: "
+            f"{harness.install}, or start your version with `command`."
+        )
+
+
+def harness_named(name: str, compact_at: int | None) -> Harness:
+    """Return a harness. Raises `UserError` if it is unknown, or cannot compact at a given size."""
+    if name not in HARNESSES:
+        raise UserError(
+            f"{name!r} is not a harness. Choose one of {', '.join(HARNESSES)}. To run another program, set `command` "
+            "instead of `harness`."
+        )
+    if compact_at is not None and not HARNESSES[name].compacts:
+        raise UserError(f"The harness {name} does not compact its history: remove `compact_at` from env.options.")
+    return HARNESSES[name]
+
+
 def _text_of(task: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, (text_of(message["content"]) for message in task.get("messages") or ())))
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their paths below a folder. Raises `UserError` for a path outside of it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = (folder / name).resolve()
