@@ -6,14 +6,15 @@ The wrappers repeat the whole history in each observation; here a player is told
 from __future__ import annotations
 
 import difflib
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import runpy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy
 import textarena as ta
 from textarena.envs.registration import ENV_REGISTRY
+
+RandomNumbers = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "random_numbers.py"))["RandomNumbers"]
 
 
 class Worker:
@@ -47,26 +48,22 @@ class Worker:
 
 
 class Game:
-    """A game of the package, which draws from the random numbers of the process: they are kept with each game."""
+    """A game of the package, which draws from the random numbers of the process: each game has its own."""
 
     def __init__(self, name: str, options: Mapping[str, Any], seed: int) -> None:
-        before = random_state()
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
-        self.state = random_state()
-        set_random_state(before)
-        with self.own_numbers():
+        self.numbers = RandomNumbers(seed)
+        with self.numbers.used():
             self.env = ta.make(registered(name), **options)
 
     def reset(self, players: int, seed: int) -> dict[str, Any]:
         """Begin with a number of players."""
-        with self.own_numbers():
+        with self.numbers.used():
             self.env.reset(num_players=players, seed=seed)
             return self.told()
 
     def step(self, text: str) -> dict[str, Any]:
         """Make a move."""
-        with self.own_numbers():
+        with self.numbers.used():
             done, _ = self.env.step(action=text)
             return self.outcome() if done else self.told()
 
@@ -87,17 +84,6 @@ class Game:
         given = {str(player): float(reward) for player, reward in (rewards or {}).items() if reward is not None}
         return {"rewards": given, "invalid": [player for player, each in info.items() if each.get("invalid_move")]}
 
-    @contextmanager
-    def own_numbers(self) -> Iterator[None]:
-        """Use the random numbers of this game for a while."""
-        before = random_state()
-        set_random_state(self.state)
-        try:
-            yield
-        finally:
-            self.state = random_state()
-            set_random_state(before)
-
 
 def registered(name: str) -> str:
     """Return the id of a game without wrappers. Raises `ValueError`."""
@@ -107,14 +93,3 @@ def registered(name: str) -> str:
     games = [each.removesuffix("-raw") for each in ENV_REGISTRY if each.endswith("-raw")]
     near = difflib.get_close_matches(name.removesuffix("-train"), games, n=1)
     raise ValueError(f"TextArena has no game {name}" + (f": did you mean {near[0]}?" if near else ""))
-
-
-def random_state() -> Sequence[Any]:
-    """Return the state of the random numbers of the process."""
-    return random.getstate(), numpy.random.get_state()
-
-
-def set_random_state(state: Sequence[Any]) -> None:
-    """Restore a state."""
-    random.setstate(state[0])
-    numpy.random.set_state(state[1])

@@ -36,6 +36,10 @@ PACKAGES: dict[str, Package] = {
     "bfcl": Package(("mpmath==1.3.0",), "bfcl_eval", (3, 11), alone=("bfcl-eval==2026.3.23",)),
     # Some games use numpy and chess, which TextArena does not ask for, and syntax of Python 3.12.
     "textarena": Package(("textarena==0.7.4", "numpy==2.3.5", "chess==1.11.2"), "textarena", (3, 12)),
+    # Its mathematics and its crosswords use more than it asks for. It refuses Python 3.12.1 and later.
+    "gem": Package(
+        ("gem-llm==0.1.0", "datasets==5.2.0", "pandas==3.1.1", "pylatexenc==2.10"), "gem", (3, 11), newest=(3, 11)
+    ),
     "skyrl_gym": Package(("skyrl-gym==0.4.0",), "skyrl_gym", (3, 11)),
 }
 """Name of an environment -> its package."""

@@ -1,0 +1,1 @@
+"""Games and questions of GEM, in an interpreter that has the package."""
