@@ -121,7 +121,7 @@ class Episode:
         if self.turn < len(self.solution):
             return {"messages": self.messages()}
         share = self.right / len(self.solution)
-        return {"terminated": True, "reward": float(not self.is_wrong), "metrics": {"turns_right": share}}
+        return {"terminated": True, "reward": float(not self.is_wrong), "metrics": {"reward/turns_right": share}}
 
     def solve(self, text: str) -> str:
         """Run a call of the published solution, such as cd(folder='x')."""

@@ -86,7 +86,7 @@ class Game:
 @functools.cache
 def open_data_sets_once(module: str) -> None:
     """Let the environments of a module share the data sets that they open: there is one for each episode."""
-    imported = importlib.import_module(module)
+    imported: Any = importlib.import_module(module)
     if hasattr(imported, "load_dataset"):
         imported.load_dataset = functools.lru_cache(maxsize=32)(imported.load_dataset)
 

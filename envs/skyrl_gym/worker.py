@@ -63,8 +63,9 @@ class Worker:
         answer = {"messages": result["observations"], "reward": None if reward is None else float(reward)}
         if not done:
             return answer
-        numbers = {name: float(each) for name, each in env.get_metrics().items() if isinstance(each, (int, float))}
-        return {**answer, "terminated": True, "metrics": numbers}
+        numbers = {name: each for name, each in env.get_metrics().items() if isinstance(each, (int, float))}
+        metrics = {f"reward/skyrl_gym/{name}": float(each) for name, each in numbers.items()}
+        return {**answer, "terminated": True, "metrics": metrics}
 
 
 def configured(env: str, config: Mapping[str, Any]) -> DictConfig:

@@ -105,7 +105,7 @@ class TextArena(PlayersProgram):
                 state = await game.step({"text": self._move(text)})
         for number, name in enumerate(names):
             if players[name].learns:
-                self._invalid[f"invalid_move/{name}"] = float(number in state["invalid"])
+                self._invalid[f"reward/invalid_move/{name}"] = float(number in state["invalid"])
         return {names[int(number)]: reward for number, reward in state["rewards"].items()}
 
     def _move(self, text: str) -> str:

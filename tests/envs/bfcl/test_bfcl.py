@@ -113,7 +113,7 @@ def test_a_missed_function_is_offered_in_its_turn(package, solutions, parameters
     assert calls[3] == ["sort('final_report.pdf')"]
     env = Bfcl(row)
     trajectory = play_script(env, turns_of(calls, parameters))
-    assert (trajectory.reward, trajectory.metrics["turns_right"]) == (1.0, 1.0)
+    assert (trajectory.reward, trajectory.metrics["reward/turns_right"]) == (1.0, 1.0)
     assert "sort" not in [each["function"]["name"] for each in env.toolset.schemas]
     asked = [message["content"] for message in trajectory.messages if message["role"] == "user"]
     assert asked[3].splitlines()[-1] == "I have updated some more functions you can choose from. What about now?"

@@ -123,7 +123,9 @@ def test_episodes_equal_the_step_loop_of_the_package(library, databases, search_
         said = [{"role": each["role"], "content": whole(each)} for each in found[name].messages]
         assert wanted["done"], name
         assert (name, said, found[name].reward) == (name, wanted["messages"], pytest.approx(wanted["reward"]))
-        assert wanted["metrics"].items() <= found[name].metrics.items()
+        metrics = {f"reward/skyrl_gym/{each}": value for each, value in wanted["metrics"].items()}
+        assert metrics.items() <= found[name].metrics.items()
+    assert found["turns right"].metrics["reward/skyrl_gym/steps"] == 3.0
     rewards = {name: each.reward for name, each in found.items()}
     assert {name for name in rewards if name.endswith("right")} <= {name for name in rewards if rewards[name] >= 1.0}
     assert {name for name in rewards if name.endswith("wrong")} <= {name for name in rewards if rewards[name] < 1.0}

@@ -87,9 +87,9 @@ def test_all_games_equal_the_loop_of_the_library_move_for_move(library):
 def test_a_game_of_two_gives_each_player_its_reward(package):
     players = {"first": "policy", "second": {"script": f"{__file__}:take_a_pile"}}
     first = play_script(TextArena(row_of("Nim-v0", piles=[1, 2]), players=players), ["So [1 1].", "[1 1]"])
-    assert (first.stop_reason, first.reward, first.metrics["invalid_move/first"]) == ("completed", 1.0, 0.0)
+    assert (first.stop_reason, first.reward, first.metrics["reward/invalid_move/first"]) == ("completed", 1.0, 0.0)
     wrong = play_script(TextArena(row_of("Nim-v0", piles=[1, 2]), players=players), ["[9 9]", "I give up"])
-    assert (wrong.stop_reason, wrong.reward, wrong.metrics["invalid_move/first"]) == ("completed", -1.0, 1.0)
+    assert (wrong.stop_reason, wrong.reward, wrong.metrics["reward/invalid_move/first"]) == ("completed", -1.0, 1.0)
     assert "take_a_pile" not in str(first.messages)
     assert "[GAME] Player 1 removes 1 from pile 0." in first.messages[2]["content"]
     assert "[Player 0]" not in first.messages[2]["content"]
