@@ -20,11 +20,14 @@ from agentloop.errors import UserError
 
 RECORDED = [
     "arc_agi",
-    "bunsenbench_chemistry_mcq",
+    "calendar",
     "example_multi_step",
     "example_multi_turn_gymnasium",
     "example_session_state_mgmt",
     "example_single_tool_call",
+    "example_tool_call_multireward",
+    "mcqa",
+    "mrcr",
 ]
 """Servers that need no model and no network, and whose recorded rollouts have what their judges read."""
 
