@@ -35,14 +35,18 @@ def load_config(
     """Return the config of the YAML file, or of the plain values, `source` with overrides.
 
     Overrides are `key=value` strings with dotted keys and YAML values, or a mapping of dotted keys to plain values.
-    Each replaces the whole value of its key, even a mapping or list. Raises `UserError`, in one paragraph, for an
-    unreadable file, unknown keys (with the nearest known key) and values of a wrong type or range.
+    Each replaces the whole value of its key, even a mapping or list. One that names another engine, environment,
+    reward, loss or dataset leaves out the options in `source`, which belong to the one before. Raises `UserError`, in
+    one paragraph, for an unreadable file, unknown keys (with the nearest known key) and values of a wrong type or
+    range.
     """
     name, folder = (str(source), source.parent) if isinstance(source, Path) else ("of this call", Path.cwd())
     data = _read_yaml(source) if isinstance(source, Path) else source
     config = OmegaConf.create(_anchor_all(schema, data, folder))
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
+    pairs = list(overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides))
     try:
+        for key, value in pairs:
+            _drop_options_of_another(schema, config, key, value)
         for key, value in pairs:
             OmegaConf.update(config, key, _anchor_override(schema, key, value), merge=False, force_add=True)
         resolved = OmegaConf.to_container(config, resolve=True)
@@ -101,6 +105,28 @@ def _parse_override(override: str) -> tuple[str, Any]:
     for part in key.split("."):
         value = value[part]
     return key, value
+
+
+def _drop_options_of_another(schema: type[Config], config: Any, key: str, value: Any) -> None:
+    """Remove the options of a name that is replaced: `options` beside `name` and `factory`, or `X_options`."""
+    parent, _, last = key.rpartition(".")
+    options = "options" if last in ("name", "factory") else f"{last}_options"
+    beside = OmegaConf.select(config, parent) if parent else config
+    if not OmegaConf.is_dict(beside) or options not in beside:
+        return
+    named = beside[last] if last in beside else _default_of(schema, key)
+    if named != value:
+        del beside[options]
+
+
+def _default_of(schema: type[BaseModel], key: str) -> Any:
+    """Return the default value of a dotted key; None if it has none."""
+    first, _, rest = key.partition(".")
+    field = schema.model_fields.get(first)
+    if field is None or not rest:
+        return None if field is None else field.default
+    inside = field.annotation
+    return _default_of(inside, rest) if isinstance(inside, type) and issubclass(inside, BaseModel) else None
 
 
 def _anchor_override(schema: type[Config], key: str, value: Any) -> Any:

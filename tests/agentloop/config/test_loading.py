@@ -48,6 +48,39 @@ def test_an_override_replaces_a_whole_mapping_and_reaches_into_lists(tmp_path):
     assert load_config(Outer, source, ["options.c=3"]).options == {"a": 1, "b": 2, "c": 3}
 
 
+class Named(Config):
+    name: str = "one"
+    options: ConfigOptions = Field(default_factory=dict)
+    reward: str | None = None
+    reward_options: ConfigOptions = Field(default_factory=dict)
+
+
+class Parts(Config):
+    engine: Named = Field(default_factory=Named)
+    loss: str = "ppo"
+    loss_options: ConfigOptions = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "engine", "reward", "loss"),
+    [
+        (["engine.name=two"], {}, {"tag": "b"}, {"clip": 1}),
+        (["engine.options.size=2", "engine.name=two"], {"size": 2}, {"tag": "b"}, {"clip": 1}),
+        (["engine.name=one"], {"device": "cpu"}, {"tag": "b"}, {"clip": 1}),
+        (["engine.reward=exact", "loss=cispo"], {"device": "cpu"}, {}, {}),
+        (["loss=ppo"], {"device": "cpu"}, {"tag": "b"}, {"clip": 1}),
+        ({"loss": "cispo", "loss_options.clip": 2}, {"device": "cpu"}, {"tag": "b"}, {"clip": 2}),
+    ],
+)
+def test_another_name_comes_without_the_options_of_the_one_before(overrides, engine, reward, loss):
+    source = {
+        "engine": {"name": "one", "options": {"device": "cpu"}, "reward": "tagged", "reward_options": {"tag": "b"}},
+        "loss_options": {"clip": 1},
+    }
+    config = load_config(Parts, source, overrides)
+    assert (config.engine.options, config.engine.reward_options, config.loss_options) == (engine, reward, loss)
+
+
 def test_interpolation_of_keys_and_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTLOOP_TEST_DATA", "/data")
     source = write(tmp_path, "data: ${oc.env:AGENTLOOP_TEST_DATA}/t.jsonl\nfolder: run-${inner.steps}\n")
