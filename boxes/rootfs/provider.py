@@ -45,7 +45,7 @@ class RootfsProvider:
 
     async def open(self) -> None:
         """Start the keeper of the boxes. Raises `UserError` if this machine cannot make any."""
-        self._cgroups = Cgroups.find()
+        self._cgroups = Cgroups.find(cpus=True)
         plan = {
             "owner": os.getpid(),
             "cgroups": self._cgroups.paths if self._cgroups else [],
@@ -121,11 +121,13 @@ class RootfsProvider:
         cgroup = self._cgroups.create(spec.processes)
         try:
             cgroup.limit((spec.memory_mb or self._memory_mb) << 20)
+            has_quota = spec.cpus is None or cgroup.limit_cpus(spec.cpus)
             cgroup.add(pid)
         except OSError:
             self._cgroups.discard(cgroup)
             raise
-        if spec.cpus is not None:
+        if not has_quota:
+            assert spec.cpus is not None
             cores = sorted(os.sched_getaffinity(0))
             first = pid % len(cores)
             count = min(len(cores), max(1, -int(-spec.cpus // 1)))

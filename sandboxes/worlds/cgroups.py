@@ -1,6 +1,6 @@
-"""Control groups: kernel limits on the memory and the number of processes of a whole world.
+"""Control groups: kernel limits on the memory, the processes and the processor time of a whole world.
 
-Supported are version 1 (memory and pids mounted below /sys/fs/cgroup) and version 2 (one tree). Cgroups are made below
+Supported are version 1 (its controllers mounted below /sys/fs/cgroup) and version 2 (one tree). Cgroups are made below
 the cgroup of this process, so the limits of its container or service hold for all of them together.
 """
 
@@ -16,6 +16,8 @@ from pathlib import Path
 _TOP = Path("/sys/fs/cgroup")
 _PREFIX = "agentloop-"
 _MAIN = f"{_PREFIX}main"
+_PERIOD = 100_000
+"""Microseconds in which a quota of processor time is counted."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,19 @@ class Cgroup:
         if self.version == 1 and (sockets := directory / "memory.kmem.tcp.limit_in_bytes").exists():
             sockets.write_text(str(memory))  # version 1 counts socket buffers separately
         self._memory = memory
+
+    def limit_cpus(self, cpus: float) -> bool:
+        """Limit the processor time to that of so many processors; return whether the kernel can. Raises `OSError`."""
+        directory = self.directories.get("cpu")
+        if directory is None:
+            return False
+        quota = round(cpus * _PERIOD)
+        if self.version == 2:
+            (directory / "cpu.max").write_text(f"{quota} {_PERIOD}")
+        else:
+            (directory / "cpu.cfs_period_us").write_text(str(_PERIOD))
+            (directory / "cpu.cfs_quota_us").write_text(str(quota))
+        return True
 
     def add(self, pid: int) -> None:
         for directory in set(self.directories.values()):
@@ -91,18 +106,24 @@ class Cgroups:
         self._made = 0
 
     @classmethod
-    def find(cls, top: Path = _TOP, own: Iterable[tuple[str, str]] | None = None) -> Cgroups | None:
+    def find(
+        cls, top: Path = _TOP, own: Iterable[tuple[str, str]] | None = None, *, cpus: bool = False
+    ) -> Cgroups | None:
         """Find a place for cgroups that limit memory and processes; None if this process may not make any.
 
-        `own` holds the (controller, path) pairs of the cgroups of this process.
+        `own` holds the (controller, path) pairs of the cgroups of this process. With `cpus` they can limit processor
+        time, too, where the kernel lets this process do so.
         """
         paths = dict(_own_cgroups() if own is None else own)
         if (top / "cgroup.controllers").exists():
             home = top / paths.get("", "").lstrip("/")
-            version, homes = 2, _delegated(home.parent if home.name == _MAIN else home)
+            version, homes = 2, _delegated(home.parent if home.name == _MAIN else home, cpus=cpus)
         else:
             version = 1
             homes = {name: top / name / paths.get(name, "").lstrip("/") for name in ("memory", "pids")}
+            cpu = top / "cpu" / paths.get("cpu", "").lstrip("/")
+            if cpus and (cpu / "cpu.cfs_quota_us").exists() and os.access(cpu, os.W_OK):
+                homes["cpu"] = cpu
         if not homes or not all(os.access(home, os.W_OK) for home in homes.values()):
             return None
         for home in set(homes.values()):
@@ -113,7 +134,7 @@ class Cgroups:
             for parent in set(parents.values()):
                 parent.mkdir()
                 if version == 2:
-                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
+                    (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in parents))
         except OSError:
             for parent in set(parents.values()):
                 if parent.exists():
@@ -158,24 +179,26 @@ def _own_cgroups() -> list[tuple[str, str]]:
     return pairs
 
 
-def _delegated(home: Path) -> dict[str, Path]:
-    """Prepare version 2, where a cgroup that contains processes cannot limit those below it.
+def _delegated(home: Path, *, cpus: bool) -> dict[str, Path]:
+    """Prepare version 2, where a cgroup that contains processes cannot limit those below it; return it by controller.
 
     This process moves into a cgroup below its own, as a service with `Delegate=yes` is expected to do. The first
     process of a container may do so, too.
     """
     try:
-        if not {"memory", "pids"} <= set((home / "cgroup.controllers").read_text().split()):
+        there = set((home / "cgroup.controllers").read_text().split())
+        wanted = {"memory", "pids"} | ({"cpu"} & there if cpus else set())
+        if not wanted <= there:
             return {}
-        if not {"memory", "pids"} <= set((home / "cgroup.subtree_control").read_text().split()):
+        if not wanted <= set((home / "cgroup.subtree_control").read_text().split()):
             leaf = home / _MAIN
             leaf.mkdir(exist_ok=True)
             for pid in (home / "cgroup.procs").read_text().split():
                 (leaf / "cgroup.procs").write_text(pid)
-            (home / "cgroup.subtree_control").write_text("+memory +pids")
+            (home / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(wanted)))
     except OSError:
         return {}
-    return {"memory": home, "pids": home}
+    return dict.fromkeys(sorted(wanted), home)
 
 
 def _remove_stale(home: Path) -> None:

@@ -1,6 +1,7 @@
 """What every box can do, whatever its provider."""
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 
@@ -282,3 +283,15 @@ async def test_unknown_providers_and_options_are_refused():
         boxes.create("rotfs")
     with pytest.raises(UserError, match="storage_mb"):
         boxes.create("rootfs", storage=3)
+
+
+async def test_processor_time_is_limited(provider, spec):
+    """Two loops that want both processors get half of one together."""
+    box = await provider.start(replace(spec, cpus=0.5))
+    try:
+        loop = "timeout 2 sh -c 'while :; do :; done'"
+        found = await box.exec(f"{loop} & {loop}; wait; cat /proc/$$/stat", timeout=30)
+    finally:
+        await box.stop()
+    user, system = map(int, found.stdout.split(") ")[-1].split()[13:15])  # of waited-for children, in ticks
+    assert (user + system) / os.sysconf("SC_CLK_TCK") < 1.5, found.stdout

@@ -364,6 +364,27 @@ def test_cgroups_v2_are_used(tmp_path):
     assert not cgroup.ran_out_of_memory()
 
 
+def test_cgroups_v2_limit_processor_time_where_they_may(tmp_path):
+    own = tmp_path / "service"
+    own.mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
+    for name, text in (
+        ("cgroup.controllers", "cpu memory pids"),
+        ("cgroup.subtree_control", "memory pids"),
+        ("cgroup.procs", ""),
+    ):
+        (own / name).write_text(text)
+    found = Cgroups.find(tmp_path, [("", "/service")], cpus=True)
+    assert found is not None
+    assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    cgroup = found.create(9)
+    assert cgroup.limit_cpus(1.5)
+    assert (cgroup.directories["cpu"] / "cpu.max").read_text() == "150000 100000"
+    plain = Cgroups.find(tmp_path, [("", "/service")])
+    assert plain is not None
+    assert not plain.create(9).limit_cpus(1.5)
+
+
 def test_cgroups_are_skipped_without_permission(tmp_path):
     assert Cgroups.find(tmp_path, [("memory", "/x"), ("pids", "/x")]) is None
 
