@@ -3,6 +3,8 @@
     python -m benchmarks.runs.pretrained_stages FOLDER [--seeds 3] [--jobs 3] [--config FILE] [--sft KEY=VALUE] ...
         [--rl KEY=VALUE] ...
 
+    python -m benchmarks.runs.pretrained_stages --draw RESULT.json PICTURE
+
 FOLDER gets the runs. Expects the model and data of `agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes
 results/pretrained_stages_cpu.json or _cuda.json. With several jobs seconds are those of runs that share the machine.
 """
@@ -56,8 +58,30 @@ def stages(folder: Path, seed: int, config: str, sft: list[str], rl: list[str]) 
     }
 
 
+def draw(result: Path, picture: Path) -> None:
+    """Draw the held-out reward of each seed over the stages."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (whole, near) = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for run in json.loads(result.read_text())["result"]["runs"]:
+        steps = [int(step) for step in run["held_out_by_step"]]
+        rewards = list(run["held_out_by_step"].values())
+        whole.plot(["before", "cold start", "GRPO"], [run["before"], run["after_sft"], run["after_rl"]], marker="o")
+        near.plot(steps, rewards, marker="o", label=f"seed {run['seed']}")
+    whole.set(title="held-out reward by stage", ylim=(-0.05, 1.0))
+    near.set(title="during GRPO", xlabel="step", xticks=steps)
+    near.legend()
+    figure.savefig(picture, dpi=120)
+
+
 def main() -> None:
     """Run all seeds and write the result."""
+    if sys.argv[1:2] == ["--draw"]:
+        draw(*map(Path, sys.argv[2:]))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
