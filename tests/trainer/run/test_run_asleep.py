@@ -1,6 +1,7 @@
 """Runs in which engines sleep while the learner trains, and the learner while they sample."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -181,8 +182,9 @@ async def test_an_engine_that_dies_asleep_costs_nothing_but_a_restart(sums, tmp_
         await sleep(self, keep_weights=keep_weights)
 
     monkeypatch.setattr(ScriptedEngine, "sleep", dies)
-    restarted = "engine.name=scripted_on_gpus"
-    await train(config(sums, "eval.every=0", "run.steps=3", SLEEP, restarted), tmp_path / "asleep")
+    options = json.dumps(config(sums).engine.options)
+    restarted = ["engine.name=scripted_on_gpus", f"engine.options={options}"]
+    await train(config(sums, "eval.every=0", "run.steps=3", SLEEP, *restarted), tmp_path / "asleep")
     assert slept == [True, True, False, False], "its own weights are kept only until there are others"
     lines = comparable(tmp_path / "asleep")
     assert [line.pop("workers/engine_died", 0) for line in lines] == [0, 1, 1]
