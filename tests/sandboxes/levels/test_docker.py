@@ -189,6 +189,28 @@ asyncio.run(main())
     engine.close()
 
 
+async def test_a_container_that_is_made_for_a_cancelled_caller_is_removed(monkeypatch):
+    create, made = Engine.create, []
+
+    def slowly(self, *given):
+        time.sleep(0.5)
+        made.append(create(self, *given))
+        return made[-1]
+
+    monkeypatch.setattr(Engine, "create", slowly)
+    before = _containers()
+    sandbox = Docker(slots=1, spare=0, disk_mb=32, max_processes=32)
+    await sandbox.start()
+    cancelled = asyncio.create_task(run(sandbox, "print(1)"))
+    await asyncio.sleep(0.2)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await sandbox.close()
+    assert len(made) == 1
+    await _until(lambda: _containers() == before)
+
+
 async def test_containers_of_other_hosts_are_kept():
     namespace, pid, started = own_label().split()
     assert not is_dead(f"{namespace} {pid} {started}")
