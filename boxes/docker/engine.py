@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from agentloop.boxes.images.store import BUILTIN, ImageStore
 from agentloop.boxes.interface.box import BoxError, BoxLostError
 from agentloop.boxes.interface.spec import BoxSpec, Image
 from agentloop.errors import SandboxError, UserError
@@ -57,7 +58,9 @@ class BoxEngine:
         Raises `UserError`.
         """
         try:
-            if image.reference is not None:
+            if image.reference is not None and image.reference.startswith(BUILTIN):
+                found = self._import(Path(ImageStore().get(image).layers[0]))
+            elif image.reference is not None:
                 found = self._find(image.reference) or call(self._engine.client.images.pull, image.reference)
             elif image.dockerfile is not None:
                 found = self._build(image.dockerfile)

@@ -16,8 +16,12 @@ from pathlib import Path
 from agentloop.boxes.images import busybox
 from agentloop.boxes.images.buildah import Buildah, Pulled
 from agentloop.boxes.images.layers import unpack
+from agentloop.boxes.images.python import PythonImage
 from agentloop.boxes.interface.spec import Image
 from agentloop.errors import UserError
+
+BUILTIN = "builtin:"
+"""Begins the names of images that are made of this machine's programs."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -46,14 +50,20 @@ class ImageStore:
             return _tree(image.tree)
         if image.tarball is not None:
             return self._tarball(image.tarball)
-        if image.reference == busybox.NAME:
-            return self._once(busybox.key(), lambda home: _single(home, busybox.fill))
+        if image.reference is not None and image.reference.startswith(BUILTIN):
+            return self._builtin(image.reference)
         if image.reference is not None:
             key = f"pulled-{_short(image.reference.encode())}"
             return self._layered(key, lambda layout: self._buildah.pull(str(image.reference), layout))
         assert image.dockerfile is not None
         context = image.dockerfile
         return self._layered(f"built-{_digest_of_folder(context)}", lambda layout: self._buildah.build(context, layout))
+
+    def _builtin(self, reference: str) -> StoredImage:
+        if reference == busybox.NAME:
+            return self._once(busybox.key(), lambda home: _single(home, busybox.fill))
+        python = PythonImage.parse(reference)
+        return self._once(python.key(), lambda home: _single(home, python.fill))
 
     def _tarball(self, path: Path) -> StoredImage:
         if not path.is_file():
