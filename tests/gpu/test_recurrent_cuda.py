@@ -1,15 +1,17 @@
 """On CUDA recurrent layers read packed rows by the kernels of flash-linear-attention, as plain torch computes them."""
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from agentloop.trainer.learner.checks import packing_check
 from agentloop.trainer.model.packed_lm import load_packed_lm
-from agentloop.trainer.model.recurrent import ops
+from agentloop.trainer.model.recurrent import ops, tuning
 from tests.support import plain_recurrences as plain
 from tests.support.small_models import save_small_model
 from tests.trainer.model.recurrent.test_packed import FAMILIES, gradients
@@ -25,6 +27,23 @@ def _starts() -> Tensor:
 
 def _error(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiling_in_parallel():
+    tuning.compile_variants_in_parallel()
+
+
+def test_variants_of_a_kernel_compile_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    threads: list[int] = []
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **_: threads.append(threading.get_ident()))
+    q, k, v = (torch.randn(1, 128, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    g, beta = -torch.rand(1, 128, 2, device="cuda"), torch.rand(1, 128, 2, device="cuda", dtype=torch.bfloat16)
+    ops.recurrence(q, k, v, g, beta, 1.0, torch.tensor([0, 128], dtype=torch.int32, device="cuda"), "delta")
+    compiled_here = threads.count(threading.get_ident())
+    assert len(set(threads)) > 2
+    assert compiled_here < len(threads) / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

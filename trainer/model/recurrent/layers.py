@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from agentloop.trainer.model.recurrent import packed, padded
+from agentloop.trainer.model.recurrent import packed, padded, tuning
 from agentloop.vision.loading import recurrent_modules
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ def prepare(model: nn.Module, *, kernels: bool) -> Found:
     reason = packed.obstacle()
     rest = [module for module in modules if not (packed.prepare(module) and kernels and reason is None)]
     padded.prepare(rest)
+    if kernels and len(rest) < len(modules) and torch.cuda.is_available():
+        tuning.compile_variants_in_parallel()
     if kernels and rest:
         kinds = ", ".join(sorted({type(module).__name__ for module in rest}))
         _log.warning(
