@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from agentloop.envs.harbor.making.swe.making import SweOptions
 
 app = typer.Typer(help="Check Harbor tasks, and make some.", no_args_is_help=True, add_completion=False)
 
@@ -63,6 +66,70 @@ def terminal(
 
     made = list(terminal_tasks(folder, num, seed=seed, levels=level or (1, 2, 3), image=image))
     typer.echo(f"made {len(made)} tasks in {folder}: agentloop tasks check {folder}")
+
+
+@app.command()
+def swe(
+    package: Annotated[
+        str, typer.Argument(help="NAME==VERSION of the package index, a source archive, or a folder with the source.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Folder for the tasks; it may have tasks of other packages.")],
+    num: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 20,
+    seed: Annotated[int, typer.Option(help="Equal seeds make equal tasks of equal packages.")] = 0,
+    python: Annotated[
+        str | None, typer.Option(help="Version of Python in the boxes, such as 3.12. Default: that of agentloop.")
+    ] = None,
+    runner: Annotated[str, typer.Option(help="What runs the tests: pytest or unittest.")] = "pytest",
+    requires: Annotated[
+        list[str] | None, typer.Option(help="A requirement of the tests that the package does not name.")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A requirement, by name, that is not installed.")] = None,
+    modifier: Annotated[
+        list[str] | None, typer.Option(help="A kind of bugs, such as change_comparison. Default: all.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time of one run of the tests.")] = 120.0,
+    concurrent: Annotated[int, typer.Option(min=1, help="Changes that are tried at once.")] = 2,
+    provider: Annotated[
+        str | None, typer.Option(help="Provider of the boxes. Default: docker if an engine answers, else rootfs.")
+    ] = None,
+) -> None:
+    """Put bugs into a Python package, and make a task of each that its tests notice.
+
+    Every task is played with its solution, which gets 1, and with nothing, which gets 0.
+    """
+    from agentloop.envs.harbor.making.swe.making import SweOptions, own_python
+    from agentloop.errors import UserError
+
+    if runner not in ("pytest", "unittest"):
+        raise UserError(f"--runner {runner} must be pytest or unittest.")
+    options = SweOptions(
+        seed=seed,
+        runner=runner,  # type: ignore[arg-type]
+        requires=requires or (),
+        without=without or (),
+        modifiers=modifier or (),
+        seconds=seconds,
+        concurrent=concurrent,
+        python=python or own_python(),
+    )
+    made = asyncio.run(_make_swe(package, folder, num, provider, options))
+    note = "" if made == num else f", {num} were asked for: no more bugs were found"
+    typer.echo(f"made {made} tasks in {folder}{note}: agentloop tasks check {folder}")
+
+
+async def _make_swe(package: str, folder: Path, num: int, provider: str | None, options: SweOptions) -> int:
+    from agentloop.boxes.shared import close_providers, provider_of
+    from agentloop.envs.harbor.making.swe.making import swe_tasks
+
+    boxes = await provider_of(provider)
+    made = 0
+    try:
+        async for task in swe_tasks(package, folder, num, boxes, options, tell=typer.echo):
+            typer.echo(str(task))
+            made += 1
+    finally:
+        await close_providers()
+    return made
 
 
 async def _check(

@@ -10,12 +10,15 @@ from pathlib import Path
 from agentloop.errors import UserError
 
 DEFAULT_IMAGE = "debian:stable-slim"
-_TEST = """#!/bin/sh
+TEST_BEGIN = """#!/bin/sh
 # What the agent left in its environment chooses nothing here.
 unset LD_PRELOAD LD_LIBRARY_PATH BASH_ENV ENV
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 cd /app || cd /
+"""
+"""First lines of every test.sh."""
+_CHECKS = """\
 all=0
 held=0
 check() {{
@@ -66,49 +69,76 @@ def write_task(
     for name, step in zip(names, steps, strict=True):
         _write_step(folder / "steps" / name, step)
     (folder / "environment").mkdir()
-    (folder / "task.toml").write_text(_toml(folder.name, names, image, separate, agent_seconds, metadata or {}))
+    (folder / "task.toml").write_text(
+        task_toml(
+            folder.name,
+            names,
+            image=image,
+            artifacts=["/app"] if separate else [],
+            agent_seconds=agent_seconds,
+            metadata=metadata,
+        )
+    )
     return folder
 
 
 def _write_step(folder: Path, step: Step) -> None:
-    _write(folder / "instruction.md", step.instruction)
+    write_file(folder / "instruction.md", step.instruction)
     for name, text in step.files.items():
-        _write(folder / "workdir" / name, text, is_executable=name in step.executable)
+        write_file(folder / "workdir" / name, text, is_executable=name in step.executable)
     checks = []
     for number, (name, text) in enumerate(step.expected.items()):
-        _write(folder / "tests/expected" / str(number), text)
+        write_file(folder / "tests/expected" / str(number), text)
         checks.append(f"check same {number} {name}")
     checks += [f"check {condition}" for condition in step.conditions]
-    _write(folder / "tests/test.sh", _TEST.format(checks="\n".join(checks)), is_executable=True)
-    _write(folder / "solution/solve.sh", f"#!/bin/sh\nset -e\ncd /app\n{step.solution}\n", is_executable=True)
+    write_file(folder / "tests/test.sh", TEST_BEGIN + _CHECKS.format(checks="\n".join(checks)), is_executable=True)
+    write_file(folder / "solution/solve.sh", f"#!/bin/sh\nset -e\ncd /app\n{step.solution}\n", is_executable=True)
 
 
-def _write(path: Path, text: str, *, is_executable: bool = False) -> None:
+def write_file(path: Path, text: str, *, is_executable: bool = False) -> None:
+    """Write a file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755 if is_executable else 0o644)
 
 
-def _toml(
+def task_toml(
     name: str,
     steps: Sequence[str],
+    *,
     image: str,
-    separate: bool,
-    agent_seconds: float,
-    metadata: Mapping[str, str | int],
+    artifacts: Sequence[str | Mapping[str, object]] = (),
+    agent_seconds: float = 600.0,
+    verifier_seconds: float = 60.0,
+    cpus: int = 1,
+    memory_mb: int = 512,
+    storage_mb: int = 256,
+    env: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str | int] | None = None,
 ) -> str:
-    """Return task.toml. JSON of texts and numbers is TOML, too."""
+    """Return task.toml. With artifacts, tests run in a box of their own, which gets them."""
     lines = ['schema_version = "1.4"']
-    if separate:
-        lines.append('artifacts = ["/app"]')
-    lines += ["", "[task]", f"name = {json.dumps(f'agentloop/{name}')}", "", "[metadata]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in metadata.items()]
-    lines += ["", "[agent]", f"timeout_sec = {agent_seconds}", "", "[verifier]", "timeout_sec = 60.0"]
-    lines.append(f"environment_mode = {json.dumps('separate' if separate else 'shared')}")
-    lines += ["", "[environment]", f"docker_image = {json.dumps(image)}", 'workdir = "/app"']
-    lines += ['network_mode = "no-network"', "cpus = 1", "memory_mb = 512", "storage_mb = 256"]
+    if artifacts:
+        lines.append(f"artifacts = {_value(list(artifacts))}")
+    lines += ["", "[task]", f"name = {_value(f'agentloop/{name}')}", "", "[metadata]"]
+    lines += [f"{key} = {_value(value)}" for key, value in (metadata or {}).items()]
+    lines += ["", "[agent]", f"timeout_sec = {agent_seconds}", "", "[verifier]", f"timeout_sec = {verifier_seconds}"]
+    lines.append(f"environment_mode = {_value('separate' if artifacts else 'shared')}")
+    lines += ["", "[environment]", f"docker_image = {_value(image)}", 'workdir = "/app"']
+    lines += ['network_mode = "no-network"', f"cpus = {cpus}", f"memory_mb = {memory_mb}", f"storage_mb = {storage_mb}"]
+    if env:
+        lines.append(f"env = {_value(env)}")
     for step in steps:
-        lines += ["", "[[steps]]", f"name = {json.dumps(step)}"]
+        lines += ["", "[[steps]]", f"name = {_value(step)}"]
         if step != steps[-1]:
             lines.append("min_reward = 1.0")
     return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    """Return a value as TOML: JSON is, but for objects."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
