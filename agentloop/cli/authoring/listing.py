@@ -1,33 +1,72 @@
-"""Tables of what is registered under a name."""
+"""Lists of what is registered under a name."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from agentloop.errors import UserError
 from agentloop.registry.registry import Registry, package_of
 from agentloop.tools import docstrings
 
+_OWN = "agentloop"
+
+
+@dataclass(slots=True, frozen=True)
+class Entry:
+    """One registered name."""
+
+    name: str
+    package: str
+    description: str = ""
+    details: Sequence[str] = ()
+    """Further lines, such as its options."""
+    error: str = ""
+    """Why it cannot be used."""
+
+    def lines(self) -> list[str]:
+        """Return what stands beside the name."""
+        package = [f"package: {self.package}"] if self.package != _OWN else []
+        return [self.error or self.description, *self.details, *package]
+
+
+def print_entries(entries: Iterable[Entry]) -> None:
+    """Print each name with its description and details beside it; in a pipe, as one line with tabs."""
+    console = Console()
+    if not console.is_terminal:
+        for entry in entries:
+            print("\t".join([entry.name, *entry.lines()]))
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for entry in entries:
+        first, *others = entry.lines()
+        text = Text(first, "red" if entry.error else "")
+        table.add_row(entry.name, Text("\n").join([text, *(Text(line, "dim") for line in others)]))
+    console.print(table)
+
 
 def print_registry(registry: Registry[Any], given: Collection[str]) -> None:
-    """Print the name, options, package and description of each entry.
+    """Print the name, description and options of each entry.
 
     `given` names the parameters that are not options. An entry that cannot be imported shows the reason instead.
     """
-    table = Table("name", "options", "package", "description")
     packages = {name: package_of(entry) for name, entry in registry.entry_points().items()}
-    for name in registry:
-        try:
-            found = registry.get(name)
-            options = ", ".join(option for option in inspect.signature(found).parameters if option not in given)
-            description = escape(" ".join(docstrings.split(found.__doc__)[0].partition("\n\n")[0].split()))
-        except UserError as error:
-            options, description = "", f"[red]{escape(str(error))}[/red]"
-        table.add_row(name, options, packages.get(name, "agentloop"), description)
-    Console().print(table)
+    print_entries(_entry(registry, name, packages.get(name, _OWN), given) for name in registry)
+
+
+def _entry(registry: Registry[Any], name: str, package: str, given: Collection[str]) -> Entry:
+    try:
+        found = registry.get(name)
+    except UserError as error:
+        return Entry(name, package, error=str(error))
+    description = " ".join(docstrings.split(found.__doc__)[0].partition("\n\n")[0].split())
+    options = [option for option in inspect.signature(found).parameters if option not in given]
+    return Entry(name, package, description, [f"options: {', '.join(options)}"] if options else [])

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from agentloop.cli.authoring.arguments import read_json, read_pairs
+from agentloop.cli.authoring.listing import Entry, print_entries
 from agentloop.errors import UserError
 from agentloop.registry.registry import package_of
 from agentloop.tools import registry
@@ -32,8 +31,6 @@ class IndexEngine(StrEnum):
     TANTIVY = "tantivy"
 
 
-_ANY_WIDTH = 10_000
-
 app = typer.Typer(
     help="List tools, call one, index a corpus, or serve tools and sandboxes.",
     no_args_is_help=True,
@@ -43,23 +40,17 @@ app = typer.Typer(
 
 @app.command("list")
 def list_tools() -> None:
-    """List the registered tools."""
-    table = Table()
-    for column in ("name", "parameters", "package", "description"):
-        table.add_column(column, overflow="fold")
-    for name, entry in registry.TOOLS.entry_points().items():
-        try:
-            about = summary(name)
-            parameters, description = ", ".join(about.parameters), escape(about.description)
-            if about.needs:
-                description = f"[yellow]needs: {escape(about.needs)}[/yellow]\n{description}"
-        except UserError as error:
-            parameters, description = "", f"[red]{escape(str(error))}[/red]"
-        table.add_row(name, parameters, package_of(entry), description)
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width
-        console.width = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
-    console.print(table)
+    """List the registered tools with the arguments that the model passes."""
+    print_entries(_entry(name, package_of(entry)) for name, entry in registry.TOOLS.entry_points().items())
+
+
+def _entry(name: str, package: str) -> Entry:
+    try:
+        about = summary(name)
+    except UserError as error:
+        return Entry(name, package, error=str(error))
+    details = [f"arguments: {', '.join(about.parameters)}"] if about.parameters else []
+    return Entry(name, package, about.description, [*details, *([f"needs: {about.needs}"] if about.needs else [])])
 
 
 @app.command("call")

@@ -40,7 +40,7 @@ def test_a_new_package_passes_its_own_test_and_is_found_by_name(kind, tmp_path):
     (line,) = [
         line
         for line in run(["agentloop", listing, "list"], tmp_path, PYTHONPATH=paths).splitlines()
-        if f" my_{kind} " in line
+        if line.startswith(f"my_{kind}\t")
     ]
     assert f"my-{kind}" in line
 

@@ -34,18 +34,17 @@ def run(*arguments: str):
 def test_list_shows_registered_tools():
     result = run("list")
     assert result.exit_code == 0
-    assert "code_interpreter" in result.output
-    assert "agentloop" in result.output
+    assert "code_interpreter\tRun Python code" in result.output
 
 
 def test_list_shows_required_options():
-    lines = run("list").output.splitlines()  # a pipe, which has no width
+    lines = run("list").output.splitlines()
     for name, parameter, needed in (
         ("search", "query", "source"),
         ("web_search", "query", "provider_name"),
         ("mcp", "", "command or url"),
     ):
-        (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
+        (line,) = [line for line in lines if line.startswith(f"{name}\t")]
         assert f"needs: {needed}" in line
         assert parameter in line
     assert "cannot be made" not in "".join(lines)
