@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from agentloop.errors import EngineError
+from agentloop.errors import EngineError, UserError
+from agentloop.types.grammar import Grammar
 from agentloop.types.routed_experts import RoutedExperts
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class SamplingParams:
     """The turn ends with the token that completes one of them in its text; nothing of that token is cut."""
     seed: int | None = None
     """Seed of this turn: with the same weights an engine samples the same tokens, as far as its kernels allow."""
+    grammar: Grammar | None = None
+    """Form of this turn. A turn that is interrupted begins again, because its grammar begins at its first token."""
     routed_from: int = 0
     """First token of the prompt whose experts are returned, by an engine that returns routed experts."""
 
@@ -54,7 +57,7 @@ class Generation:
     """Typecode i."""
     logprobs: array[float]
     """Typecode f. Log-probability of each sampled id at the sampling temperature, among the tokens that top_p and top_k
-    leave (sglang: among all tokens, `EngineKind.reports_cut`)."""
+    leave (sglang: among all tokens, `EngineKind.reports_cut`), and among those that the grammar allows."""
     versions: array[int]
     """Typecode i; the policy version that sampled each id."""
     finish_reason: FinishReason
@@ -140,6 +143,10 @@ class Engine(EngineControl, Protocol):
 
     async def start(self) -> None:
         """Load the model and warm up. Raises `UserError` if the model or the hardware cannot be used."""
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar for later turns. Raises `UserError` if this engine cannot sample with it."""
+        raise UserError("This engine cannot constrain turns. Use one of the engines hf, vllm and sglang.")
 
     async def generate(
         self,

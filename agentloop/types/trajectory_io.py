@@ -1,9 +1,8 @@
 """Write trajectories to JSON and JSONL files and read them.
 
 The JSON form has a plain list of ids for each segment, so `jq` and people can read it. Logprobs are base64 of
-little-endian float32 and survive bit for bit; versions are run lengths. A token takes about 8 bytes. Routed experts are
-compressed bytes. Each image is
-stored once, as PNG; after loading, messages and segments share it again.
+little-endian float32, exact to the bit; versions are run-length encoded. A token takes about 8 bytes. Routed experts
+are compressed with zlib. Each image is stored once, as PNG; after loading, messages and segments share it again.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any, TextIO, cast
 import numpy as np
 
 from agentloop.errors import UserError
+from agentloop.types.grammar import Grammar
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.types.limits import StopReason
 from agentloop.types.plain_data import ImageTable, from_plain, to_plain
@@ -33,7 +33,7 @@ _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failure
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Return an object for `json.dumps`. Values of `task` and `metrics` that `to_plain` does not know become text."""
+    """Return an object for `json.dumps`. Values of `task` and `metrics` that `to_plain` cannot convert become text."""
     images = ImageTable()
     head = _head(trajectory, images)
     ids = trajectory.ids
@@ -45,6 +45,8 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
         if segment.kind is SegmentKind.SAMPLED:
             entry["logprobs"] = to_plain(logprobs[span].astype("<f4").tobytes(), images)["$bytes"]
             entry["versions"] = [[key, sum(1 for _ in run)] for key, run in groupby(versions[span].tolist())]
+        if segment.grammar is not None:
+            entry["grammar"] = segment.grammar._asdict()
         if segment.images:
             entry["images"] = [_image_entry(image, segment.start, images) for image in segment.images]
         segments.append(entry)
@@ -53,7 +55,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Trajectory:
-    """Return the trajectory of an object that `to_dict` made. Raises `UserError` for another format."""
+    """Return the trajectory that `to_dict` converted. Raises `UserError` for another format."""
     _check_version(data.get("format") if isinstance(data, dict) else None)
     try:
         images = ImageTable.from_base64(data["images"])
@@ -65,27 +67,28 @@ def from_dict(data: dict[str, Any]) -> Trajectory:
                 raw = from_plain({"$bytes": entry["logprobs"]}, images)
                 sampled["logprobs"] = array("f", np.frombuffer(raw, "<f4").astype(np.float32).tobytes())
                 sampled["versions"] = [version for version, count in entry["versions"] for _ in range(count)]
+                sampled["grammar"] = _grammar_of(entry.get("grammar"))
             shown = [_image_of(one, len(trajectory), images) for one in entry.get("images", ())]
             trajectory.append(kind, entry["ids"], images=shown, **sampled)
         if "routed_experts" in data:
             trajectory.add_routed(_routed_of(data["routed_experts"], images))
     except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise UserError(
-            f"The data is not a whole trajectory: {type(error).__name__}: {error}. Write it again."
+            f"The data is not a complete trajectory: {type(error).__name__}: {error}. Write it again."
         ) from error
     return trajectory
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append: bool = False) -> int:
-    """Write one trajectory a line, compressed if the name ends in .gz; return their number.
+    """Write one trajectory per line, compressed if the name ends in .gz; return their number.
 
-    Each line of a plain file is flushed, so a killed run keeps the lines before it. `append` first drops a line that a
-    kill left unfinished. Raises `ValueError` for appending to a compressed file.
+    Each line of a plain file is flushed, so a killed run keeps all finished lines. `append` first drops an incomplete
+    last line. Raises `ValueError` for appending to a compressed file.
     """
     path = Path(path)
     if append:
         if path.suffix == ".gz":
-            raise ValueError(f"{path} is compressed: nothing can be appended to it")
+            raise ValueError(f"{path} is compressed, so it cannot be appended to: write another file")
         _drop_torn_line(path)
     count = 0
     with _open(path, "at" if append else "wt") as file:
@@ -99,7 +102,8 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], *, append:
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
     """Yield the trajectories of a file.
 
-    Skips a last line that a kill left unfinished. Raises `UserError` with the number of any other unreadable line.
+    Skips an incomplete last line, as a killed run leaves it. Raises `UserError` with the number of any other unreadable
+    line.
     """
     with _open(Path(path), "rt") as file:
         yield from _read_lines(file, str(path))
@@ -111,7 +115,7 @@ def same(first: Trajectory, second: Trajectory) -> bool:
 
 
 def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
-    """Return all fields but tokens. Images are numbered in the order of the stream, then of the messages."""
+    """Return all fields except tokens. Images are numbered in the order of the stream, then of the messages."""
     for image in trajectory.images:
         _image_entry(image, 0, images)
     return {
@@ -126,8 +130,12 @@ def _head(trajectory: Trajectory, images: ImageTable) -> dict[str, Any]:
     }
 
 
+def _grammar_of(entry: dict[str, Any] | None) -> Grammar | None:
+    return None if entry is None else Grammar(str(entry["text"]), tuple(entry["stop_token_ids"]))
+
+
 def _routed_entry(routed: RoutedExperts, images: ImageTable) -> dict[str, Any]:
-    """Return numbers in the smallest type that has them; those of one place are neighbours, as they repeat."""
+    """Return the experts as compressed bytes, in the smallest type and layer by layer, which compresses best."""
     experts = routed.experts
     kind = "<u1" if experts.max(initial=0) < 256 else "<u2"
     content = zlib.compress(experts.transpose(1, 2, 0).astype(kind).tobytes())
@@ -142,7 +150,8 @@ def _routed_of(entry: dict[str, Any], images: ImageTable) -> RoutedExperts:
 
 
 def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
-    """Return the entry of an image whose segment begins at `start`: its number, and its place if it has one."""
+    """Return the entry of an image in the segment that begins at `start`: its number, and its position if it has
+    one."""
     if not isinstance(image, PlacedImage):
         return images.number(image)
     seen = image.image
@@ -151,7 +160,7 @@ def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
 
 
 def _image_of(entry: Any, start: int, images: ImageTable) -> Any:
-    """Return the image of which `_image_entry` made this entry."""
+    """Return the image that `_image_entry` converted to this entry."""
     if isinstance(entry, int):
         return images[entry]
     values = entry["format"]
