@@ -28,10 +28,14 @@ T = TypeVar("T")
 MARK = "AGENTLOOP_COMMAND"
 """Variable by which the processes of a command are found."""
 _KILL = (
-    "for round in 1 2 3 4 5 6 7 8 9 10; do left=; for folder in /proc/[0-9]*; do "
+    # A killed process takes its time to end on a busy machine.
+    "end=$(($(date +%s) + 5)); while :; do left=; for folder in /proc/[0-9]*; do "
     'if grep -q "$1" "$folder/environ" 2> /dev/null; then left=1; kill -9 "${folder#/proc/}" 2> /dev/null; fi; done; '
-    '[ -n "$left" ] || exit 0; done; exit 1'
+    '[ -n "$left" ] || exit 0; [ "$(date +%s)" -lt "$end" ] || exit 1; done'
 )
+_FIND = 'grep -qs "$1" /proc/[0-9]*/environ'
+_NOT_FOUND_THERE = 1
+"""Exit status of the script above if no process of the command goes on; a box can lack grep."""
 _INTERRUPT = (
     "own=; others=; for folder in /proc/[0-9]*; do "
     'if grep -q "$1" "$folder/environ" 2> /dev/null; then '
@@ -45,6 +49,7 @@ _NOT_STARTED = re.compile(
 )
 _NO_USER = re.compile(rb"^unable to find user (?P<user>[^:]+):")
 _LOSS_CHECKS, _LOSS_PAUSE = 5, 0.1
+_SCRIPT_SECONDS = 30.0
 _NOT_FOUND, _NOT_RUN, _KILLED = 127, 126, 137
 
 
@@ -114,8 +119,9 @@ class DockerBox:
         try:
             return await asyncio.to_thread(function, self.id, *arguments, **named)
         except BoxError:
-            for _ in range(_LOSS_CHECKS):  # the engine may refuse a moment before it closes the connection of the owner
+            for _ in range(_LOSS_CHECKS):  # the engine may refuse a moment before it knows that the box has ended
                 self._check_alive()
+                await asyncio.to_thread(self._engine.check_runs, self.id)
                 await asyncio.sleep(_LOSS_PAUSE)
             raise
 
@@ -142,7 +148,9 @@ class DockerBox:
         async def follow() -> None:
             writing = asyncio.ensure_future(_write(streams, stdin))
             try:
-                async for name, piece in streams.until(lambda: self._engine.status(self.id, number)):
+                async for name, piece in streams.until(
+                    lambda: self._engine.status(self.id, number), lambda: self._goes_on(mark)
+                ):
                     kept[name].add(piece)
                     if on_output is not None:
                         on_output(name, piece)
@@ -194,7 +202,7 @@ class DockerBox:
         if isinstance(command, str):
             command = [await self._find_shell(), "-c", command]
         mark = uuid.uuid4().hex
-        number, connection = await self._call(
+        number, connection, early = await self._call(
             self._engine.execute,
             command,
             cwd=cwd,
@@ -203,7 +211,7 @@ class DockerBox:
             stdin=stdin,
             tty=tty,
         )
-        return mark, number, Streams(connection, tty=tty)
+        return mark, number, Streams(connection, early, tty=tty)
 
     async def _find_shell(self) -> str:
         if self._shell is None:
@@ -220,18 +228,29 @@ class DockerBox:
     async def signal(self, mark: str, script: str) -> None:
         """Run a script that signals the processes of a command. Raises `BoxError` if that does not work."""
         with contextlib.suppress(BoxLostError):
-            number, connection = await self._call(
-                self._engine.execute, ["/bin/sh", "-c", script, "sh", mark], user="0:0", cwd="/"
-            )
-            streams = Streams(connection, tty=False)
-            try:
-                while await streams.read() is not None:
-                    pass
-            finally:
-                streams.close()
-            if await self._status(number) != 0 and script == _KILL:
+            if await self._run_script(script, mark) != 0 and script == _KILL:
                 await self.kill_processes()
             self._reap()
+
+    async def _goes_on(self, mark: str) -> bool:
+        """Return whether processes of a command are alive, or none can be looked for."""
+        return await self._run_script(_FIND, mark) != _NOT_FOUND_THERE
+
+    async def _run_script(self, script: str, mark: str) -> int | None:
+        """Return the exit status of a script about a command; None if it takes too long. Raises `BoxError`."""
+        number, connection, early = await self._call(
+            self._engine.execute, ["/bin/sh", "-c", script, "sh", mark], user="0:0", cwd="/"
+        )
+        streams = Streams(connection, early, tty=False)
+        try:
+            async with asyncio.timeout(_SCRIPT_SECONDS):  # the shell of the box may be another program by now
+                while await streams.read() is not None:
+                    pass
+                return await self._status(number)
+        except TimeoutError:
+            return None
+        finally:
+            streams.close()
 
     async def spawn(
         self,
@@ -291,11 +310,7 @@ class DockerBox:
         """Kill every process of the box but its first, and check from outside that none is left."""
         for _ in range(10):
             with contextlib.suppress(BoxLostError):  # the killed shell may be reported as a lost command
-                number, connection = await self._call(
-                    self._engine.execute, ["/bin/sh", "-c", "kill -9 -1"], user="0:0", cwd="/"
-                )
-                Streams(connection, tty=False).close()
-                await self._status(number)
+                await self._run_script("kill -9 -1", "")
             self._reap()
             left = await self._call(self._engine.processes)
             if not left:

@@ -36,6 +36,8 @@ _ENDED = re.compile(
 )
 _NETWORKS = {"none": "none", "allowlist": "none", "public": "bridge"}
 _CHUNK = 1 << 20
+_READ_AHEAD = 1 << 16
+"""More than the buffer of an answer holds."""
 _DIRECTORY = 1 << 31
 """Bit of a mode as the engine, a program in Go, writes it."""
 
@@ -136,7 +138,7 @@ class BoxEngine:
                     log_config={"Type": "none"},
                 ),
             )["Id"]
-            connection = _raw(call(self._api.attach_socket, made, params={"stdin": 1, "stream": 1}))
+            connection, _ = _raw(call(self._api.attach_socket, made, params={"stdin": 1, "stream": 1}))
             call(self._api.start, made)
         except SandboxError as error:
             self.remove(name)
@@ -153,8 +155,8 @@ class BoxEngine:
         user: str | None = None,
         stdin: bool = False,
         tty: bool = False,
-    ) -> tuple[str, socket.socket]:
-        """Start a command; return its id and the connection to its streams. Raises `BoxError`."""
+    ) -> tuple[str, socket.socket, bytes]:
+        """Start a command; return its id, the connection to its streams, and what came of them. Raises `BoxError`."""
         with _lost(box):
             made = call(
                 self._api.exec_create,
@@ -166,7 +168,7 @@ class BoxEngine:
                 environment=dict(env or {}),
                 user=user or "",
             )["Id"]
-            return str(made), _raw(call(self._api.exec_start, made, socket=True, tty=tty))
+            return str(made), *_raw(call(self._api.exec_start, made, socket=True, tty=tty))
 
     def status(self, box: str, command: str) -> int | None:
         """Return the exit status of a command; None while it runs. Raises `BoxError`."""
@@ -196,6 +198,12 @@ class BoxEngine:
                 if target.tell() > 2 * max_bytes + _CHUNK:  # with headers; `unpack` counts exactly
                     raise BoxError(f"{path} of the box is larger than {max_bytes} bytes, so it was not copied.")
             return bool(int(found["mode"]) & _DIRECTORY), str(found["name"])
+
+    def check_runs(self, box: str) -> None:
+        """Raise `BoxLostError` if a box has ended, `BoxError` if the engine does not answer."""
+        with _lost(box):
+            if not call(self._api.inspect_container, box)["State"]["Running"]:
+                raise BoxLostError(_gone(box))
 
     def pid(self, box: str) -> int:
         """Return the pid of the first process of a box, on the machine of the engine. Raises `BoxError`."""
@@ -257,10 +265,16 @@ def _packed(folder: Path) -> io.BufferedIOBase:
     return stream
 
 
-def _raw(connection: Any) -> socket.socket:
-    """Return the socket of a connection that the SDK has opened. The objects around it would close theirs."""
+def _raw(connection: Any) -> tuple[socket.socket, bytes]:
+    """Return the socket of a connection that the SDK has opened, and the bytes that the SDK has read from it.
+
+    The objects around the socket would close theirs. Output that arrives together with the headers of the answer is in
+    the buffer of the answer, not in the socket any more.
+    """
     wrapped: socket.socket = getattr(connection, "_sock", connection)
-    return socket.fromfd(wrapped.fileno(), wrapped.family, wrapped.type)
+    wrapped.setblocking(False)
+    early = connection._response.raw._fp.fp.read1(_READ_AHEAD)
+    return socket.fromfd(wrapped.fileno(), wrapped.family, wrapped.type), early
 
 
 @contextmanager

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
 
 _HEADER = 8
 _CHUNK = 1 << 16
+_ALL = 1 << 20
+"""More than a socket holds."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
-_REST_SECONDS = 0.2
-"""A command that has ended may have output on its way; programs that it left behind may hold the connection open."""
+_END_SECONDS = 0.2
+"""Seconds in which the output of most commands ends after them."""
+_REST_SECONDS = 10.0
+"""Longest wait for the end of an output that no known program holds open."""
 
 
 class Streams:
     """Reads and writes a connection that the engine has opened for a command. It belongs to one event loop."""
 
-    def __init__(self, connection: socket.socket, *, tty: bool) -> None:
+    def __init__(self, connection: socket.socket, early: bytes = b"", *, tty: bool) -> None:
+        """`early` is output that was read from the connection before."""
         connection.setblocking(False)
         self._socket = connection
         self._tty = tty
         self._loop = asyncio.get_running_loop()
-        self._rest = b""
+        self._rest = early
         self._is_open = True
+        self._arrived = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
         """Write to the command's input. Raises `OSError` if nobody can read it."""
@@ -40,63 +46,96 @@ class Streams:
                 return  # the command has ended
 
     async def read(self) -> tuple[Stream, bytes] | None:
-        """Return the next piece of output; None at its end."""
-        if self._tty:
-            data = await self._receive()
-            return ("stdout", data) if data else None
-        while True:
-            size = int.from_bytes(self._rest[4:_HEADER], "big") if len(self._rest) >= _HEADER else None
-            if size is not None and len(self._rest) >= _HEADER + size:
-                piece = self._rest[_HEADER : _HEADER + size]
-                name: Stream = "stderr" if self._rest[0] == 2 else "stdout"
-                self._rest = self._rest[_HEADER + size :]
-                return name, piece
-            data = await self._receive()
+        """Return the next piece of output; None at its end. A cancelled call loses nothing."""
+        while (piece := self._next()) is None:
+            while (data := self._receive(_CHUNK)) is None:
+                await self._wait()
             if not data:
                 return None
             self._rest += data
+        return piece
 
-    async def _receive(self) -> bytes:
+    def _next(self) -> tuple[Stream, bytes] | None:
+        """Return the next piece of what has arrived; None if it has not arrived whole."""
+        start, end = 0, len(self._rest)
+        name: Stream = "stdout"
+        if not self._tty:
+            if end < _HEADER:
+                return None
+            start, end = _HEADER, _HEADER + int.from_bytes(self._rest[4:_HEADER], "big")
+            name = "stderr" if self._rest[0] == 2 else "stdout"
+        if not start < len(self._rest) or len(self._rest) < end:
+            return None
+        piece, self._rest = self._rest[start:end], self._rest[end:]
+        return name, piece
+
+    def _receive(self, size: int) -> bytes | None:
+        """Return what has arrived, empty at the end of the output; None if nothing has arrived since."""
         if not self._is_open:
             return b""
         try:
-            return await self._loop.sock_recv(self._socket, _CHUNK)
+            return self._socket.recv(size)
+        except BlockingIOError:
+            return None
         except OSError:
             return b""
 
-    async def until(self, status: Callable[[], int | None]) -> AsyncIterator[tuple[Stream, bytes]]:
-        """Yield the output of a command up to its end, which `status` knows too. `status` blocks."""
-        ended = asyncio.ensure_future(_ended(status))
+    async def _wait(self) -> None:
+        """Wait until something has arrived, or the connection is closed."""
+        self._arrived.clear()
+        self._loop.add_reader(self._socket, self._arrived.set)
+        try:
+            await self._arrived.wait()
+        finally:
+            if self._is_open:
+                self._loop.remove_reader(self._socket)
+
+    async def until(
+        self, status: Callable[[], int | None], left_behind: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[tuple[Stream, bytes]]:
+        """Yield the output of a command until the output ends, or only programs go on that the command has left behind.
+
+        `status` blocks, and returns the exit status of a command that has ended. `left_behind` asks the engine whether
+        programs of the command go on; output of the command itself has arrived before the answer.
+        """
+        over = asyncio.ensure_future(_over(status, left_behind))
         reading = asyncio.ensure_future(self.read())
         try:
             while True:
-                wait = _REST_SECONDS if ended.done() else None
-                done, _ = await asyncio.wait(
-                    [reading, *([] if ended.done() else [ended])], timeout=wait, return_when=asyncio.FIRST_COMPLETED
-                )
-                if reading in done:
-                    if (piece := reading.result()) is None:
-                        return
-                    yield piece
-                    reading = asyncio.ensure_future(self.read())
-                elif ended.done() and not done:
+                await asyncio.wait([reading, over], return_when=asyncio.FIRST_COMPLETED)
+                if over.done():
+                    break
+                if (piece := reading.result()) is None:
                     return
+                yield piece
+                reading = asyncio.ensure_future(self.read())
+            over.result()
+            if reading.done() and (piece := reading.result()) is not None:
+                yield piece
+            self._rest += self._receive(_ALL) or b""
+            while (piece := self._next()) is not None:
+                yield piece
         finally:
-            ended.cancel()
+            over.cancel()
             reading.cancel()
-            await asyncio.gather(ended, reading, return_exceptions=True)
+            await asyncio.gather(over, reading, return_exceptions=True)
 
     def close(self) -> None:
         """Close the connection. The command goes on."""
         if self._is_open:
             self._is_open = False
+            self._loop.remove_reader(self._socket)
+            self._arrived.set()
             self._socket.close()
 
 
-async def _ended(status: Callable[[], int | None]) -> None:
+async def _over(status: Callable[[], int | None], left_behind: Callable[[], Awaitable[bool]]) -> None:
+    """Return after the end of a command whose output may have no end, since programs that it left hold it open."""
     pause = _FIRST_PAUSE
-    while True:
-        await asyncio.sleep(pause)
-        if await asyncio.to_thread(status) is not None:
-            return
+    await asyncio.sleep(pause)
+    while await asyncio.to_thread(status) is None:
         pause = min(_LONGEST_PAUSE, pause * 1.5)
+        await asyncio.sleep(pause)
+    await asyncio.sleep(_END_SECONDS)
+    if not await left_behind():
+        await asyncio.sleep(_REST_SECONDS)
