@@ -1,9 +1,9 @@
 """Run the attacks for real against every isolation level that claims to hold them.
 
-A test that needs more than the common promise has `@pytest.mark.claim(name)`. `NOT_CLAIMED` lists which level does not
-promise it, and why. `ROWS` maps
-the rows of the table in docs/guides/sandboxes.md to the tests behind them; test_claims.py compares the two, and
-test_not_promised.py shows that what is not promised does not hold.
+A test that needs more than the common promise has `@pytest.mark.claim(name)`. `NOT_CLAIMED` lists the levels that do
+not promise it, with the reason on the page. `ROWS` maps the rows of the table in docs/guides/sandboxes.md to
+their tests. test_claims.py compares the two. test_not_promised.py shows
+that attacks succeed where a level promises nothing.
 """
 
 import os
@@ -33,107 +33,103 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 NOT_CLAIMED: dict[str, dict[str, str]] = {
     "slots": {
-        "locks on shown files": "the files are those of the host, and programs need locks",
-        "counters of the kernel": "numbers of pipes and sockets come from one counter of the machine",
+        "locks on shown files": "see the same files of the host and can lock them, because programs need locks",
+        "counters of the kernel": "Numbers of pipes and sockets come from one counter of the machine",
     },
     "bubblewrap": {
-        "locks on shown files": "the files are those of the host, and programs need locks",
-        "counters of the kernel": "numbers of pipes and sockets come from one counter of the machine",
-        "memory of TCP": "nobody may set the buffers of its network namespace",
-        "memory in sum": "it uses no cgroup: the limit holds for each process, and files in memory count as disk",
-        "number of files": "bwrap makes a tmpfs that is limited in bytes only",
+        "locks on shown files": "see the same files of the host and can lock them, because programs need locks",
+        "counters of the kernel": "Numbers of pipes and sockets come from one counter of the machine",
+        "memory of TCP": "The TCP buffers of its network namespace cannot be limited",
+        "memory in sum": "the memory limit holds for each process, and files in memory count as disk",
+        "number of files": "Its tmpfs is limited in bytes, not in number of files",
     },
     "docker": {
-        "counters of the kernel": "numbers of pipes and sockets come from one counter of the machine",
-        "user namespace": "its user is 1000 on the host, too, but has no capabilities and can get none",
-        "nosuid": "the image contains set-user-id programs, but no_new_privs makes them ordinary ones",
-        "only what it needs": "the code sees all files of the image",
-        "packages": "the image determines what can be imported",
+        "counters of the kernel": "Numbers of pipes and sockets come from one counter of the machine",
+        "user namespace": "the user is also 1000 on the host, but has no capabilities and can get none",
+        "nosuid": "The image contains set-user-id programs, but no_new_privs makes them ordinary ones",
+        "only what it needs": "The code sees all files of the image",
+        "packages": "the tests' packages are not in the image",
     },
     "landlock": {
-        "locks on shown files": "the files are those of the host, and programs need locks",
-        "counters of earlier executions": "numbers of processes come from one counter of the machine",
-        "counters of the kernel": "numbers of pipes and sockets come from one counter of the machine",
-        "modes of own files": "a filter of system calls cannot tell them from the owner's files",
-        "nosuid": "it sees set-user-id programs of the host, but no_new_privs makes them ordinary ones",
-        "user namespace": "it has no namespaces: the code is a user of its own if the owner is root, else the owner",
-        "memory in sum": "it uses no cgroup: the limit holds for each process",
-        "disk in sum": "the limit holds for each file",
-        "number of files": "there is no limit",
-        "own /tmp, /mnt and /dev/shm": "the code can write to its working directory only",
-        "loopback": "it has no sockets except pairs",
-        "/proc": "it is not readable, not even for the code's own process",
-        "packages": "as root of a Python below /root it runs the system's Python, which shows what Debian has",
+        "locks on shown files": "see the same files of the host and can lock them, because programs need locks",
+        "counters of earlier executions": "numbers of processes also come from one counter of the machine",
+        "counters of the kernel": "Numbers of pipes and sockets come from one counter of the machine",
+        "modes of own files": "a system call filter cannot tell them from the owner's files",
+        "nosuid": "It sees set-user-id programs of the host, but no_new_privs makes them ordinary ones",
+        "user namespace": "The code has a separate user if the owner is root; otherwise it is the owner",
+        "memory in sum": "The memory limit holds for each process",
+        "disk in sum": "the disk limit for each file",
+        "number of files": "The number of files is unlimited",
+        "own /tmp, /mnt and /dev/shm": "The code can write only to its working directory",
+        "loopback": "It has no sockets except socket pairs",
+        "/proc": "cannot read /proc",
+        "packages": "if Python is below /root, the tests run the system's Python, which has Debian's packages",
     },
 }
 
 ROWS: dict[str, tuple[str, ...]] = {
-    "files, environment, descriptors and processes of the host are read or changed": (
+    "read or change files, environment, descriptors and processes of the host": (
         *("test_secrets", "test_files::test_files_c*", "test_files::test_fetch_cannot*", "test_files::test_other*"),
         *("test_processes::test_other_processes*", "test_processes::test_kill*", "test_processes::test_harness*"),
     ),
-    "the network is reached: host, metadata service, DNS, vsock, netlink": (
+    "reach the network: host, metadata service, DNS, vsock, netlink": (
         *("test_network", "test_kernel::test_unneeded*", "test_kernel::test_raw*"),
     ),
-    "processes outlive the execution: daemons, fork bombs, ignored signals": (
+    "leave processes behind: daemons, fork bombs, ignored signals": (
         *("test_processes::test_daemon*", "test_processes::test_child*", "test_processes::test_cancelled*"),
         *("test_resources::test_fork_bomb*", "test_resources::test_nested*", "test_resources::test_thread*"),
     ),
-    "time limits: loops, C code, stopped processes, exit handlers that hang": (
+    "exceed the time limit: loops, C code, stopped processes, exit handlers that hang": (
         *("test_resources::test_timeout*", "test_resources::test_short*"),
     ),
-    "memory limit of one process": (
+    "exceed the memory limit in one process": (
         *("test_resources::test_memory_bomb*", "test_resources::test_numpy*", "test_resources::test_shared*"),
         *("test_resources::test_limits*", "test_resources::test_libraries*"),
     ),
-    "memory limit of all processes and files in memory together": (
+    "exceed the memory limit with all processes and files in memory together": (
         *("test_resources::test_memory_limit*", "test_resources::test_files_count*", "test_resources::test_pipe*"),
     ),
-    "the disk is filled: bytes": ("test_resources::test_disk*",),
-    "the disk is filled: number of files": ("test_resources::test_file_count*",),
-    "endless output, or bytes that are not text": (
+    "fill the disk with bytes": ("test_resources::test_disk*",),
+    "fill the disk with many files": ("test_resources::test_file_count*",),
+    "write endless output, or bytes that are not text": (
         *("test_encoding", "test_resources::test_output*", "test_resources::test_infinite*"),
         *("test_resources::test_many*", "test_resources::test_writes*"),
     ),
-    "files in and out: too many, too large, too deep, archives that grow": (
+    "pass files in or out that are too many, too large or too deep, or archives that grow": (
         *("test_files::test_max*", "test_files::test_conf*", "test_files::test_over*", "test_files::test_own*"),
         *("test_files::test_fetched*", "test_files::test_zip*", "test_files::test_files_may*"),
         *("test_resources::test_huge*", "test_resources::test_deep*"),
     ),
-    "kernel settings, devices, new namespaces, mounts, ptrace, bpf, io_uring, keys, perf": (
+    "reach kernel settings, devices, new namespaces, mounts, ptrace, bpf, io_uring, keys, perf": (
         *("test_kernel::test_kernel*", "test_kernel::test_dangerous*", "test_kernel::test_system*"),
         *("test_kernel::test_device*", "test_kernel::test_threads*"),
     ),
-    "rights are gained: root, capabilities, set-user-id programs": (
+    "gain rights: root, capabilities, set-user-id programs": (
         *("test_kernel::test_code*", "test_kernel::test_setuid*"),
     ),
-    "root inside would be root outside": ("test_kernel::test_root*",),
-    "modes, owners, times, attributes and flags of files that the code may only read": (
-        "test_shared::test_shown_files_keep*",
-    ),
-    "limits, priority, affinity or signals reach the first process of the sandbox": ("test_shared::test_first*",),
-    "quotas of the machine are taken: aio, watches, queued signals, locked memory, real time": (
+    "become root of the host by becoming root inside": ("test_kernel::test_root*",),
+    "change modes, owners, times, attributes and flags of read-only files": ("test_shared::test_shown_files_keep*",),
+    "change limits, priority or affinity of the sandbox's first process, or signal it": ("test_shared::test_first*",),
+    "use up quotas of the machine: aio, watches, queued signals, locked memory, real time": (
         *("test_shared::test_quotas*", "test_shared::test_signals*"),
     ),
-    "memory of TCP, which all sockets of the machine share, is taken": ("test_shared::test_buffers*",),
-    "traces left for the next or a concurrent execution: files, sockets, shared memory, random state, memory of the "
+    "use up the TCP memory that all sockets of the machine share": ("test_shared::test_buffers*",),
+    "leave traces for the next or a concurrent execution: files, sockets, shared memory, random state, memory of the "
     "interpreter": ("test_neighbours",),
-    "neighbours are watched: inotify, fanotify, dnotify, leases on shown files": (
-        "test_shared::test_shown_files_cannot*",
-    ),
-    "messages to the next execution: numbers of processes and files, times, counters of the network": (
+    "watch neighbours: inotify, fanotify, dnotify, leases on visible files": ("test_shared::test_shown_files_cannot*",),
+    "pass messages to the next execution: numbers of processes and files, times, network counters": (
         "test_shared::test_counters_tell*",
     ),
-    "messages to a concurrent execution: locks on shown files": ("test_shared::test_locks*",),
-    "messages to any execution: counters of the whole kernel": (),
-    "cells that forge messages, descriptors or displays of their session": ("test_sessions",),
-    "programs that end strangely or break their interpreter or sandbox": (
+    "pass messages to a concurrent execution: locks on visible files": ("test_shared::test_locks*",),
+    "pass messages to any execution: counters of the whole kernel": (),
+    "forge messages, descriptors or displays of a session from a cell": ("test_sessions",),
+    "end strangely, or break the interpreter or the sandbox": (
         *("test_processes::test_every*", "test_processes::test_exit*", "test_processes::test_early*"),
         *("test_processes::test_forked*", "test_processes::test_interpreter*"),
     ),
 }
 """Row of the table -> tests, as file or file::pattern. The table promises a row at a level if all of them run there.
-A row without tests is promised by no level."""
+No level promises a row without tests."""
 NOT_IN_THE_TABLE = {
     "packages",
     "loopback",
@@ -143,7 +139,7 @@ NOT_IN_THE_TABLE = {
     "nosuid",
     "modes of own files",
 }
-"""Claims that decide what a program can do or sees, not whether a row holds. The page names them in its list."""
+"""Claims on what a program can do or see. They decide no row; the page explains them in its list."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def interpreter(level: str) -> Iterator[None]:
-    """A Python below /root cannot be reached by the user that landlock's code is: the system's is taken then."""
+    """Take the system's Python if ours is below /root, which the user of landlock's code cannot reach."""
     with pytest.MonkeyPatch.context() as patch:
         if level == "landlock" and os.geteuid() == 0 and boot.INTERPRETER.startswith("/root/"):
             patch.setattr(boot, "INTERPRETER", os.path.realpath("/usr/bin/python3"))
