@@ -1,4 +1,4 @@
-"""agentloop: agentic multi-turn reinforcement learning. Names are loaded when they are first used."""
+"""agentloop: agentic multi-turn reinforcement learning. Public names load on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -44,7 +44,7 @@ class UserError(AgentLoopError, ValueError):
 
 
 class WrongTypeError(UserError):
-    """An environment or a reward has or returned a value of a wrong type: a mistake in its code, which ends the run."""
+    """An environment or a reward returned a value of a wrong type: a bug in its code, which ends the run."""
 
 
 class EpisodeError(AgentLoopError):
@@ -86,16 +86,16 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def raised(error: BaseException) -> str:
-    """Describe an error of user code and its place, as in `"KeyError: 'x' (tasks.py, line 12)"`."""
+    """Describe an error in user code with its location, as in `"KeyError: 'x' (tasks.py, line 12)"`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = user_frames(error)
-    if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError has its place
+    if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError contains its location
         return text
     return f"{text} ({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
 
 
 def named(function: Callable[..., Any]) -> str:
-    """Return the name and the place of a function or callable object: `"Weather.call (weather.py, line 12)"`."""
+    """Return the name and location of a function or callable object: `"Weather.call (weather.py, line 12)"`."""
     while isinstance(function, functools.partial):
         function = function.func
     if not inspect.isroutine(function):
@@ -132,7 +132,7 @@ def user_frames(error: BaseException) -> list[TracebackType]:
 
 @contextmanager
 def blaming(what: str) -> Iterator[None]:
-    """Turn an error of the user's code into a `UserError`: "`what`: KeyError: 'x' (tasks.py, line 12)."."""
+    """Convert an error in the user's code to a `UserError`: "`what`: KeyError: 'x' (tasks.py, line 12)."."""
     try:
         yield
     except AgentLoopError:

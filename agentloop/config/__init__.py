@@ -1,1 +1,1 @@
-"""Every section of the configuration, how it is loaded, and how mistakes in it are reported."""
+"""Every section of the configuration, its loading, and errors that name the key and the fix."""

@@ -13,15 +13,15 @@ class OverlongConfig(Config):
     """Soft penalty for long episodes (DAPO, arXiv 2503.14476).
 
     Within the last `buffer` tokens below `max_sampled_tokens` the reward falls linearly by up to `penalty`. Only
-    sampled tokens count, since the model does not cause long observations; those of all token streams of an episode.
+    sampled tokens count, summed over all token streams of the episode: the model does not cause long observations.
     """
 
     max_sampled_tokens: int = Field(ge=1)
     """Number of sampled tokens from which the whole penalty applies."""
     buffer: int = Field(ge=1)
-    """Number of tokens below that in which the penalty grows from 0."""
+    """Number of tokens below `max_sampled_tokens` over which the penalty grows from 0."""
     penalty: float = Field(default=1.0, gt=0)
-    """Largest amount that the reward falls."""
+    """Largest amount by which the reward falls."""
 
     @model_validator(mode="after")
     def _begins_above_zero(self) -> Self:
@@ -39,32 +39,33 @@ class OverlongConfig(Config):
 
 
 class DynamicSamplingConfig(Config):
-    """Train only on groups with a nonzero advantage, and play tasks until there are enough (DAPO, arXiv 2503.14476).
+    """Train only on groups with a nonzero advantage; play tasks until there are enough (DAPO, arXiv 2503.14476).
 
-    Other groups, such as those with equal rewards, have no gradient and make the batch smaller than it looks.
+    Groups without one, such as those with equal rewards, have no gradient, so they only shrink the effective batch.
     """
 
     oversampling: float = Field(default=1.0, ge=1)
-    """Number of tasks that are played at once for each group that is still needed. Values above 1 save rounds and may
-    waste groups."""
+    """Number of tasks played at once for each group that is still needed. Values above 1 save rounds but may waste
+    groups."""
     max_rounds: int = Field(default=10, ge=1)
-    """Number of rounds after which a step trains on the groups it has."""
+    """Number of rounds after which the step trains on the groups it has."""
 
 
 class DistillationConfig(Config):
     """On-policy distillation: a teacher scores the tokens that the model samples (GKD, arXiv 2306.13649).
 
-    log teacher - log policy of each sampled token, times `weight`, is added to its advantage. So the model follows the
-    reverse KL to the teacher on its own episodes. Rewards count beside it; without `env.reward` every reward is 0.
+    Adds `weight` * (log teacher - log policy) of each sampled token to its advantage, which minimises the reverse KL to
+    the teacher on the model's own episodes. Rewards still count; without `env.reward` every reward is 0.
     """
 
     teacher: ConfigPath
     """Folder of the teacher, which the learner loads as its reference model, or the address of an OpenAI API that
-    returns `prompt_logprobs`, such as that of `vllm serve`: 'http://host:8000/v1'. It has the tokens of the model."""
+    returns `prompt_logprobs`, such as that of `vllm serve`: 'http://host:8000/v1'. It must share the tokenizer of the
+    model."""
     served_name: str = ""
-    """Name of the teacher at its address; empty: the first that the service has."""
+    """Name under which the service offers the teacher; empty: the first model of the service."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor of the difference."""
+    """Factor of log teacher - log policy."""
 
     @property
     def is_served(self) -> bool:
@@ -89,10 +90,10 @@ class AlgorithmConfig(Config):
     overlong: OverlongConfig | None = None
     """None allows episodes as long as the limits."""
     drop_truncated: bool = False
-    """Leave episodes that a limit ended out of the loss; they still count in the statistics of their group (overlong
+    """Leave episodes that hit a limit out of the loss; they still count in the statistics of their group (overlong
     filtering of DAPO)."""
     kl_in_reward: float = Field(default=0.0, ge=0)
-    """Factor of log policy - log reference of each sampled token, which is subtracted from the reward; needs
-    learner.reference."""
+    """Factor of the KL penalty, log policy - log reference of each sampled token, that is subtracted from the reward;
+    needs learner.reference."""
     distillation: DistillationConfig | None = None
     """None learns from rewards only."""

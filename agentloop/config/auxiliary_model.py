@@ -25,7 +25,7 @@ class AuxiliaryModelConfig(Config):
         plain = {"corrections": (), "old_logprobs": "auto", "kl_coef": 0.0, "reference": None, "entropy_bonus": 0.0}
         schedule = {"lr_schedule": "constant", "total_updates": None}
         objective = {"loss": loss, "loss_options": options, "aggregation": None, "recording": None}
-        routing = {"router_replay": False}  # its router is another one
+        routing = {"router_replay": False}  # the recorded routing belongs to the policy's router
         return learner.replace(**own, **plain, **schedule, **objective, **routing)
 
 
@@ -35,7 +35,7 @@ class CriticConfig(AuxiliaryModelConfig):
     clip: float | None = Field(default=0.5, gt=0)
     """Largest change of a value in one step; None: no bound."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of first steps that train only the critic, because the advantages of an untrained critic are noise."""
+    """Number of initial steps that train only the critic, because the advantages of an untrained critic are noise."""
 
     def as_learner(self, learner: LearnerConfig) -> LearnerConfig:
         """Return the settings of the critic's learner, given those of the policy."""
@@ -45,8 +45,8 @@ class CriticConfig(AuxiliaryModelConfig):
 class ProcessRewardConfig(AuxiliaryModelConfig):
     """The implicit process reward model of `prime`.
 
-    A language model learns to tell good episodes from bad ones by beta * log(model / its initial model). Rewards must
-    be from 0 to 1.
+    A language model learns to tell good episodes from bad ones by beta * log(model / its initial model) (arXiv
+    2502.01456). Rewards must be from 0 to 1.
     """
 
     lr: float = Field(default=1e-6, ge=0)

@@ -1,4 +1,4 @@
-"""Validation errors of pydantic as one paragraph that names the key and the fix."""
+"""Turn validation errors of pydantic into one paragraph that names the key and the fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> 
 
 
 def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
-    # Pydantic puts the tag of a union's choice, "<one>", among the keys.
+    # Pydantic lists the tag of the chosen union member, "<one>", among the keys.
     location = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
     dotted = ".".join(map(str, location))
     if moved := advice(dotted):

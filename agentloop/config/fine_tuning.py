@@ -1,4 +1,4 @@
-"""`FineTuningConfig`: a run that trains on given answers, and which of the two kinds of config a file holds."""
+"""`FineTuningConfig`: a run that trains on given answers; `load_training_config` loads it or a `RunConfig`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ConversationsConfig(DatasetsConfig):
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that prompts show if a row has no `tools` column; a plain string is a name."""
     max_tokens: int | None = Field(default=None, ge=2)
-    """Leave out conversations with more tokens. None: as many as the model's context and learner.token_budget allow."""
+    """Skip conversations with more tokens. None: as many as the model's context and learner.token_budget allow."""
     trained_turns: Literal["all", "last"] = "all"
-    """Turns of the assistant that are trained. last: the others are context."""
+    """Assistant turns that carry loss. last: earlier turns are context only."""
 
 
 class FineTuningEvalConfig(Config):
@@ -42,8 +42,8 @@ class FineTuningEvalConfig(Config):
     """Number of steps between evaluations; 0 never evaluates. The first is before step 1, the last after the last
     step."""
     rollout: ConfigPath | None = None
-    """Config of a run ('./config.yaml') whose held-out tasks the model plays, too, with that config's engine, tools and
-    reward. None: only the loss on data.eval is computed."""
+    """Config of a run ('./config.yaml') whose held-out tasks the model also plays, with the engine, tools and reward of
+    that config. None: only the loss on data.eval is computed."""
 
 
 class FineTuningSettings(StepSettings):
@@ -70,8 +70,8 @@ class FineTuningLearnerConfig(LearnerConfig):
     """How the model is trained on given answers. Only trained tokens carry loss."""
 
     loss: Literal["sft", "dpo"] = "sft"
-    """sft: -log p of each token, in the mean over the tokens of the batch. dpo: direct preference optimisation (arXiv
-    2305.18290), in the mean over pairs; `agentloop dpo` sets it."""
+    """sft: -log p, averaged over the trained tokens of the batch. dpo: direct preference optimisation (arXiv
+    2305.18290), averaged over pairs; `agentloop dpo` sets it."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Options of dpo: beta, label_smoothing."""
     reference: ConfigPath | None = None
@@ -88,18 +88,18 @@ class FineTuningConfig(Config):
     data: ConversationsConfig
     rendering: RenderingConfig = Field(default_factory=RenderingConfig)
     batch_size: int = Field(default=32, ge=1)
-    """Number of conversations, or of pairs, of a step; micro-batches and gradient accumulation follow from
+    """Number of conversations or pairs per step; micro-batches and gradient accumulation follow from
     learner.token_budget."""
     learner: Annotated[FineTuningLearnerConfig, AfterValidator(without_settings_of_the_run)] = Field(
         default_factory=FineTuningLearnerConfig
     )
-    """Its model and seed are `model` and `run.seed`."""
+    """Its model and seed are set by `model` and `run.seed`."""
     eval: FineTuningEvalConfig = Field(default_factory=FineTuningEvalConfig)
     run: FineTuningSettings = Field(default_factory=FineTuningSettings)
     profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
 
     def max_tokens(self, context: int | None = None) -> int:
-        """Return the most tokens of a conversation of a model with this context; None: it is not known."""
+        """Return the largest number of tokens in a conversation, given the model's context length (None: unknown)."""
         budget = self.learner.token_budget
         return self.data.max_tokens or min(budget, context or budget)
 
@@ -127,9 +127,9 @@ def load_training_config(file: Path) -> RunConfig | FineTuningConfig:
 
 
 def _plays(file: Path) -> bool:
-    """Return whether a file holds the config of a run that plays episodes, which alone has an environment."""
+    """Return whether the config in a file is of a run that plays episodes: only these have an environment."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return True  # loading it says what is wrong
+        return True  # load_config reports what is wrong
     return not isinstance(content, Mapping) or "env" in content or "batch_size" not in content

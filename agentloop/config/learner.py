@@ -25,7 +25,7 @@ class KlEstimator(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """Ways to average the losses of tokens over the whole mini-batch."""
+    """Ways to average token losses over the whole mini-batch."""
 
     TOKEN_MEAN = "token_mean"
     """Mean over all tokens (DAPO, arXiv 2503.14476)."""
@@ -53,7 +53,7 @@ class LoraConfig(Config):
     """
 
     rank: int = Field(default=32, ge=1)
-    """Number of rows of B and columns of A, in the addition alpha / rank B A."""
+    """Rank r of an adapter, which adds alpha / r * B A to its weight matrix (B has r columns, A has r rows)."""
     alpha: float = Field(default=32.0, gt=0)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: Literal["all"] | tuple[str, ...] = "all"
@@ -68,35 +68,35 @@ scaled_dot_product_attention over padded batches, for any device and precision."
 BackendName = Literal["fsdp", "megatron"]
 
 CheckName = Literal["packed_equals_alone"]
-"""packed_equals_alone: a few short sequences in one row, in training mode, have the log-probabilities that transformers
-computes of each alone (docs/concepts/models.md)."""
+"""packed_equals_alone: sequences packed in one row, in training mode, get the log-probabilities that transformers
+computes for each alone (docs/concepts/models.md)."""
 
 
 CheckpointingName = Literal["off", "selective", "full", "sparse"]
-"""Activations that the backward computes again. selective: all but attention and narrow matrix products. full: all but
+"""Activations that the backward pass recomputes. selective: all but attention and narrow matrix products. full: all but
 the input of each layer. sparse: all but the input of every fourth layer (`SPARSE`); parameters are gathered once."""
 
 
 SPARSE = 4
-"""Number of layers that sparse checkpointing computes from one kept input."""
+"""Number of layers that sparse checkpointing recomputes from one stored input."""
 
 
 OffloadName = Literal["off", "optimizer", "all"]
-"""optimizer: offload the optimizer state, which a step copies to the device part by part. all: offload parameters,
-gradients and the optimizer, which then runs on the CPU; layers go to the device one by one. Without CUDA nothing is
-offloaded."""
+"""optimizer: offload the optimizer state, which each step copies to the device in parts. all: offload parameters,
+gradients and optimizer state; the optimizer runs on the CPU, and layers are copied to the device one at a time. Has no
+effect without CUDA."""
 
 
 @dataclass(slots=True, frozen=True)
 class OnlyOf:
-    """Marks a setting of one backend; the other backend refuses it."""
+    """Marks a setting that only one backend supports; the other rejects it."""
 
     backend: BackendName
     values: tuple[str, ...] = ()
-    """Values that only this backend has; none means every value but the default."""
+    """Values that only this backend supports; empty: every value but the default."""
 
     def is_used(self, value: object, default: object) -> bool:
-        """Return whether a value of the setting needs this backend."""
+        """Return whether `value` needs this backend."""
         return value in self.values if self.values else value != default
 
 
@@ -104,68 +104,68 @@ FSDP, MEGATRON = OnlyOf("fsdp"), OnlyOf("megatron")
 
 
 class LearnerConfig(Config):
-    """How the policy is trained. Loss and averaging apply to sampled tokens only."""
+    """How the policy is trained. Only sampled tokens carry loss."""
 
     backend: BackendName = "fsdp"
     """megatron is for models that do not fit on one node (docs/scaling/megatron.md)."""
     tensor_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
-    """Number of ranks that divide each matrix. Backend megatron only, like the next four."""
+    """Number of ranks that split each weight matrix. This and the next four settings need the backend megatron."""
     pipeline_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
-    """Number of ranks that divide the layers."""
+    """Number of ranks that split the layers into pipeline stages."""
     virtual_pipeline: Annotated[int, MEGATRON] = Field(default=1, ge=1)
     """Number of pieces of the model on each pipeline rank (interleaved pipelines, arXiv 2104.04473). More pieces
-    shorten the idle time at both ends of a mini-batch."""
+    shorten the pipeline bubbles at both ends of a mini-batch."""
     context_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
-    """Number of ranks that divide each micro-batch of token_budget tokens."""
+    """Number of ranks that split each micro-batch of token_budget tokens."""
     expert_parallel: Annotated[int, MEGATRON] = Field(default=1, ge=1)
-    """Number of ranks that divide the experts; they are taken from the other ranks, not added."""
+    """Number of ranks that split the experts; these are the same ranks, not additional ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if this machine has it."""
     ranks: int = Field(default=1, ge=1)
     """Number of training processes, one per device. Rank 0 is the process of the run and starts the others."""
     nodes: int | None = Field(default=None, ge=1)
-    """Number of nodes of a Ray cluster that share the ranks equally, the node of the run first. None: as few as have
-    enough devices."""
+    """Number of nodes of a Ray cluster, beginning with the node of the run; each gets the same number of ranks. None:
+    the smallest number with enough devices."""
     shard: Annotated[Literal["all", "node"], FSDP] = "all"
-    """Ranks that divide one copy of the parameters. all: all ranks. node: the ranks of each node, so that only
-    gradients cross nodes (HSDP) and each node holds a whole copy."""
+    """Ranks that shard one copy of the parameters. all: all ranks. node: the ranks of each node, so that each node
+    holds a whole copy and only gradients cross nodes (HSDP)."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of trained parameters and of the optimizer state."""
+    """Data type of trained parameters and of the optimizer state."""
     compute_dtype: Annotated[Literal["float32", "bfloat16", "float16"], OnlyOf("fsdp", ("float16",))] = "float32"
-    """Type of activations and of published weights. The softmax is always float32. float16 has eight times finer steps
-    than bfloat16, so that engine and learner agree better (arXiv 2510.26788); activations above 65,504 overflow."""
+    """Data type of activations and of published weights. The softmax is always float32. float16 has eight times the
+    precision of bfloat16, so engine and learner agree better (arXiv 2510.26788); activations above 65,504 overflow."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights in the folder of the trained model. auto: that of the model that training started from."""
+    """Data type of the trained model's files. auto: that of the model that training started from."""
     attention: AttentionName = "auto"
-    """auto picks the fastest implementation that runs here."""
+    """auto: the fastest implementation that this machine supports."""
     compile_layers: Annotated[bool | None, FSDP] = None
     """Compile the layers with torch.compile, which takes about a minute at the start. Layers with sdpa attention are
     never compiled. None: on CUDA."""
     checkpointing: Annotated[CheckpointingName, OnlyOf("fsdp", ("sparse",))] = "off"
-    """Activations that the backward computes again instead of keeping them."""
+    """Activations that the backward pass recomputes instead of storing them."""
     offload: Annotated[OffloadName, FSDP] = "off"
     """State that is kept in host memory while it is not needed."""
     sequence_parallel: Annotated[int, FSDP] = Field(default=1, ge=1)
-    """Number of ranks that divide each micro-batch of token_budget tokens, for episodes that are too long for one.
-    Around attention they exchange tokens for heads (Ulysses)."""
+    """Number of ranks that split each micro-batch of token_budget tokens, for episodes that are too long for one rank.
+    Around attention they exchange tokens for heads (Ulysses, arXiv 2309.14509)."""
     refine_costs: Annotated[bool | None, FSDP] = None
-    """Plan with measured times of micro-batches. Plans, and the rounding of results, then differ from run to run. None:
-    on several CUDA devices."""
+    """Plan with measured times of micro-batches. Plans, and so the rounding of results, then differ between runs. None:
+    only on several CUDA devices."""
     gather_once: Annotated[bool | None, FSDP] = None
     """Gather parameters and reduce gradients once per mini-batch, not for every micro-batch. Each device then holds all
-    parameters in compute_dtype and all gradients in float32, and ranks may have unequal numbers of micro-batches. A
-    single rank casts once. None: on one rank, and on several CUDA devices if that takes at most a quarter of the memory
-    of one."""
+    parameters in compute_dtype and all gradients in float32, and ranks may have different numbers of micro-batches. A
+    single rank casts parameters once. None: on one rank, and on several CUDA devices if the copies fill at most a
+    quarter of the memory of each."""
     freeze_vision: Annotated[bool, FSDP] = False
     """Train only the language model of a vision-language model."""
     lora: Annotated[LoraConfig | None, FSDP] = None
-    """Train adapters of a frozen model, which stays in compute_dtype; engines get the merged weights. None: train all
+    """Train adapters of a frozen model, which is kept in compute_dtype; engines get merged weights. None: train all
     weights."""
     router_replay: Annotated[bool, FSDP] = False
-    """Compute each token with the experts that the engine routed it to (R3, docs/concepts/experts.md). The weights of
-    these experts are those of the learner's router."""
+    """Route each token to the experts that the engine chose (R3, docs/concepts/experts.md), weighted by the learner's
+    own router."""
     share_prefixes: bool | None = None
-    """Compute the prompt of a group once for all its trajectories. None: if attention is FlashAttention."""
+    """Compute the prompt of a group once for all its trajectories. None: only with FlashAttention."""
 
     loss: ConfigPath = "ppo"
     """`ppo`, `gspo`, `cispo`, `sapo`, `gmpo`, `dppo_tv`, `dppo_kl`, `reinforce`, `sft`, or 'file.py:name' for one that
@@ -173,21 +173,21 @@ class LearnerConfig(Config):
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss; for ppo: clip_low, clip_high, dual_clip."""
     aggregation: Aggregation | None = None
-    """Way to average the losses of tokens; None: as in the paper of the loss."""
+    """Averaging of token losses; None: as in the paper of the loss."""
     aggregation_norm: float = Field(default=1024.0, gt=0)
     """Constant of `seq_mean_token_sum_norm`, in tokens."""
     entropy_bonus: float = Field(default=0.0, ge=0)
-    """Factor of the entropy of each sampled token's distribution, which is subtracted from its loss."""
+    """Factor of the entropy bonus: the entropy of each sampled token's distribution is subtracted from its loss."""
     old_logprobs: Literal["auto", "rollout", "learner", "interpolated"] = "auto"
-    """Policy that ratios are taken against. rollout: the sampling policy, as the engine computed it. learner: the
-    weights before the first update on the batch; costs a pass if mini_batches is above 1. interpolated: an estimate of
-    these from the versions of the tokens, without a pass (AReaL). auto: learner if there are corrections, else
-    rollout."""
+    """Policy in the denominator of ratios. rollout: the sampling policy, as the engine computed it. learner: the
+    weights before the first update on the batch; costs a forward pass if mini_batches is above 1. interpolated: an
+    estimate of the learner's from the policy versions of the tokens, without a pass (AReaL). auto: learner if there are
+    corrections, else rollout."""
     corrections: tuple[Annotated[CorrectionConfig, BeforeValidator(named), HAS_PATHS], ...] = ()
-    """Corrections for the difference between old_logprobs and the sampling policy; their weights are multiplied. A
-    plain string is a name."""
+    """Importance-sampling corrections for the difference between old_logprobs and the sampling policy; their weights
+    are multiplied. A plain string is a name."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Factor of the KL to the reference model, which is added to the loss of each token; 0 loads no reference model."""
+    """Factor of the KL to the reference model in the loss of each token; with 0 no reference model is loaded."""
     kl_estimator: KlEstimator = KlEstimator.K3
     """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/concepts/algorithms.md)."""
     reference: ConfigPath | None = None
@@ -196,19 +196,19 @@ class LearnerConfig(Config):
     lr: float = Field(default=1e-6, ge=0)
     """Learning rate, after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the averages of gradients and of their squares (AdamW, arXiv 1711.05101)."""
+    """Decay rates of the running averages of gradients and of their squares (AdamW, arXiv 1711.05101)."""
     eps: float = Field(default=1e-8, gt=0)
     """Constant in the denominator of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay of AdamW; it is multiplied by the learning rate."""
+    """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after the warm-up; linear and cosine reach 0 at total_updates."""
     warmup_updates: int = Field(default=0, ge=0)
-    """Number of updates in which the learning rate grows linearly to lr."""
+    """Number of updates over which the learning rate grows linearly to lr."""
     total_updates: int | None = Field(default=None, gt=0)
-    """Length of the schedule with its warm-up; None: that of the run."""
+    """Length of the schedule in updates, warm-up included; None: the length of the run."""
     grad_clip: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the gradient; None does not clip."""
+    """Largest norm of the gradient; None: no clipping."""
 
     mini_batches: int = Field(default=1, ge=1)
     """Number of optimizer updates per batch."""
@@ -216,12 +216,12 @@ class LearnerConfig(Config):
     """Largest number of tokens in a micro-batch, and so in a trajectory. It bounds memory and does not change the
     result."""
     skip_zero_advantage: bool = True
-    """Skip trajectories with advantage 0 if they do not change the gradient. They still count in the averages of the
+    """Skip trajectories with advantage 0 if that does not change the gradient. They still count in the averages of the
     loss, but not in the metrics of the policy."""
     skip_checks: Annotated[tuple[CheckName, ...], FSDP] = ()
-    """Checks of the model at load to skip. A model that fails a check is trained on wrong numbers."""
+    """Load-time checks of the model to skip. A model that fails a check is trained on wrong numbers."""
 
-    # In a run the resolved config sets these from other sections. A learner without a run takes them as arguments.
+    # In a run these come from other sections of the resolved config; a learner without a run takes them as arguments.
     model: str = Field(default="", exclude=True)
     """Folder of the model in Hugging Face format."""
     temperature: float = Field(default=1.0, gt=0, exclude=True)
@@ -229,7 +229,7 @@ class LearnerConfig(Config):
     seed: int = Field(default=0, exclude=True)
     """Seed of adapters and of random numbers in training."""
     recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
-    """Recording of each rank."""
+    """Profiles and timelines that each rank records."""
 
     @model_validator(mode="after")
     def _has_settings_of_its_backend(self) -> Self:
@@ -242,7 +242,7 @@ class LearnerConfig(Config):
             )
         if self.share_prefixes and self.context_parallel > 1:
             raise ValueError(
-                f"share_prefixes is true and context_parallel is {self.context_parallel}, but context_parallel divides "
+                f"share_prefixes is true and context_parallel is {self.context_parallel}, but context_parallel splits "
                 "rows whose prompts are not shared: remove share_prefixes"
             )
         return self
@@ -256,11 +256,11 @@ class LearnerConfig(Config):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a reference model."""
+        """Whether the loss needs a reference model."""
         return self.kl_coef > 0 or self.reference is not None
 
     @property
     def loads_reference(self) -> bool:
-        """Whether the reference is a model of its own, not this model without its adapters."""
+        """Whether the reference is a separate model, not this model without its adapters."""
         starts_as_reference = self.lora is not None and self.reference in (None, self.model)
         return self.needs_reference and not starts_as_reference

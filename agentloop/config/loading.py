@@ -1,8 +1,8 @@
 """Load a YAML file and `key=value` overrides as a validated config.
 
 Values may use omegaconf's interpolation (`${oc.env:HOME}`, `${run.seed}`). Strings in fields marked with `HAS_PATHS`
-(`ConfigPath`, `ConfigOptions`) may be paths. Relative paths start at the folder of the YAML file; those from the
-command line start at the current folder.
+(`ConfigPath`, `ConfigOptions`) may be paths. Relative paths in the YAML file are relative to its folder; those on the
+command line, to the current folder.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".json", ".csv",
 def load_config(
     schema: type[C], source: Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> C:
-    """Return the config of the YAML file, or of the plain values, `source` with overrides.
+    """Return `source`, a YAML file or plain values, with `overrides` as a validated config.
 
     Overrides are `key=value` strings with dotted keys and YAML values, or a mapping of dotted keys to plain values.
-    Each replaces the whole value of its key, even a mapping or list. One that names another engine, environment,
-    reward, loss or dataset leaves out the options in `source`, which belong to the one before. Raises `UserError`, in
-    one paragraph, for an unreadable file, unknown keys (with the nearest known key) and values of a wrong type or
-    range.
+    Each replaces the whole value of its key, even a mapping or list. An override that selects another engine,
+    environment, reward, loss or dataset drops the options in `source`, which belong to the previous one. Raises
+    `UserError`, in one paragraph, for an unreadable file, unknown keys (with the nearest known key) and values of a
+    wrong type or range.
     """
     name, folder = (str(source), source.parent) if isinstance(source, Path) else ("of this call", Path.cwd())
     data = _read_yaml(source) if isinstance(source, Path) else source
@@ -64,7 +64,7 @@ def validated(schema: type[C], data: Any, source: str) -> C:
 
 
 def anchored(value: str, folder: Path) -> str:
-    """Return a path as an absolute one, and a name unchanged.
+    """Return a path as an absolute path, and a name unchanged.
 
     A path starts with './', '../' or '~/', ends with the suffix of a data file, or has the form 'file.py:name'. So a
     model 'org/name' and a tool 'search' are names, and a local model folder is written './name'.
@@ -72,7 +72,7 @@ def anchored(value: str, folder: Path) -> str:
     path, separator, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
     if "${" in value or "://" in value or not (separator or path.startswith(_PATH_STARTS) or _is_file_name(path)):
         return value
-    # Not resolve(): keep a symbolic link as the user wrote it, because it may point elsewhere tomorrow.
+    # Not resolve(): keep a symbolic link as the user wrote it, because its target may change.
     return os.path.abspath(folder / Path(path).expanduser()) + separator + attribute
 
 
@@ -108,7 +108,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _drop_options_of_another(schema: type[Config], config: Any, key: str, value: Any) -> None:
-    """Remove the options of a name that is replaced: `options` beside `name` and `factory`, or `X_options`."""
+    """Remove the options that belong to a replaced name: `options` beside `name` and `factory`, or `X_options`."""
     parent, _, last = key.rpartition(".")
     options = "options" if last in ("name", "factory") else f"{last}_options"
     beside = OmegaConf.select(config, parent) if parent else config
@@ -153,7 +153,7 @@ def _anchor_all(annotation: Any, value: Any, folder: Path) -> Any:
             value = _anchor_all(argument, value, folder)
         elif isinstance(value, list):
             value = [_anchor_all(argument, item, folder) for item in value]
-        elif isinstance(value, Mapping):  # of a dict, or an override of one item of a list
+        elif isinstance(value, Mapping):  # a dict, or an override of one item of a list
             value = {key: _anchor_all(argument, item, folder) for key, item in value.items()}
     return value
 
@@ -170,7 +170,7 @@ def _anchor_field(schema: type[BaseModel], key: Any, value: Any, folder: Path) -
     field = schema.model_fields.get(key)
     if field is None:
         return value
-    # Pydantic takes the outermost Annotated apart.
+    # Pydantic splits the outermost Annotated into annotation and metadata.
     annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     return _anchor_all(annotation, value, folder)
 

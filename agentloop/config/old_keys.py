@@ -1,4 +1,4 @@
-"""Keys of earlier versions: what replaced them, and how the config of an earlier run reads today."""
+"""Map keys of earlier versions to those of today, and update the config of an earlier run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REMOVED: Mapping[str, str] = {
     "learner.early_gradients": "it made steps less than one percent faster. Delete the key.",
     "learner.model": "the learner trains the model of the run. Delete the key, and set model.",
     "learner.recording": "the profiler records the learner. Delete the key, and set profiler.",
-    "learner.seed": "it is that of the run. Delete the key, and set run.seed.",
-    "learner.temperature": "it is that of the engine. Delete the key, and set sampling.temperature.",
+    "learner.seed": "the seed of the run is used. Delete the key, and set run.seed.",
+    "learner.temperature": "the engine's temperature is used. Delete the key, and set sampling.temperature.",
 }
-"""Old dotted key -> why it is gone and what to do, such as "it made steps under 1 % faster: delete the line"."""
+"""Old dotted key -> why it was removed and what to do."""
 
 
 def advice(key: str, *, renamed: Mapping[str, str] = RENAMED, removed: Mapping[str, str] = REMOVED) -> str | None:
-    """Return a sentence on what became of a key, or None if no version had it."""
+    """Return a sentence about a renamed or removed key, or None if no version had the key."""
     known = ".".join(part for part in key.split(".") if not part.isdigit())
     if known in renamed:
         return f"The key {key!r} has a new name: write {renamed[known]!r}."
@@ -35,7 +35,7 @@ def advice(key: str, *, renamed: Mapping[str, str] = RENAMED, removed: Mapping[s
 def updated(
     flat: Mapping[str, Any], *, renamed: Mapping[str, str] = RENAMED, removed: Mapping[str, str] = REMOVED
 ) -> dict[str, Any]:
-    """Return a flat config (dotted key -> value) of an earlier version under the keys of this one."""
+    """Return a flat config (dotted key -> value) of an earlier version with today's keys."""
     return {
         _new_name(key, renamed): value
         for key, value in flat.items()
@@ -44,9 +44,9 @@ def updated(
 
 
 def with_defaults(annotation: Any, stored: Any) -> Any:
-    """Return the plain data of a config of an earlier version with the defaults of keys that are newer than it.
+    """Return the plain data of an earlier version's config, completed with the defaults of newer keys.
 
-    `annotation` is the config's class, or the type of the value `stored` in it.
+    `annotation` is the class of the config, or the type of the value `stored` in it.
     """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(stored, Mapping):
         filled = dict(stored)

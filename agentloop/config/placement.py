@@ -10,12 +10,12 @@ from agentloop.registry.options import Config
 
 
 class PlacementConfig(Config):
-    """GPUs of a run. Without `n_gpus` nothing is derived, and the other sections set what they use."""
+    """GPUs of a run. Without `n_gpus` nothing is derived: workers and learner set their own GPUs."""
 
     n_gpus: int | None = Field(default=None, ge=1)
-    """Number of GPUs of all nodes together."""
+    """Total number of GPUs of all nodes."""
     nnodes: int = Field(default=1, ge=1)
-    """Number of nodes, which all have the same number of GPUs. The learner uses the node where the run starts, and
+    """Number of nodes, each with the same number of GPUs. The learner uses the node on which the run starts, and
     further nodes if it needs more GPUs."""
     layout: Literal["auto", "colocated", "separate", "mixed"] = "auto"
     """colocated: every GPU has a part of the learner and of an engine. separate: engines have their own GPUs and sample
@@ -25,20 +25,22 @@ class PlacementConfig(Config):
     """Number of GPUs of the learner in a separate or mixed layout; None: the number with the shortest estimated
     step."""
     sleep: Literal["auto"] | bool = "auto"
-    """true: engines release the memory of their GPU while the learner trains, and the learner while they sample
-    (docs/concepts/placement.md). auto: if both share GPUs and either do not fit together or have shorter estimated
-    steps; false without `n_gpus`."""
+    """true: engines free their GPU memory while the learner trains, and the learner frees its memory while they sample
+    (docs/concepts/placement.md). auto: true if both share GPUs and do not fit in memory together, or if it shortens the
+    estimated step; false without `n_gpus`."""
     gpu: str | None = None
-    """Kind of GPU, as in `agentloop plan --gpu`; None: the kind of this machine."""
+    """GPU model, as in `agentloop plan --gpu`; None: that of this machine."""
 
     @model_validator(mode="after")
     def _counts_what_it_divides(self) -> Self:
-        """Reject settings that divide GPUs without their number."""
+        """Reject settings that divide the GPUs if n_gpus is missing."""
         given = [
             name for name in ("nnodes", "learner_gpus") if getattr(self, name) != type(self).model_fields[name].default
         ]
         if given and self.n_gpus is None:
-            raise ValueError(f"{' and '.join(given)} divide n_gpus, the GPUs of all nodes together: set it too")
+            raise ValueError(
+                f"{' and '.join(given)} divide n_gpus, the total number of GPUs: set placement.n_gpus, too"
+            )
         if self.layout == "colocated" and self.learner_gpus not in (None, self.n_gpus):
             raise ValueError(
                 f"learner_gpus is {self.learner_gpus} and layout colocated: the learner is then on all {self.n_gpus} "
@@ -48,5 +50,5 @@ class PlacementConfig(Config):
 
     @property
     def sleeps(self) -> bool:
-        """Whether engines and learner take turns; meaningful once `sleep` is settled."""
+        """Whether engines and learner take turns on the GPUs; valid only in a resolved config."""
         return self.sleep is True

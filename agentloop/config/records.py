@@ -1,4 +1,4 @@
-"""`LoggerConfig` and `ProfilerConfig`: what a run records beside metrics.jsonl."""
+"""`LoggerConfig` and `ProfilerConfig`: records of a run in addition to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGGERS: Registry[Any] = Registry(
         "wandb": "agentloop.trainer.run.loggers.wandb:WandbLogger",
     },
 )
-"""Classes, each imported when a run uses it."""
+"""Logger classes, imported on first use."""
 
 
 class LoggerConfig(Config):
@@ -58,14 +58,14 @@ class ProfilerConfig(Config):
     """Ranks of the learner that are profiled; None: all."""
     tool: ProfilerTool = "torch"
     """torch: profiles/learner-rankR-stepN.json.gz in the folder of the run, for ui.perfetto.dev. nsys: only mark the
-    begin and end of a profile; start the run as `nsys profile --capture-range=cudaProfilerApi
+    start and end of a profile; start the run as `nsys profile --capture-range=cudaProfilerApi
     --capture-range-end=repeat ...`."""
     discrete: bool = False
-    """Write one profile per step, of the learner only. Otherwise consecutive steps share a profile, which includes
-    everything that the process does between them."""
+    """Write one profile per step that covers the learner only. Otherwise consecutive steps share one profile, which
+    includes everything that the process does between them."""
 
     def of_learner(self, folder: Path) -> RecordingConfig | None:
-        """Return the recording of the learner's processes, or None if they record nothing."""
+        """Return what the processes of the learner record, or None if they record nothing."""
         if not self.timeline and not self.steps:
             return None
         return RecordingConfig(

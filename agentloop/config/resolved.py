@@ -1,4 +1,4 @@
-"""`ResolvedConfig`: a run in which nothing is left open. `resolve` makes it once, and nobody changes it afterwards."""
+"""`ResolvedConfig`: a run with every setting decided. `resolve` makes it once; nothing changes it afterwards."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from agentloop.engines import ENGINES
 _GRACE_SECONDS = 60.0
 """Time beyond the longest episode before a worker without progress counts as hung."""
 _USED_SHARE = 0.9
-"""Part of a worker's share of a GPU that its engine may fill; the rest is overhead."""
+"""Fraction of a worker's GPU share that its engine may fill; the rest is overhead."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Facts:
-    """Facts that a run finds out about its model, data and machine before it starts."""
+    """Facts about the model, data and machine, collected before a run starts."""
 
     model: Path
     """Local folder of the model."""
     teacher: Path | None = None
     """Local folder of the teacher of `algorithm.distillation`."""
     folder: Path | None = None
-    """Folder of the run; None if nothing is recorded."""
+    """Folder of the run; None: nothing is recorded."""
     num_tasks: int | None = None
-    """Number of training tasks; None leaves `run.epochs` open."""
+    """Number of training tasks; None: `run.epochs` is not converted to steps."""
     has_gpus: bool = False
     """Whether this machine has GPUs."""
     learns: bool = True
-    """Whether a learner runs beside the engines. `agentloop rollout` has none."""
+    """Whether the run has a learner; `agentloop rollout` has none."""
 
 
 class ResolvedConfig(RunConfig):
-    """A run with every setting that follows from others or from `Facts`."""
+    """A run with every setting that follows from other settings or from `Facts`."""
 
     learner: LearnerConfig
     """The learner of the policy, with its settings from other sections."""
     given: RunConfig
-    """The config as the user wrote it, with the number of steps; run folders, loggers and checkpoints keep this one."""
+    """The config as the user wrote it, with the number of steps; run folders, loggers and checkpoints store this
+    one."""
     model_folder: Path
     """Local folder of the model."""
     critic_learner: LearnerConfig
@@ -53,14 +54,14 @@ class ResolvedConfig(RunConfig):
 
     @property
     def learner_gpus_per_node(self) -> int:
-        """Number of GPUs on each of the learner's nodes that no worker may use."""
+        """Number of GPUs per node that only the learner may use."""
         wanted = self.placement
         shares = wanted.layout in ("colocated", "mixed") or self.learner.device == "cpu"
         return 0 if wanted.n_gpus is None or shares else self.learner.ranks // (self.learner.nodes or 1)
 
 
 def resolve(config: RunConfig, facts: Facts) -> ResolvedConfig:
-    """Settle every open setting of a run. Raises pydantic's `ValidationError` if the result contradicts itself."""
+    """Decide every open setting of a run. Raises pydantic's `ValidationError` if settings contradict each other."""
     given = config if facts.num_tasks is None else with_steps(config, facts.num_tasks)
     learner = _learner(given, facts)
     settled = {
@@ -91,7 +92,7 @@ def engine_size(config: RunConfig) -> int:
 
 
 def context_length(model: Path) -> int | None:
-    """Return the tokens of the longest sequence that the model in a folder takes, as vLLM counts; None if unknown."""
+    """Return the context length in tokens of the model in a folder, as vLLM derives it; None if unknown."""
     settings = model / "config.json"
     if not settings.is_file():
         return None
@@ -127,7 +128,7 @@ def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
 
 
 def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
-    """Return the engine with all arguments of its constructor; those that the user set win."""
+    """Return the engine with all arguments of its constructor; arguments that the user set take precedence."""
     kind = ENGINES.get(config.engine.name)
     most = config.max_tokens(context_length(facts.model))
     options: dict[str, Any] = {"model": str(facts.model), "max_model_len": most}

@@ -22,7 +22,7 @@ class InlineConfig(InlineFormat):
 
 
 class RenderingConfig(Config):
-    """Rendering of messages as tokens, in addition to the model's own files."""
+    """Rendering of messages as tokens, beyond what the model's files define."""
 
     tool_format: Annotated[str, AfterValidator(FORMATS.check)] | None = None
     """Tool-call format of the model, a name of `agentloop.rendering.formats`; None: the format that its chat template
@@ -33,12 +33,12 @@ class RenderingConfig(Config):
     """Chat template that replaces the model's own: a file, or one that comes with agentloop (`builtin:hermes`,
     `builtin:llama3`, `builtin:qwen3`)."""
     calls_in_thinking: Literal["feedback", "execute"] = "feedback"
-    """A call in thinking that is never closed: not run, with feedback that says to close it, or run. Parsers
-    of vLLM for most families run it."""
+    """Handling of a call inside thinking that is never closed. feedback: do not run it, and tell the model to close its
+    thinking. execute: run it, as most parsers of vLLM do."""
     min_pixels: int | None = Field(default=None, gt=0)
-    """Images are scaled to at least min_pixels and at most max_pixels; None: as the model's processor says."""
+    """Smallest number of pixels to which an image is scaled; None: the default of the model's processor."""
     max_pixels: int | None = Field(default=None, gt=0)
-    """Largest number of pixels of an image, as for min_pixels."""
+    """Largest number of pixels to which an image is scaled; None: the default of the model's processor."""
     inline: InlineConfig | None = None
     """Write calls as tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL. The prompt then has to
     describe the tools."""
@@ -53,24 +53,25 @@ class LimitsConfig(Limits):
 class SamplingConfig(Config):
     """Sampling of tokens in training episodes.
 
-    The learner scores tokens among all tokens: top_p and top_k need learner.corrections (docs/concepts/algorithms.md).
+    The learner normalises over the whole vocabulary, so top_p and top_k need learner.corrections
+    (docs/concepts/algorithms.md).
     """
 
     temperature: float = Field(default=1.0, ge=0)
-    """Temperature of the softmax; at 0 the most likely token is always taken, and nothing is explored."""
+    """Temperature of the softmax; 0 always takes the most likely token, so the model does not explore."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Total probability of the candidate tokens; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Number of candidate tokens; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn, with the token that completes them. Tool calls need none."""
+    """Strings that end a turn, including the token that completes them. Tool calls need none."""
 
 
 class EngineConfig(Config):
     """The engine that samples tokens."""
 
     name: Annotated[str, AfterValidator(ENGINES.check)] = "hf"
-    """`hf`, `vllm`, `sglang` or `scripted`; `openai` and `anthropic` ask a service, for `agentloop rollout` only."""
+    """`hf`, `vllm`, `sglang` or `scripted`; `openai` and `anthropic` call a service, for `agentloop rollout` only."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, except the model."""
     max_concurrency: int = Field(default=256, ge=1)
@@ -78,7 +79,7 @@ class EngineConfig(Config):
 
     @property
     def reports_cut(self) -> bool:
-        """Whether the log-probabilities of the engine are those that top_p and top_k leave."""
+        """Whether the engine renormalises log-probabilities over the tokens that top_p and top_k leave."""
         return ENGINES.get(self.name).reports_cut
 
 

@@ -48,13 +48,13 @@ class RunSettings(StepSettings):
     steps: int = Field(default=100, ge=1)
     """Number of steps; each trains once on `algorithm.groups_per_step` groups."""
     save_trajectories: int | None = Field(default=None, ge=0)
-    """Number of trajectories of each step that are written; None writes all."""
+    """Number of trajectories to write per step; None writes all."""
     max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
-    """Stop if a larger part of the episodes of a step failed."""
+    """Largest fraction of failed episodes in a step; the run stops if more fail."""
 
 
 class TrainingConfig(Protocol):
-    """What all training runs have: with reinforcement learning (`RunConfig`) or on given answers."""
+    """Sections that all training runs share: `RunConfig` and `FineTuningConfig`."""
 
     @property
     def model(self) -> str: ...
@@ -74,7 +74,7 @@ class TrainingConfig(Protocol):
 
 
 def without_settings_of_the_run(learner: L) -> L:
-    """Reject settings of a learner that a run sets elsewhere."""
+    """Return the learner. Raises `ValueError` for a setting that belongs to another section of the run."""
     for name in sorted(learner.model_fields_set):
         if sentence := advice(f"learner.{name}"):
             raise ValueError(sentence)
@@ -87,7 +87,7 @@ class RunConfig(Config):
     model: ConfigPath
     """Name on the Hugging Face hub, or a folder ('./model')."""
     base_model: ConfigPath | None = None
-    """Model from which `model` is made by an earlier stage. `plan` and `--dry-run` use it until `model` is there."""
+    """Model from which an earlier stage makes `model`. `plan` and `--dry-run` use it until `model` exists."""
     data: DataConfig
     env: EnvConfig
     rendering: RenderingConfig = Field(default_factory=RenderingConfig)
@@ -101,7 +101,7 @@ class RunConfig(Config):
     learner: Annotated[LearnerConfig, AfterValidator(without_settings_of_the_run)] = Field(
         default_factory=LearnerConfig
     )
-    """Its model, temperature and seed are `model`, `sampling.temperature` and `run.seed`."""
+    """Its model, temperature and seed are set by `model`, `sampling.temperature` and `run.seed`."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
     """The critic of the advantage `gae`; other advantages do not load it."""
     process_reward: ProcessRewardConfig = Field(default_factory=ProcessRewardConfig)
@@ -111,26 +111,26 @@ class RunConfig(Config):
     profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
 
     def max_tokens(self, context: int | None = None) -> int:
-        """Return the most tokens of an episode of a model with this context; None: the context is not known yet.
+        """Return the largest number of tokens in an episode, given the model's context length (None: unknown).
 
-        This is `limits.max_tokens` if it is set, else as much as both the context and `learner.token_budget` allow.
+        This is `limits.max_tokens` if it is set, else the smaller of the context and `learner.token_budget`.
         """
         budget = self.learner.token_budget
         return self.limits.max_tokens or min(budget, context or budget)
 
     @property
     def trajectories_per_step(self) -> int:
-        """Number of episodes of a step."""
+        """Number of episodes per step."""
         return self.algorithm.groups_per_step * self.algorithm.group_size
 
     @property
     def schedule_updates(self) -> int | None:
-        """Length of the learning rate's schedule; None if it is that of the run and `run.epochs` is still open."""
+        """Length of the learning rate's schedule in updates; None while it depends on `run.epochs`."""
         return schedule_updates(self)
 
 
 def schedule_updates(config: TrainingConfig) -> int | None:
-    """Return the length of the learning rate's schedule as `RunConfig.schedule_updates` does."""
+    """Return the length of the learning rate's schedule in updates; None while it depends on `run.epochs`."""
     if config.learner.total_updates is not None or config.run.epochs is not None:
         return config.learner.total_updates
     return config.run.steps * config.learner.mini_batches

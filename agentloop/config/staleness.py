@@ -1,4 +1,4 @@
-"""`StalenessConfig`: the largest distance between rollout and training."""
+"""`StalenessConfig`: how far rollout may run ahead of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.registry.options import Config
 
 
 class CutConfig(Config):
-    """Complete a group before all its episodes are; those that still run are aborted and counted."""
+    """Early completion of groups: episodes that still run then are aborted and counted."""
 
     extra_episodes: int = Field(default=0, ge=0)
     """Number of episodes of each group beyond algorithm.group_size; a group is complete with group_size of them."""
@@ -33,18 +33,18 @@ class StalenessConfig(Config):
     stale: keep playing while the learner trains; weights change when no episode runs. partial: weights change during
     episodes, whose tokens then have several versions. See docs/concepts/async.md."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Largest number of steps between the weights that sampled a token and those that are trained with it. None: 0 in
-    mode on_policy, 1 in others."""
+    """Largest number of steps between the weights that sampled a token and the weights that the token trains. None: 0
+    in mode on_policy, 1 in others."""
     window: int | None = Field(default=None, ge=1)
-    """Train only on that many oldest groups (algorithm.groups_per_step: first in, first out). None: train on any
-    finished group, as long as no other group gets too old by that."""
+    """Number of oldest groups that a step may train on (algorithm.groups_per_step: first in, first out). None: any
+    finished group, as long as that makes no other group too old."""
     when_late: WhenLate = "wait"
-    """Handling of a group that would be too old, if waiting for it leaves the engine idle. wait: the learner waits.
-    drop: abort the group and play another task, which is faster and biased against long episodes. mask (mode partial):
-    play it to its end and train on it without the tokens that are too old."""
+    """Handling of a group that would become too old. wait: the learner waits for it, which may leave the engine idle.
+    drop: abort the group and play another task, which is faster but biased against long episodes. mask (mode partial):
+    play it to its end, and train on it without the tokens that are too old."""
     cut: CutConfig = Field(default_factory=CutConfig)
     allow_uncorrected: bool = False
-    """Train in modes stale and partial without learner.corrections."""
+    """Allow modes stale and partial without learner.corrections."""
 
 
 Mode = Literal["on_policy", "stream", "stale", "partial"]

@@ -23,7 +23,7 @@ class DatasetsConfig(Config):
     train_limit: int | None = Field(default=None, ge=1)
     """Number of rows to use, from the first; None: all."""
     shuffle: bool = True
-    """Use another order in every epoch."""
+    """Shuffle the rows in every epoch."""
     eval: ConfigPath | tuple[ConfigPath, ...] | None = None
     """Held-out rows."""
     eval_options: ConfigOptions = Field(default_factory=dict)
@@ -38,8 +38,8 @@ class DatasetsConfig(Config):
             isinstance(each, Mapping) and "source" not in each for each in value
         ):
             raise ValueError(
-                "a config names rows and does not hold them. Write a function that returns the rows, and give the "
-                "function, or its name 'file.py:name'."
+                "a config names a dataset and does not contain rows. Write a function that returns the rows, and pass "
+                "the function or its name 'file.py:name'."
             )
         return value
 
@@ -50,7 +50,7 @@ class SourceConfig(Config):
     source: ConfigPath
     """A dataset: a file, a folder or a function."""
     name: str = ""
-    """Name in the metrics. By default that of the file or the function."""
+    """Name in the metrics; empty: the name of the file or function."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the tasks, relative to the weights of the other sources."""
     options: ConfigOptions = Field(default_factory=dict)
@@ -58,9 +58,10 @@ class SourceConfig(Config):
     limit: int | None = Field(default=None, ge=1)
     """Number of rows to use, from the first; None: all."""
     keep: tuple[float, float] | None = None
-    """Bounds of the moving average of a task's reward. A task outside is played at every fifth of its turns only."""
+    """Bounds of the moving average of a task's reward. A task outside the bounds is played only every fifth time that
+    it is due."""
     levels: Annotated[list[dict[str, Any]], HAS_PATHS] = Field(default_factory=list)
-    """Options of each level, from easy to hard, which are added to `options`."""
+    """Options of each level, from easy to hard; they are added to `options`."""
     raise_at: float = 0.8
     """Mean reward of the last 32 groups at which the next level begins."""
 
@@ -73,7 +74,7 @@ class SourceConfig(Config):
 
     @property
     def shown_name(self) -> str:
-        """The name in the metrics."""
+        """Name in the metrics."""
         return self.name or self.source.rpartition(":")[2].rpartition("/")[2].partition(".")[0]
 
 
@@ -104,12 +105,12 @@ class DataConfig(DatasetsConfig):
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
-        """The sources of `train` that have weights; none if it is one dataset."""
+        """Weighted sources of `train`; empty if `train` has only datasets."""
         return () if isinstance(self.train, str) else tuple(e for e in self.train if isinstance(e, SourceConfig))
 
     @property
     def train_blocks(self) -> list[tuple[str | Sequence[str], Mapping[str, Any], int | None]]:
-        """Dataset, options and limit of the only dataset, or of each level of each source."""
+        """Return dataset, options and limit for each level of each source, or once for `train` without sources."""
         if self.sources:
             return [(e.source, {**e.options, **level}, e.limit) for e in self.sources for level in e.levels or [{}]]
         names = self.train if isinstance(self.train, str) else [e for e in self.train if isinstance(e, str)]

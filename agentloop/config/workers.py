@@ -22,36 +22,38 @@ class WorkersConfig(Config):
     cpus: float = Field(default=1, gt=0)
     """Number of CPU cores that Ray reserves for a worker."""
     gpus: float | None = Field(default=None, ge=0)
-    """Number of GPUs of a worker, or its share of one: 0.25 puts four engines on a GPU, or two beside the learner.
+    """Number of GPUs per worker, or a fraction of one: 0.25 puts four engines on a GPU, or two next to the learner.
     None: tensor_parallel_size times pipeline_parallel_size for an engine that runs on GPUs, else 0."""
     start_seconds: float = Field(default=900, gt=0)
-    """Time for a worker to load its model; a slower one is given up."""
+    """Seconds that a worker has to load its model; a slower worker is given up."""
     hang_seconds: float = Field(default=60, gt=0)
-    """Time without a sign of life after which a worker is killed and restarted."""
+    """Seconds without a heartbeat after which a worker is killed and restarted."""
     stall_seconds: float | None = Field(default=None, gt=0)
-    """Time without the end of any turn or episode, although episodes run, after which a worker is killed and restarted.
-    None: one minute more than `limits.max_seconds`."""
+    """Seconds in which no turn or episode of a busy worker ends, after which it is killed and restarted. None: one
+    minute more than `limits.max_seconds`."""
     drain_seconds: float = Field(default=600, ge=0)
-    """Time for a worker that is to leave to end its episodes. Other workers play the rest again and replay its known
-    turns."""
+    """Seconds that a worker has to finish its episodes before it leaves. Other workers then take over unfinished
+    episodes and replay their known turns."""
     weights: Literal["auto", "broadcast", "objects"] = "auto"
     """Transport of new weights. auto: workers on the learner's host map its memory; other hosts get a broadcast, by
-    NCCL between GPUs and else by gloo; workers that neither reaches use objects, Ray's object store. broadcast and
+    NCCL between GPUs and otherwise by gloo; workers that neither reaches use objects, Ray's object store. broadcast and
     objects apply to all workers."""
     max_restarts: int = Field(default=3, ge=0)
-    """Restarts of one worker or engine per hour, for each kind of failure. A worker with more is given up; the run
-    continues with the others."""
+    """Largest number of restarts of one worker or engine per hour, for each kind of failure. A worker with more is
+    given up; the run continues with the others."""
     max_replays: int = Field(default=3, ge=0)
-    """Number of times that a request is repeated after its worker died. Then its open episodes count as failed."""
+    """Number of times that a request is repeated after its worker died. After that its open episodes count as
+    failed."""
     show_logs: bool = False
-    """Print the output of worker processes. It is always in the log folder of Ray."""
+    """Print the output of worker processes, which is always in the log folder of Ray."""
 
     @field_validator("gpus")
     @classmethod
     def _is_whole_or_part_of_one(cls, gpus: float | None) -> float | None:
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise ValueError(
-                f"a worker has whole GPUs or a part of one, not {gpus:g}: set it to {int(gpus)} or {int(gpus) + 1}"
+                f"a worker needs a whole number of GPUs or a fraction of one, not {gpus:g}: set it to {int(gpus)} or "
+                f"{int(gpus) + 1}"
             )
         return gpus
 

@@ -1,1 +1,1 @@
-"""Episodes: the loop that plays one, the worker that plays many, and what they are made of."""
+"""Episodes: the loop that plays one episode, and the worker that plays many."""

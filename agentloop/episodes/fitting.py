@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 async def fit_content(content: Content, max_tokens: int, renderer: Renderer) -> Content:
-    """Return `content` with at most `max_tokens` tokens of images and texts together, each text encoded on its own.
+    """Return `content` with at most `max_tokens` tokens of images and texts together, counting each text separately.
 
-    Images get their tokens first, in their order. A note with the reason replaces an image that does not fit or that
-    the model cannot see; notes do not count. Texts share the rest, in their order.
+    Images get their tokens first, in order; texts share the rest, in order. A note with the reason replaces an image
+    that does not fit or that the model cannot process; notes do not count.
     """
     if isinstance(content, str):
         return await truncate_middle(content, max_tokens, renderer)
@@ -47,17 +47,17 @@ def _text(text: str) -> TextPart:
 
 
 def _measure(image: Any, vision: ImageProcessor | None, left: int) -> tuple[int, str]:
-    """Return the number of tokens of an image and an empty text, or 0 and the reason to omit it."""
+    """Return (number of tokens, "") for an image, or (0, note with the reason to omit it)."""
     if vision is None:
-        return 0, "[An image, left out: this model sees none.]"
+        return 0, "[Image omitted: this model takes no images.]"
     try:
         tokens = vision.num_tokens(image)
     except UserError as error:
-        return 0, f"[An image, left out: {error}]"
+        return 0, f"[Image omitted: {error}]"
     if tokens > left:
         width, height = image.size
         return 0, (
-            f"[An image of {width} x {height} pixels, left out: it takes {tokens} tokens, {left} are left. Ask for a "
-            "smaller one.]"
+            f"[Image of {width} x {height} pixels omitted: it takes {tokens} tokens, but only {left} are left. Request "
+            "a smaller one.]"
         )
     return tokens, ""

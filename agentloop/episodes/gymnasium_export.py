@@ -118,7 +118,7 @@ class _Episode:
         self._task: asyncio.Task[Trajectory] | None = None
         self._actions: asyncio.Queue[str] = asyncio.Queue()
         self._is_due = asyncio.Event()
-        """Set if an action is due or the episode is over."""
+        """Set when an action is due or the episode is over."""
 
     @property
     def is_over(self) -> bool:

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from agentloop.types.image import SeenImage
 
 _MESSAGE_SIZE = 1500
-"""Characters whose encoding takes as long as the template around one message."""
+"""Number of characters that take as long to encode as the chat template around one message."""
 _LONGEST_TOKEN = 512
-"""Characters; vocabularies have tokens of up to 256 spaces or hyphens."""
+"""Length of the longest token in characters: vocabularies have tokens of up to 256 spaces or hyphens."""
 
 
 class AgentLoop:
-    """Plays episodes against one engine. Stateless between episodes: any number may run at once."""
+    """Plays episodes against one engine. Has no state between episodes, so any number may run at once."""
 
     def __init__(
         self,
@@ -84,10 +84,11 @@ class AgentLoop:
     ) -> Trajectory:
         """Play `env` to its end into an empty trajectory, and score it.
 
-        `trajectory.trajectory_id` is unique among the episodes in flight. `seed` makes sampling and tools repeatable as
-        far as the engine is. `sampling` replaces the loop's. Failures of the engine, the environment, its tools and the
-        reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised. Only a mistake in their
-        code is: values of a wrong type (`WrongTypeError`). Cancelling the coroutine releases everything.
+        `trajectory.trajectory_id` must be unique among the episodes in flight. `seed` makes sampling and tools
+        repeatable as far as the engine is. `sampling` replaces the loop's. Failures of the engine, the environment, its
+        tools and the reward are recorded on the trajectory (`stop_reason`, `failures`, `error`), not raised. Only
+        `WrongTypeError`, a value of a wrong type from user code, is raised. Cancelling the coroutine releases
+        everything.
         """
         check_parts(env)
         trajectory.task = dict(env.task)
@@ -113,7 +114,7 @@ class AgentLoop:
     def _episode(
         self, env: Env | AgentProgram | PlayersProgram, trajectory: Trajectory, sampling: Sampling, seed: int
     ) -> TurnEpisode | ProgramEpisode | PlayersEpisode:
-        """Choose who plays: the loop turn by turn, several players, or the agent program through the gateway."""
+        """Return the kind of episode that plays `env`: turn by turn, several players, or an agent program."""
         if isinstance(env, PlayersProgram):
             from agentloop.players.episode import PlayersEpisode
 
@@ -143,7 +144,7 @@ class TurnEpisode:
         self.schemas: Sequence[dict[str, Any]] = ()
         self.sessions: ToolSessions | None = None
         self.images: list[Any] = []
-        """Images as the environment gave them, for tools: a crop is cut out of the source."""
+        """Images as the environment returned them, for tools: a crop is taken from the original."""
         self.deadline = time.monotonic() + loop.limits.max_seconds
         self.invalid_turns = 0
         self.max_tokens = loop.limits.most_tokens(loop.engine.max_model_len)
@@ -251,7 +252,7 @@ class TurnEpisode:
     async def _answer(
         self, parsed: ParsedTurn, finish_reason: FinishReason
     ) -> tuple[Sequence[Message], StopReason | None]:
-        """Return the messages that answer a turn, and why the episode ends if it does."""
+        """Return the messages that answer a turn, and the stop reason if the episode ends."""
         if not parsed.calls:
             return await self._step(parsed, finish_reason)
         started = self.clock()
@@ -295,7 +296,7 @@ class TurnEpisode:
         self.trajectory.metrics[metric] = self.trajectory.metrics.get(metric, 0.0) + value
 
     async def _append(self, sampled: Sequence[int], messages: Sequence[Message]) -> bool:
-        """Append the answers to the stream; return False, and append nothing, if they leave no room to sample."""
+        """Append the answers to the stream; return False without appending if they leave no room to sample."""
         if len(self.trajectory) + _fewest_tokens(messages) >= self.max_tokens:
             return False
         with _EnvBoundary("render"):
@@ -321,7 +322,7 @@ class TurnEpisode:
         return await DECODING.run(lambda: [vision.see(image) for image in images])
 
     def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
-        """Append rendered ids: the segment gets the images as the model sees them, tools get the originals."""
+        """Append rendered ids: the segment gets the processed images, tools get the originals."""
         start, vision = len(self.trajectory), self.renderer.vision
         placed = vision.place(ids, seen, start) if vision is not None and seen else []
         self.trajectory.append(kind, ids, images=placed)
@@ -343,14 +344,15 @@ class TurnEpisode:
 
 
 def _fail_without_tokens(trajectory: Trajectory, reason: StopReason) -> None:
-    """Count an episode without a sampled token as a failure: a reward would judge what the model did not do."""
+    """Count an episode without a sampled token as a failure, since there is nothing for a reward to judge."""
     if reason.is_failure:
-        return  # it was counted where it happened
+        return  # already counted
     if reason is StopReason.PROMPT_TOO_LONG:
         error = "the prompt leaves no room to sample within limits.max_tokens"
     else:
         error = f"the episode ended as {reason} before a token was sampled"
-    is_of_env = reason in (StopReason.PROMPT_TOO_LONG, StopReason.COMPLETED)  # an agent may end without any call
+    # An agent program may end without a model call.
+    is_of_env = reason in (StopReason.PROMPT_TOO_LONG, StopReason.COMPLETED)
     trajectory.count(FailureKind.ENV if is_of_env else FailureKind.ENGINE)
     trajectory.error = trajectory.error or error
 
@@ -358,8 +360,8 @@ def _fail_without_tokens(trajectory: Trajectory, reason: StopReason) -> None:
 async def _score(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
     """Score the episode.
 
-    If the reward function raises, or the result is not finite, `reward` stays None: no reward is not a reward of 0.
-    Branches without a reward of their own get that of the episode.
+    If the reward function raises, or the result is not finite, `reward` stays None, which is not the same as 0.
+    Branches without their own reward get that of the episode.
     """
     try:
         outcome = await within_limit("score", env.score(trajectory), limits, trajectory)
@@ -376,7 +378,7 @@ async def _score(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
 
 
 async def _close(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
-    """Release the environment, and count a failure to do so."""
+    """Close the environment; count a failure to close it."""
     try:
         await within_limit("close", env.close(), limits, trajectory)
     except Exception as error:
@@ -401,7 +403,7 @@ class _EnvBoundary:
 
 
 def _fewest_tokens(messages: Sequence[Message]) -> int:
-    """Return a number of tokens that messages have at least, without rendering them."""
+    """Return a lower bound on the number of tokens of messages, without rendering them."""
     return len(messages) + _size(messages) // _LONGEST_TOKEN
 
 

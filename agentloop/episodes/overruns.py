@@ -14,14 +14,14 @@ R = TypeVar("R")
 Stage = Literal["reset", "step", "score", "close"]
 
 OVERRUNS = "overruns/"
-"""Prefix of the metrics of a trajectory that count calls over their limit, by stage."""
+"""Prefix of trajectory metrics that count calls over their time limit, by stage."""
 
 
 async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, trajectory: Trajectory) -> R:
-    """Await a call of the environment or, in `score`, of the reward.
+    """Await a call to the environment or, in stage `score`, to the reward.
 
-    Raises `TimeoutError` after `limits.max_env_seconds` or `limits.max_reward_seconds`, and counts that as
-    `overruns/<stage>`. The caller goes on then; code without `async` keeps its thread until it returns.
+    Raises `TimeoutError` after `limits.max_env_seconds` or `limits.max_reward_seconds`, and counts the overrun as
+    `overruns/<stage>`. The caller continues; code that is not `async` occupies its thread until it returns.
     """
     name = "max_reward_seconds" if stage == "score" else "max_env_seconds"
     seconds: float = getattr(limits, name)

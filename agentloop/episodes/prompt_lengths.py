@@ -17,7 +17,7 @@ Row = dict[str, Any]
 def of_length(rows: list[Row], *, most: int | None, renderer: Renderer, tools: ToolSchemas) -> list[Row]:
     """Return the rows whose prompts have at most `most` tokens, tool schemas and images included.
 
-    Rows without a prompt stay. Raises `UserError` if no row is left.
+    Rows without a prompt are kept. Raises `UserError` if no row is left.
     """
     if most is None or not rows:
         return rows
@@ -47,5 +47,5 @@ def check_one_fits(rows: Sequence[Row], key: str, *, most: int, renderer: Render
 
 
 def prompt_length(messages: Sequence[Any], renderer: Renderer, tools: ToolSchemas) -> int:
-    """Return the tokens of a prompt, tool schemas and images included."""
+    """Return the number of tokens of a prompt, tool schemas and images included."""
     return len(renderer.render_prompt(load_images(messages) if has_row_images(messages) else messages, tools))

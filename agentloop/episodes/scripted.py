@@ -1,4 +1,4 @@
-"""`play_script`: plays an episode whose turns are given, to test environments, tools and rewards without a model."""
+"""`play_script`: plays an episode with given turns, to test environments, tools and rewards without a model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _NO_LIMIT = 2**31 - 1
 
 
 def play_script(env: Env, turns: Sequence[str], **limits: float) -> Trajectory:
-    """Play an episode in which the model says `turns`, with the real tools, checks and scores.
+    """Play an episode whose model turns are `turns`, with real tools, checks and scores.
 
     A turn calls a tool as Hermes models do: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. `limits` are
-    those of `Limits`; tokens are characters. An episode that needs more turns ends with an engine error.
+    fields of `Limits`, which count characters as tokens. An episode that needs more turns ends with an engine error.
     """
 
     def script(trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         if turn >= len(turns):
-            raise EngineError(f"The script has only {len(turns)} turns, and the episode goes on.")
+            raise EngineError(f"The script has only {len(turns)} turns, but the episode needs another: add one.")
         return [*map(ord, turns[turn]), END]
 
     bounds = {"max_turn_tokens": _NO_LIMIT, "max_tokens": _NO_LIMIT} | limits

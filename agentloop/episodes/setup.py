@@ -1,4 +1,4 @@
-"""`RolloutSetup`: the datasets, tools, reward and renderer that the config of a run names."""
+"""`RolloutSetup`: datasets, tools, reward and renderer of a run, loaded from its config."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Row = dict[str, Any]
 
 @dataclass(slots=True, frozen=True)
 class RunTasks:
-    """The parts of a run that need no model: tasks, tools, environment and reward."""
+    """Parts of a run that need no model: tasks, tools, environment and reward."""
 
     blocks: list[list[Row]]
-    """Training tasks: one list, or one for each level of each source in turn."""
+    """Training tasks: one list, or one list for each level of each source."""
     eval: list[Row]
     """Held-out tasks; empty if the run has none."""
     toolset: Toolset
@@ -64,7 +64,7 @@ class RunTasks:
 
     @classmethod
     def load(cls, config: RunConfig) -> RunTasks:
-        """Load what the config names. Raises `UserError` for unusable parts."""
+        """Load the tasks, tools, environment and reward of a config. Raises `UserError` for unusable parts."""
         data = config.data
         factory = load_factory(config.env.factory, config.env.options)
         if isinstance(factory, type) and issubclass(factory, AgentProgram):
@@ -90,7 +90,7 @@ class RolloutSetup:
     """Datasets, tools, reward and renderer of a run."""
 
     config: RunConfig
-    """The config, with the number of steps that follows from the number of tasks."""
+    """The config, with `run.epochs` converted to steps."""
     train: list[Row]
     eval: list[Row]
     """Held-out tasks; empty if the run has none."""
@@ -100,15 +100,15 @@ class RolloutSetup:
     renderer: Renderer
     make_env: Callable[[Row], Env | AgentProgram]
     sources: Sequence[Source] = ()
-    """Which of the training tasks come from which source; empty if `data.train` is one dataset."""
+    """Sources of the training tasks; empty if `data.train` has no weighted sources."""
     needs_prompt: bool = True
-    """Whether the messages of the rows are the prompts; else the environment writes its own."""
+    """Whether rows contain the prompts; otherwise the environment writes its own."""
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
         """Load the setup. Raises `UserError` for unusable parts.
 
-        The tokenizer is that in the folder `model`, which an engine that takes messages does not need.
+        The tokenizer comes from the folder `model`; engines that take messages do not need one.
         """
         tasks = RunTasks.load(config)
         reward, toolset = tasks.reward, tasks.toolset
@@ -132,7 +132,7 @@ class RolloutSetup:
             for key, rows in (("data.train", episodes.train), ("data.eval", episodes.eval)):
                 check_one_fits(rows, key, most=longest, renderer=renderer, tools=toolset.schemas)
         if not engines.ENGINES.get(config.engine.name).takes_images:
-            episodes.renderer.vision = None  # notes replace the images of tool results
+            episodes.renderer.vision = None  # text notes replace images in tool results
         return episodes
 
     def _check_images(self) -> None:
@@ -150,17 +150,17 @@ class RolloutSetup:
             )
         if self.renderer.vision is None:
             raise UserError(
-                f"Row {row['id']!r} has images, and {self.config.model} has no vision tower. Set model to a "
-                "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or take the images out of the rows."
+                f"Row {row['id']!r} has images, but {self.config.model} has no vision tower. Set model to a "
+                "vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or remove the images from the rows."
             )
 
     @property
     def sampling(self) -> Sampling:
-        """The run's sampling."""
+        """Sampling parameters of the run."""
         return Sampling(**self.config.sampling.model_dump())
 
     def sampler(self) -> TaskSampler | MixedSampler:
-        """Return what draws the training tasks of a run."""
+        """Return the sampler that draws the training tasks of the run."""
         seed, shuffle = self.config.run.seed, self.config.data.shuffle
         if self.sources:
             return MixedSampler(self.sources, seed=seed, shuffle=shuffle)
@@ -177,7 +177,7 @@ class RolloutSetup:
 
 
 def _sources(sources: Sequence[SourceConfig], blocks: Sequence[list[Row]]) -> list[Source]:
-    """Return the sources with their places in the list of all training tasks."""
+    """Return the sources with their index ranges in the list of all training tasks."""
     ends = [0, *accumulate(map(len, blocks))]
     tasks = iter([range(start, end) for start, end in pairwise(ends)])
     return [
@@ -198,7 +198,7 @@ def _load_renderer(config: RunConfig, model: Path) -> Renderer:
         if own := [f"rendering.{name}" for name in ("inline", "chat_template_kwargs") if getattr(rendering, name)]:
             raise UserError(
                 f"{' and '.join(own)} cannot apply to engine.name={engine}: the service renders messages itself. Unset "
-                f"{' and '.join(own)}; fields of the service's own go into engine.options.extra_body."
+                f"{' and '.join(own)}; pass fields of the service in engine.options.extra_body."
             )
         return Transcript(load_object(reader, "engine"))
     return renderer_for(
@@ -230,9 +230,9 @@ def make_engine(config: ResolvedConfig) -> Engine:
 
 @asynccontextmanager
 async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engine]:
-    """Run the engine, the tools and the reward of the episodes; shut them all down at the end.
+    """Start the engine, the tools and the reward of the episodes, and shut them down at the end.
 
-    The workers of environments start when episodes need them, and end here, too.
+    Workers of environments start on demand; they are shut down here, too.
     """
     try:
         await episodes.toolset.start()

@@ -16,7 +16,7 @@ _PARSER = TurnParser(HERMES)
 
 
 class TextRenderer:
-    """Renders text to code points, and images to no tokens."""
+    """Renders text as code points; images take no tokens."""
 
     stop_token_ids: tuple[int, ...] = (END,)
     stop_strings: tuple[str, ...] = ()

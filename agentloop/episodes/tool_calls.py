@@ -1,4 +1,4 @@
-"""Run the calls of one turn together, and answer each of them."""
+"""Run the calls of one turn concurrently, and answer each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Call = ToolCall | InvalidCall
 
 @dataclass(slots=True, frozen=True)
 class CallAnswers:
-    """One result and one tool message for each answer, in the order of the calls."""
+    """Results and tool messages of a turn, one of each per answer, in the order of the calls."""
 
     results: list[ToolResult]
     messages: list[Message]
@@ -36,17 +36,17 @@ class CallAnswers:
 
     @property
     def all_invalid(self) -> bool:
-        """Whether every call was unusable, and the model's fault."""
+        """Whether every call of the model was invalid."""
         return all(result.failure is FailureKind.MODEL for result in self.results)
 
 
 async def answer_calls(
     calls: Sequence[Call], sessions: ToolSessions | None, limits: Limits, deadline: float, renderer: Renderer
 ) -> CallAnswers:
-    """Run the first `max_parallel_calls` well-formed calls together; answer the others with an error.
+    """Run the first `max_parallel_calls` well-formed calls concurrently; answer the others with an error.
 
-    Each call gets its own answer up to `max_answered_calls`. Later ones that do not run share one: some policies
-    write hundreds in a turn. `deadline` is the `time.monotonic()` at which the episode ends.
+    The first `max_answered_calls` calls get an answer each. Later calls, which do not run, share one answer, because
+    some policies write hundreds of calls in a turn. `deadline` is the `time.monotonic()` at which the episode ends.
     """
     runnable: dict[int, ToolCall] = {}
     for index, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""Cut the middle out of texts that are too long, counted in tokens."""
+"""Cut the middle out of texts that have too many tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ megabytes would take seconds."""
 async def truncate_middle(text: str, max_tokens: int, renderer: Renderer) -> str:
     """Return `text`, or its beginning and end with a note between them about the missing characters.
 
-    The result, note included, has at most `max_tokens` tokens when it is encoded on its own.
+    The result, note included, has at most `max_tokens` tokens if it is encoded separately.
     """
-    # A byte-level tokenizer makes at most one token of a byte, so most results fit without counting.
+    # Byte-level tokenizers produce at most one token per byte, so most results fit without tokenizing.
     if len(text) * 4 <= max_tokens or len(text.encode("utf-8", "surrogatepass")) <= max_tokens:
         return text
     return await off_loop(len(text), _truncate, text, max_tokens, renderer)

@@ -1,4 +1,4 @@
-"""`RolloutWorker`: many episodes at once against one engine, each at its own pace, gathered into groups."""
+"""`RolloutWorker`: plays many episodes concurrently against one engine and returns them in groups."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from agentloop.envs.base import Env
 
 _COLLECTION_THRESHOLD = 10_000
-"""New objects before the garbage collector looks at the youngest generation (Python: 700)."""
+"""Number of new objects that trigger a collection of the youngest generation (Python's default: 700)."""
 
 
 class RolloutWorker:
     """Plays groups of episodes; at most `max_concurrency` episodes are in flight.
 
-    `make_env` makes a fresh environment for each episode of a request.
+    `make_env` creates a new environment for each episode of a request.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class RolloutWorker:
 
     @property
     def room(self) -> int:
-        """Number of episodes that would begin at once."""
+        """Number of further episodes that could start now."""
         return max(self._max_concurrency - len(self._open), 0)
 
     async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
-        """Play the episodes of a request at once; `on_trajectory` sees each trajectory when it ends.
+        """Play the episodes of a request concurrently; `on_trajectory` gets each trajectory when it ends.
 
         Raises an `ExceptionGroup` with a `UserError` if no episode could ever work.
         """
@@ -66,7 +66,7 @@ class RolloutWorker:
             with playing(Episode(request.group_id, k)):
                 trajectory = await self._play(request, k)
         trajectory.place = k
-        self._open.discard(asyncio.current_task())  # now, so that `on_trajectory` sees the room
+        self._open.discard(asyncio.current_task())  # before `on_trajectory`, which may read `room`
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
@@ -80,26 +80,26 @@ class RolloutWorker:
         except Exception as error:
             trajectory.stop_reason = StopReason.ENV_ERROR
             trajectory.count(FailureKind.ENV)
-            trajectory.error = f"the environment cannot be made: {raised(error)}"
+            trajectory.error = f"the environment cannot be created: {raised(error)}"
             return trajectory
         return await self.loop.play(env, trajectory, seed=request.seed_of(k), sampling=request.sampling)
 
 
 _before: list[tuple[int, int, int]] = []
-"""Thresholds of the collector before each caller that is inside `_collecting_less`; the first are the process's."""
+"""Stack of collector thresholds, one for each caller inside `_collecting_less`; the first are the process's own."""
 
 
 @contextmanager
 def _collecting_less() -> Iterator[None]:
-    """Let the garbage collector run less often, and skip the objects that exist already.
+    """Run the garbage collector less often, and exclude the objects that exist already.
 
-    The libraries of an engine are a million objects, and growing episodes are all alive: each collection walks much
-    and frees nothing. When the last caller leaves, in any order, everything is as before.
+    The libraries of an engine hold a million objects, and objects of running episodes are alive: each collection would
+    scan them all and free nothing. When the last caller leaves, in any order, the previous state is restored.
     """
     thresholds = gc.get_threshold()
     if not _before:
         gc.set_threshold(max(_COLLECTION_THRESHOLD, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
-        gc.freeze()  # only relinks lists, as does unfreeze
+        gc.freeze()  # cheap: freeze and unfreeze only relink lists
     _before.append(thresholds)
     try:
         yield

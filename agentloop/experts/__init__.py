@@ -1,1 +1,1 @@
-"""Mixture-of-experts layers, for the hf engine and the learner: which experts a router chooses, and replay of them."""
+"""Mixture-of-experts layers in hf engine and learner: record and replay the experts that routers choose."""

@@ -1,8 +1,8 @@
-"""Observe which experts the routers of a model choose, or make them choose the experts of another computation.
+"""Record which experts the routers of a model choose, or replay the choices of another computation.
 
-A router scores all experts for each token and takes the k best (`torch.topk`). Here the result of this one call is
-replaced; all other code of the router runs as transformers wrote it. So the gate weights of replayed experts are the
-router's own, whatever a family does with its scores, and their gradient reaches the router (R3, arXiv 2510.11370).
+A router scores all experts for each token and takes the k best (`torch.topk`). Replay replaces only the result of this
+call; all other router code of transformers runs unchanged. So every family computes the gate weights of replayed
+experts in its own way, and their gradient reaches the router (R3, arXiv 2510.11370).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class Choice(NamedTuple):
-    """Experts of the tokens of one layer, [num_tokens, k] each."""
+    """Experts of the tokens of one layer; both tensors are int64 [num_tokens, k]."""
 
     own: Tensor
     """Experts that the router would have chosen."""
     used: Tensor
-    """Experts that computed the tokens."""
+    """Experts that processed the tokens."""
 
 
 def prepare(model: nn.Module) -> dict[int, nn.Module]:
-    """Make the choices of all routers of a model visible; return the number of the decoder layer -> its MoE block.
+    """Instrument all routers of a model; return decoder layer index -> MoE block.
 
-    Give a block to `set_replayed` before its forward, and to `take_choice` afterwards. Layers without a router have no
-    entry, and neither have families whose experts do not use the interface of transformers.
+    Call `set_replayed` before the forward of a block, and `take_choice` after it. Layers without a router have no
+    entry; nor do families whose experts do not use the interface of transformers.
     """
     blocks: dict[int, nn.Module] = {}
     for name, module in list(model.named_modules()):
@@ -48,12 +48,12 @@ def prepare(model: nn.Module) -> dict[int, nn.Module]:
 
 
 def num_experts(block: Any) -> int:
-    """Return the number of experts among which the router of a block chooses."""
+    """Return the number of experts of a block."""
     return int(block.experts.num_experts)
 
 
 def set_replayed(block: Any, experts: Tensor | None) -> None:
-    """Let the next forward of a block use `experts`, integers [num_tokens, k]; tokens with -1 are routed freely."""
+    """Make the next forward of a block use `experts`, integers [num_tokens, k]; -1 leaves the choice to the router."""
     block.replayed_experts = experts
 
 
@@ -61,8 +61,8 @@ def take_choice(block: Any) -> Choice:
     """Return the choice of the last forward of a block. Raises `UserError` if its router does not choose with topk."""
     if (found := take_choice_if_seen(block)) is None:
         raise UserError(
-            f"The experts that {type(block).__name__} chooses cannot be seen: its router does not take the k best of "
-            "its scores. Remove learner.router_replay, or train another model."
+            f"The experts that {type(block).__name__} chooses cannot be recorded: its router does not call torch.topk "
+            "on the scores of its experts. Remove learner.router_replay, or train another model."
         )
     return found
 
@@ -99,7 +99,7 @@ class _Best(NamedTuple):
 
 
 class _TopK(TorchFunctionMode):
-    """Replaces the k best of `num_experts` scores by the scores of the replayed experts, and notes both."""
+    """Replaces the top-k of `num_experts` scores by the scores of the replayed experts, and records both choices."""
 
     def __init__(self, num_experts: int, replayed: Tensor | None, found: list[Tensor]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _TopK(TorchFunctionMode):
         if func is not torch.topk and func is not Tensor.topk:
             return out
         scores, own = args[0], out[1]
-        # Routers that first choose groups of experts have other sizes there.
+        # Routers that first choose groups of experts call topk on other shapes, too.
         if scores.dim() != 2 or scores.shape[1] != self.num_experts:
             return out
         if self.replayed is None:

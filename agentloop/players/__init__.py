@@ -1,1 +1,1 @@
-"""Episodes of several players: each model in a seat has a session of its own, and each that learns a trajectory."""
+"""Episodes of several players: each model has its own session, and each model that learns a trajectory."""

@@ -1,7 +1,7 @@
-"""`PlayersEpisode`: several players as an episode of the agent loop.
+"""`PlayersEpisode`: an episode of several players.
 
-Each seat with a model has a `Session`, as an agent program has: its conversations become exact token streams. The
-streams of the first seat that learns are the trajectory, those of the others its branches, with rewards of their own.
+Each seat with a model has a `Session`, like an agent program: its conversations become exact token streams. The streams
+of the first seat that learns are the trajectory; streams of other seats are branches with their own rewards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MOST_SEATS = 1009
-"""Factor that keeps the seeds of the seats of different episodes apart."""
+"""Factor that separates the seeds of seats in different episodes."""
 
 
 class ModelPlayer(Player):
@@ -49,9 +49,9 @@ class ModelPlayer(Player):
             completion = await self.session.complete(request)
         except ApiError as error:
             if self.session.refused is None:
-                raise EnvError(f"the player {self.name} cannot be asked: {error.message}") from error
+                raise EnvError(f"the request to player {self.name} was rejected: {error.message}") from error
             if self.session.refused.is_failure:
-                raise EngineError(f"the player {self.name} got no turn: {error.message}") from error
+                raise EngineError(f"the engine gave player {self.name} no turn: {error.message}") from error
             raise PlayerStopped(self.name, self.session.refused, error.message) from error
         return message_of(completion.parsed)
 
@@ -92,7 +92,7 @@ class PlayersEpisode:
         """Do nothing: the sessions ended with the program."""
 
     async def _run(self) -> StopReason:
-        """Return why the episode ended. No reward follows a turn that an engine failed to give."""
+        """Return the stop reason. An episode in which an engine failed gets no reward."""
         reason = await self._run_program()
         for session in self._sessions.values():
             if session.refused is not None and session.refused.is_failure:
@@ -125,7 +125,7 @@ class PlayersEpisode:
         return StopReason.COMPLETED
 
     async def _player(self, name: str, number: int, seat: Seat) -> Player:
-        """Return the player of a seat. Equal policies in two seats sample differently."""
+        """Return the player of a seat; the same policy in two seats samples with different seeds."""
         seed = self._seed * _MOST_SEATS + number
         if seat.script is not None:
             return ScriptedPlayer(name, load_object(seat.script, "player"), seed)
@@ -142,7 +142,7 @@ class PlayersEpisode:
         return ModelPlayer(name, session, learns=seat.learns)
 
     def _keep(self, reason: StopReason) -> None:
-        """Move the streams of the players that learn into `trajectory`."""
+        """Move the token streams of the players that learn into `trajectory`."""
         begun = self.trajectory
         learners = self._program.seats(begun.place, self._seed)
         streams: list[Trajectory] = []
@@ -152,7 +152,7 @@ class PlayersEpisode:
             for stream in session.trajectories():
                 stream.role = name
                 if not reason.is_failure:
-                    with suppress(LookupError):  # the program did not come to its end
+                    with suppress(LookupError):  # the program did not finish
                         stream.reward = self._program.reward_of(name)
                 streams.append(stream)
         for stream in streams:
@@ -167,7 +167,7 @@ class PlayersEpisode:
         self._measure(learners)
 
     def _measure(self, seats: Mapping[str, Seat]) -> None:
-        """Count what happened in the sessions of the policy, and note the reward of each seat."""
+        """Record metrics of the policy's sessions and the reward of each seat."""
         trajectory = self.trajectory
         own = [session for name, session in self._sessions.items() if seats[name].learns]
         for session in self._sessions.values():

@@ -21,9 +21,9 @@ _STARTED: dict[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Opponent]]] = {
 
 
 async def opponent_of(seat: Seat, seed: int) -> Opponent:
-    """Return the engine of a seat and its renderer. `seed` draws one of several models.
+    """Return the engine and the renderer of a seat. `seed` selects one of several models.
 
-    Raises `UserError` if the engine cannot be made, and `EngineError` if it cannot start.
+    Raises `UserError` if the engine cannot be created, and `EngineError` if it cannot start.
     """
     assert seat.engine is not None
     options = dict(seat.options)
@@ -41,7 +41,7 @@ def drawn_model(folder: str, seed: int) -> str:
     found = sorted(path.parent for path in Path(folder).expanduser().glob("*/config.json"))
     if not found:
         raise UserError(
-            f"The folder {folder} of a player has no models: write one with agentloop export RUN {folder}/NAME."
+            f"The folder {folder} of a player has no models: export one with `agentloop export RUN {folder}/NAME`."
         )
     return str(found[seed % len(found)])
 
@@ -70,6 +70,6 @@ async def _start(name: str, options: dict[str, object]) -> Opponent:
         await engine.start()
     except UserError:
         raise
-    except Exception as error:  # what a library of the engine raises
+    except Exception as error:  # a library of the engine may raise anything
         raise EngineError(f"the engine {name} of a player cannot start: {error}") from error
     return engine, renderer

@@ -1,1 +1,1 @@
-"""What a process needs from its host: threads, worker processes, temporary folders, atomic writes, restarts."""
+"""Helpers around processes: threads, worker processes, temporary folders, atomic writes, restart budgets."""

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whenever the process is killed."""
+"""Write files and folders atomically: they are complete or absent even if the process is killed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def unfinished(path: Path) -> Path:
-    """Return the hidden sibling that is written before it becomes `path`; it has the same suffix."""
+    """Return the hidden sibling, with the same suffix, that is written and then renamed to `path`."""
     return path.with_name(f".tmp-{path.name}")
 
 
 def replaced(path: Path) -> Path:
-    """Return the hidden sibling that a folder becomes before it is removed."""
+    """Return the hidden sibling to which a folder is renamed before it is removed."""
     return path.with_name(f".old-{path.name}")
 
 
@@ -23,7 +23,8 @@ def replaced(path: Path) -> Path:
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling to write; it replaces `path` when the block ends without an error.
 
-    What a killed process left is removed first. `durable` waits until the content is on disk. Folders above are made.
+    Leftovers of a killed process are removed first. `durable` waits until the content is on disk. Missing parent
+    folders are created.
     """
     path = Path(os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,8 +51,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary sibling to fill; it replaces `folder` once all its files are on disk.
 
     A process that is killed leaves the old `folder`, or, between the two renames, a hidden copy of it named `.old-`.
-    What a killed process left is removed first. Folders above are made. Files get the mode of the umask: some libraries
-    make theirs readable by their owner only.
+    Leftovers of a killed process are removed first. Missing parent folders are created. Files get the mode of the
+    umask, because some libraries make theirs readable only by their owner.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)

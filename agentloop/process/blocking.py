@@ -1,4 +1,4 @@
-"""`run_blocking`: wait for a coroutine function in synchronous code, also in a notebook, whose event loop runs."""
+"""`run_blocking`: call a coroutine function from synchronous code, also in notebooks, which run an event loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 
 def run_blocking(function: Callable[..., Coroutine[Any, Any, R]], *args: Any) -> R:
-    """Return `await function(*args)`, in a thread of its own if this thread runs an event loop.
+    """Return `await function(*args)`, run in a new thread if this thread already runs an event loop.
 
-    Ctrl-C, the interrupt of a notebook's kernel and SIGTERM cancel the call, so that it closes what it opened. Then
+    Ctrl-C, the interrupt of a notebook's kernel and SIGTERM cancel the call, so that it can clean up. Then
     `KeyboardInterrupt` is raised, or `asyncio.CancelledError` after SIGTERM.
     """
     try:
@@ -30,7 +30,7 @@ def run_blocking(function: Callable[..., Coroutine[Any, Any, R]], *args: Any) ->
 async def _until_terminated(function: Callable[..., Coroutine[Any, Any, R]], *args: Any) -> R:
     task = asyncio.current_task()
     assert task is not None
-    if threading.current_thread() is threading.main_thread():  # others cannot handle signals
+    if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await function(*args)
 
@@ -44,14 +44,14 @@ def _in_a_thread(function: Callable[..., Coroutine[Any, Any, R]], *args: Any) ->
         cancels.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await function(*args)
 
-    # The context tells the kernel of a notebook to which cell the output belongs.
+    # The kernel of a notebook uses the context to find the cell that the output belongs to.
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1, thread_name_prefix="agentloop") as thread:
         call = thread.submit(lambda: context.run(asyncio.run, cancellable()))
         try:
             return call.result()
         except KeyboardInterrupt:
-            with suppress(RuntimeError):  # its loop is closed: it just ended
+            with suppress(RuntimeError):  # its loop is closed: the call has just ended
                 cancels.result()()
             wait([call])
             raise

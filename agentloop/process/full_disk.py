@@ -1,4 +1,4 @@
-"""A full disk, in one sentence, whichever library writes."""
+"""Report a full disk in one sentence, independent of the library that writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REASONS = {os.strerror(number): os.strerror(number) for number in _FULL} | dict.fromkeys(
     ("inline_container.cc", "PytorchStreamWriter failed writing"), "torch could not write a file to its end"
 )
-"""Texts in errors of libraries, and what they mean."""
+"""Texts in errors of libraries, and the reason to report."""
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def naming_full_disk(folder: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except BaseException as error:  # errors of torch's checkpoints are no `Exception`
+    except BaseException as error:  # torch's checkpoint errors are not an `Exception`
         reason = _reason(error)
         if reason is None:
             raise
@@ -35,7 +35,7 @@ def naming_full_disk(folder: Path) -> Iterator[None]:
 
 
 def _mount_of(folder: Path) -> Path:
-    """Return the folder that the disk is mounted at."""
+    """Return the mount point of the disk."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_mount())
 
 

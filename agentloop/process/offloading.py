@@ -1,4 +1,4 @@
-"""Keep the event loop free: work that takes milliseconds goes to a thread, work of microseconds stays."""
+"""Keep the event loop responsive: run work that takes milliseconds in a thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agentloop.process.threads import DECODING
 R = TypeVar("R")
 
 OFF_LOOP_SIZE = 20_000
-"""Characters or tokens from which rendering, tokenising and parsing would hold the loop for milliseconds. Below, a hop
-to a thread (some 100 us) costs more than the work."""
+"""Number of characters or tokens from which rendering, tokenizing and parsing block the loop for milliseconds. Below
+it, switching to a thread (about 100 us) costs more than the work."""
 
 
 async def off_loop(size: int, function: Callable[..., R], *arguments: Any) -> R:

@@ -1,4 +1,4 @@
-"""Temporary folders that name their owner, so that the next process removes those of a killed one."""
+"""Temporary folders labelled with their owner, so that later processes can remove those of a killed one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
-    """Make a folder of this process, by default among the temporary ones, which the caller has to remove.
+    """Create a temporary folder of this process below `below` (default: the system's); the caller must remove it.
 
-    Folders with that prefix whose owners are dead are removed first.
+    Folders with the same prefix whose owners are dead are removed first.
     """
     top = Path(below or tempfile.gettempdir())
     for folder in top.glob(f"{prefix}*-*-*-*"):
@@ -26,7 +26,7 @@ def own_label() -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """Return whether a process is known to be gone; one of another pid namespace (container, machine) is not."""
+    """Return whether a process is known to be dead; processes of another pid namespace (container, machine) are not."""
     namespace, pid, started = owner.split()
     if namespace != str(os.stat("/proc/self/ns/pid").st_ino):
         return False

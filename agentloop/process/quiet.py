@@ -1,16 +1,16 @@
-"""Settings of libraries that read them from the environment when they are imported."""
+"""Set environment variables that libraries read when they are imported."""
 
 import os
 import warnings
 
 
 def quiet_libraries() -> None:
-    """Keep OpenMP's threads from spinning, and progress bars of other libraries from breaking up our own display.
+    """Stop OpenMP threads from busy-waiting, and progress bars of other libraries from breaking our own display.
 
-    Threads that spin while they wait keep the cores busy that engine, sandbox and learner need. On two cores a training
-    step took 24 s with spinning threads and 4 s without. Variables that are set already stay as they are, and torch
-    reads the first one on import.
+    Threads that busy-wait occupy cores that engine, sandbox and learner need. On two cores a training step took 24 s
+    with busy-waiting threads and 4 s without. Call it before torch is imported. Variables that are already set are
+    kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, in a notebook without widgets
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, in a notebook without widgets

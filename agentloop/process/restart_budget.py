@@ -10,9 +10,9 @@ HOUR = 3600.0
 
 
 class RestartBudget:
-    """Restarts by kind of failure, each at most `limits[kind]` times within `seconds`, any other kind `default` times.
+    """Allows `limits[kind]` restarts (by default `default`) for each kind of failure within `seconds`.
 
-    So a run of weeks survives rare failures, and a crash at every start ends it.
+    A run of weeks thus survives rare failures, while a crash at every start ends it.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RestartBudget:
         """All failures so far, by kind."""
 
     def spend(self, kind: str) -> bool:
-        """Count a failure; whether a restart is left for it."""
+        """Count a failure; return whether a restart is left for it."""
         self.counts[kind] += 1
         now = self._clock()
         recent = self._recent.setdefault(kind, deque())

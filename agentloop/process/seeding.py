@@ -1,4 +1,4 @@
-"""Randomness that follows from the seed of the run and a number, so that no generator state is saved."""
+"""Derive seeds from the seed of the run and a few numbers, so that no generator state has to be saved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Synchronous work off the event loop, which all episodes of a worker share: one named pool for each kind of work.
+"""Run synchronous work off the event loop: one named thread pool for each kind of work.
 
-Kinds do not share threads: rewards that take seconds would otherwise hold up a training step or the next turn.
+Kinds do not share threads: slow rewards would otherwise delay a training step or the next turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Threads(Executor):
-    """At most `size` threads, started on demand and named `name`; further calls wait for one.
+    """At most `size` threads, started on demand and named `name`; further calls wait for a free one.
 
     The threads are daemons: a call that hangs does not keep the process from ending.
     """
@@ -32,10 +32,10 @@ class Threads(Executor):
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._num_threads = 0
         self._num_open = 0
-        """Calls that run or wait."""
+        """Number of calls that run or wait."""
 
     def submit(self, function: Callable[..., R], /, *args: Any, **arguments: Any) -> Future[R]:
-        """Call `function(*args, **arguments)` in a thread; return its future result."""
+        """Call `function(*args, **arguments)` in a thread; return a future of its result."""
         result: Future[R] = Future()
         with self._lock:
             self._num_open += 1
@@ -49,14 +49,14 @@ class Threads(Executor):
     async def run(self, function: Callable[..., R], /, *args: Any, **arguments: Any) -> R:
         """Return `function(*args, **arguments)`, called in a thread with the context of the caller.
 
-        If the caller is cancelled, a call that runs goes on, and one that waits is not made.
+        If the caller is cancelled, a running call continues, and a waiting call is dropped.
         """
         context = contextvars.copy_context()
         call = functools.partial(context.run, function, *args, **arguments)
         return await asyncio.get_running_loop().run_in_executor(self, call)
 
     async def idle(self) -> None:
-        """Wait until a pool of one thread has ended the calls made so far."""
+        """Wait until a pool of one thread has finished the calls submitted so far."""
         assert self.size == 1, "other pools end calls in any order"
         await self.run(int)
 
@@ -67,7 +67,7 @@ class Threads(Executor):
                 _settle(result, function)
             with self._lock:
                 self._num_open -= 1
-            del result, function  # they may hold much while the thread waits
+            del result, function  # free their memory while the thread waits
 
 
 def _settle(result: Future[Any], function: Callable[[], Any]) -> None:
@@ -78,19 +78,19 @@ def _settle(result: Future[Any], function: Callable[[], Any]) -> None:
 
 
 LEARNER = Threads("agentloop-learner", 1)
-"""Steps, captures and loads of the learner: one after another, because they change the same weights."""
+"""Steps, captures and loads of the learner: one at a time, because they change the same weights."""
 FILES = Threads("agentloop-files", 1)
 """Metrics and trajectories of a run, in the order in which they are written."""
 DECODING = Threads("agentloop-decoding", max(2, min(8, os.cpu_count() or 1)))
-"""Tokenizing, parsing, stop strings and images: what a turn waits for."""
+"""Tokenizing, parsing, stop strings and images, which turns wait for."""
 REWARDS = Threads("agentloop-reward", 64)
-"""Rewards without `async`. Most wait for something else, so that they are more than the cores."""
+"""Rewards without `async`. Most of them wait for I/O, so there are more threads than cores."""
 TOOLS = Threads("agentloop-tool", 128)
 """Tools and environments without `async`."""
 
 
 def threaded(function: Callable[..., Any], threads: Threads = TOOLS) -> Callable[..., Any]:
-    """Return a coroutine function that runs `function` in a thread; an awaitable that it returns is awaited."""
+    """Return a coroutine function that runs `function` in a thread and awaits its result if it is awaitable."""
 
     @functools.wraps(function)
     async def call(*args: Any, **arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def threaded(function: Callable[..., Any], threads: Threads = TOOLS) -> Callable
 
 
 def run_in_threads(cls: type, names: Iterable[str], threads: Threads = TOOLS) -> None:
-    """Turn the methods of `cls` that were written without `async` into coroutine functions."""
+    """Turn the named methods of `cls` that are not `async` into coroutine functions."""
     for name in names:
         method = getattr(cls, name)
         if inspect.isfunction(method) and not inspect.iscoroutinefunction(method):

@@ -1,7 +1,7 @@
-"""Processes that answer JSON requests, started on demand and killed when a request exceeds its time.
+"""Pool of processes that answer JSON requests, started on demand and killed when a request times out.
 
-For C code and for pure Python that nothing else can interrupt. A worker is a script that reads one JSON object a line
-from stdin and writes one a line to stdout.
+Use it for C code and pure Python that cannot be interrupted otherwise. A worker is a script that reads JSON lines from
+stdin and answers each with a JSON line on stdout.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 _LINE_BYTES = 64 << 20
 _LONG = 100_000
-"""Size of an answer in bytes from which parsing it would block the event loop for milliseconds."""
+"""Size of an answer in bytes above which parsing it would block the event loop for milliseconds."""
 _START_SECONDS = 120.0
-"""Time for a new worker to import its modules on a busy machine."""
+"""Seconds that a new worker has to import its modules on a busy machine."""
 
 
 class WorkerDiedError(Exception):
-    """The process ended during a request, which used more than its limits allow."""
+    """The process ended during a request, for example because it exceeded a resource limit."""
 
 
 class Workers:
@@ -42,7 +42,7 @@ class Workers:
         Raises `TimeoutError` after `seconds`, not counting the wait for a worker, `WorkerDiedError` if the process
         ends, and `ValueError` for an answer of more than 64 MiB.
         """
-        if self._loop is not asyncio.get_running_loop():  # processes of an earlier loop ended with it
+        if self._loop is not asyncio.get_running_loop():  # workers of an earlier loop ended with it
             self._loop, self._idle, self._room = asyncio.get_running_loop(), [], asyncio.Semaphore(self._size)
         async with self._room:
             worker = self._idle.pop() if self._idle else await self._start()

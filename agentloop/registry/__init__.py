@@ -1,1 +1,1 @@
-"""Named things and their options: the registry, strict options, objects that a config names; below every other room."""
+"""Named objects and their options: the registry, strict option schemas, and loading of objects that a config names."""

@@ -1,4 +1,4 @@
-"""Packages that come with an extra: an import without one ends in a sentence with the command that installs it."""
+"""Report a missing optional package with the pip command that installs it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OTHER_MODULES = {
     "starlette": "serve",  # comes with fastapi
     "tokenizers": "train",
 }
-"""Modules that are not named like a package of their extra."""
+"""Modules whose name differs from the package in their extra."""
 
 
 def extra_with(module: str) -> str | None:
-    """Return the extra that installs a module; None if no extra does."""
+    """Return the name of the extra that installs a module; None if no extra does."""
     top = module.partition(".")[0]
     found = map(_REQUIREMENT.match, requires("agentloop") or ())
     extras = {match["package"].replace("-", "_"): match["extra"] for match in found if match}
@@ -30,7 +30,7 @@ def extra_with(module: str) -> str | None:
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Turn the failed import of a package of an extra into a `UserError` with the pip command."""
+    """Convert a failed import of an optional package to a `UserError` with the pip command."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Objects that a config names: 'package.module:name', 'path/to/file.py:name', or an entry point of a package."""
+"""Load objects that a config names: 'package.module:name', 'path/to/file.py:name', or an entry point of a package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.errors import UserError, blaming, nearest, raised
 
 
 def load_object(spec: str, what: str) -> Any:
-    """Return the object that `spec` names; `what` ("reward", "tool", ...) is for errors.
+    """Return the object that `spec` names; errors call it `what` ("reward", "tool", ...).
 
     Raises `UserError` if the module or file cannot be found or imported, or has no such attribute.
     """
@@ -32,8 +32,8 @@ def load_object(spec: str, what: str) -> Any:
     except AttributeError:
         if module.__name__ == "__main__":
             raise UserError(
-                f"The {what} {attribute!r} was defined in a notebook or a script, and this process does not have it. "
-                f"Write it to a file and name it 'file.py:{attribute}', or continue where it is defined."
+                f"The {what} {attribute!r} was defined in a notebook or a script, which this process cannot "
+                f"import. Move it to a file and name it 'file.py:{attribute}', or resume where it is defined."
             ) from None
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UserError(f"{source} has no {attribute!r} to use as {what}.{nearest(attribute, public)}") from None
@@ -42,7 +42,7 @@ def load_object(spec: str, what: str) -> Any:
 def name_of(thing: Any) -> Any:
     """Return 'module:name' for a class, a function or a tool, and other values unchanged: the inverse of `load_object`.
 
-    Raises `UserError` for a thing that no module has under its own name, such as a lambda.
+    Raises `UserError` for an object that cannot be imported by its name, such as a lambda.
     """
     if isinstance(thing, str) or not callable(thing):
         return thing
@@ -62,7 +62,7 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 @lru_cache(maxsize=16)
 def _scan(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Read the metadata of every package on the path; that takes some 20 ms, so the result is kept."""
+    """Read the metadata of every package on the path; cached, because it takes about 20 ms."""
     return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
 
 
@@ -72,8 +72,8 @@ def _import(name: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(
-                f"There is no module {error.name!r}, which the {what} {name!r} needs. Install its package, or give "
-                "the path of a file: 'path/to/file.py:name'."
+                f"There is no module {error.name!r}, which the {what} {name!r} needs. Install its package, or name "
+                "a file: 'path/to/file.py:name'."
             ) from error
         raise UserError(
             f"The module {name!r} of the {what} needs {error.name!r}, which is not installed: install it."
@@ -86,7 +86,7 @@ def _load_file(path: Path, what: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise UserError(f"There is no file {path} for the {what}: correct the path.")
-    # One module per path: two specs for the same file share its state, and pickling finds it again.
+    # One module per path: two specs of the same file share its state, and unpickling finds the module.
     name = f"agentloop_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,4 @@
-"""`Config`, the strict base of every section of the configuration, and checks of options against what takes them."""
+"""`Config`, the strict base of all config sections, and checks of options against a schema or signature."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -25,11 +25,11 @@ class Config(BaseModel):
 
 
 class NoOptions(Config):
-    """The options of something that has none."""
+    """Options of an entry that takes none."""
 
 
 class _HasPaths:
-    """Marks a string, or a container of strings, that may be paths."""
+    """Marks a string that may be a path, or a container of such strings."""
 
 
 HAS_PATHS = _HasPaths()
@@ -40,11 +40,11 @@ def _names_of(options: Any) -> Any:
 
 
 ConfigPath = Annotated[str, HAS_PATHS, BeforeValidator(name_of)]
-"""A path or a plain name; `agentloop.config.loading.anchored` tells them apart. 'file.py:name' has a path in it,
-'package.module:name' has none. Python code may give the class or function itself."""
+"""A path or a plain name; `agentloop.config.loading.anchored` distinguishes them. 'file.py:name' contains a path,
+'package.module:name' does not. Python code may pass the class or function itself."""
 
 ConfigOptions = Annotated[dict[str, Any], HAS_PATHS, BeforeValidator(_names_of)]
-"""Arguments of something that the config names, which may hold paths. Python code may give classes and functions."""
+"""Arguments of an object that the config names; they may contain paths. Python code may pass classes and functions."""
 
 C = TypeVar("C", bound=Config)
 
@@ -57,7 +57,8 @@ def named(value: Any) -> Any:
 def parse_options(schema: type[C], options: Mapping[str, Any], *, of: str, key: str) -> C:
     """Return `options` as an object of `schema`.
 
-    `of` ("loss 'ppo'") and the config's `key` are for the `UserError` that refuses an unknown name or a wrong value.
+    Raises `UserError` for an unknown name or a wrong value; the message names `of` ("loss 'ppo'") and the config's
+    `key`.
     """
     check_options(options, schema.model_fields, of=of, key=key)
     try:
@@ -85,7 +86,7 @@ def check_call(
     key: str = "",
     **fixed: Any,
 ) -> None:
-    """Raise `UserError` unless `function(*given, **fixed, **options)` fits its signature.
+    """Raise `UserError` unless `function(*given, **fixed, **options)` matches its signature.
 
     `call` shows that call in the error: "factory(row, toolset=..., reward=..., **options)".
     """

@@ -1,4 +1,4 @@
-"""`Registry`: things that a config names, such as engines, rewards, tools, advantages and losses."""
+"""`Registry`: entries that a config selects by name, such as engines, rewards, tools, advantages and losses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from agentloop.registry.named_objects import load_object, registered
 T = TypeVar("T")
 
 Own = Literal["object", "registration", "none"]
-"""How users bring a thing of their own, written 'file.py:name' or 'package.module:name'.
+"""How users add their own entry, written 'file.py:name' or 'package.module:name'.
 
-object: the spec names the thing itself. registration: importing the file registers the thing under that name. none:
-users cannot bring their own.
+object: the spec names the object itself. registration: importing the file registers the object under that name. none:
+users cannot add entries.
 """
 
 
 class Registry(Generic[T]):
-    """Things by name, in the order in which they were added; entry points come last.
+    """Entries by name, in the order in which they were added; entry points come last.
 
-    An entry is the thing itself or, as a string, 'module:attribute', which is imported on first use.
+    An entry is an object, or a string 'module:attribute' that is imported on first use.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Registry(Generic[T]):
         own: Own = "object",
         group: str | None = None,
     ) -> None:
-        """`kind` ("reward") and the config's `key` are for errors; `group` is an entry-point group of packages."""
+        """Create a registry. Errors name `kind` ("reward") and the config's `key`; `group` is an entry-point group."""
         self._kind = kind
         self._key = key
         self._entries: dict[str, T | str] = dict(entries or {})
@@ -46,7 +46,7 @@ class Registry(Generic[T]):
     def add(self, name: str, entry: T | str, *, offered: bool = True) -> None:
         """Register an entry. Raises `ValueError` if the name is taken.
 
-        Entries that are not `offered` are for code: errors do not advise a config to name them.
+        Errors do not suggest entries that are not `offered`; these are for code, not for configs.
         """
         if name in self._entries:
             raise ValueError(f"the {self._kind} {name!r} is already registered: choose another name")
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
             self._unoffered.add(name)
 
     def get(self, name: str) -> T:
-        """Return the thing of that name or spec. Raises `UserError` if it is unknown or fails to import."""
+        """Return the object with this name or spec. Raises `UserError` if it is unknown or fails to import."""
         self.check(name)
         if ":" in name:
             found = load_object(name, self._kind)
@@ -72,7 +72,7 @@ class Registry(Generic[T]):
         """Return `name` if it is known, without importing anything. Raises `UserError` with the nearest name."""
         is_own = ":" in name and self._own != "none"
         if not is_own and name not in self:
-            own = "" if self._own == "none" else ", or to one of your own: 'file.py:name' or 'package.module:name'"
+            own = "" if self._own == "none" else ", or your own: 'file.py:name' or 'package.module:name'"
             offered = sorted(set(self) - self._unoffered)
             raise UserError(
                 f"There is no {self._kind} {name!r}.{nearest(name, offered)} Set {self._key} to one of: "
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
 def registering(
     registry: Registry[T], name: str, make: Callable[[Any], T], *, offered: bool = True
 ) -> Callable[[Any], Any]:
-    """Return a decorator that registers `make(function)` under `name` and leaves the function as it is."""
+    """Return a decorator that registers `make(function)` under `name` and returns the function unchanged."""
 
     def add(function: Any) -> Any:
         registry.add(name, make(function), offered=offered)
@@ -115,7 +115,7 @@ def _load_entry_point(entry: EntryPoint, kind: str) -> Any:
             return entry.load()
     except UserError:
         raise
-    except Exception as error:  # the package is not ours and may raise anything
+    except Exception as error:  # foreign code may raise anything
         raise UserError(
             f"The {kind} {entry.name!r} of the package {package_of(entry)!r} fails to import: {raised(error)}. Update "
             "or remove the package."

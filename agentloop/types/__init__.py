@@ -1,1 +1,1 @@
-"""The data that travels: messages, trajectories, limits and their files. Imports nothing above it."""
+"""Shared data types: messages, requests, trajectories, limits, and their file formats."""

@@ -1,4 +1,4 @@
-"""Images as a model sees them, and the place of their tokens."""
+"""Preprocessed images, and the positions of their tokens in a stream."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class PixelFormat:
-    """How a processor turns the pixels of a scaled image into the input of a vision tower."""
+    """Parameters by which a processor converts a scaled image to the input of a vision tower."""
 
     patch_size: int
     merge_size: int
     """Patches along each side of the square that becomes one token."""
     temporal_patch_size: int
-    """Repetitions of each patch: the towers read two frames of a video at once, and an image is two equal frames."""
+    """Repetitions of each patch: the towers read two video frames at once, so an image counts as two equal frames."""
     scale: float
     """Factor that scales the pixels before `mean` and `std` apply."""
     mean: tuple[float, float, float]
@@ -35,7 +35,7 @@ class PixelFormat:
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class SeenImage:
-    """An image that its processor has scaled.
+    """An image as the model sees it, scaled by its processor.
 
     It takes an eighth of the memory of the tower's input and holds the same information. Engines and learner compute
     that input from it, so they cannot disagree about the pixels.
@@ -45,13 +45,16 @@ class SeenImage:
     """[height, width, 3], RGB; both sides are multiples of `format.factor`."""
     format: PixelFormat
     digest: str = field(init=False)
-    """Hash of pixels and format: images with equal digests have equal features."""
+    """Hash of pixels and format; images with equal digests have equal features."""
 
     def __post_init__(self) -> None:
         height, width, channels = self.pixels.shape
         factor = self.format.factor
         if channels != 3 or self.pixels.dtype != np.uint8 or height % factor or width % factor or not height * width:
-            raise ValueError(f"pixels of shape {self.pixels.shape}, {self.pixels.dtype}: not RGB in units of {factor}")
+            raise ValueError(
+                f"pixels have shape {self.pixels.shape} and type {self.pixels.dtype}: expected uint8 "
+                f"[height, width, 3] with sides that are multiples of {factor}"
+            )
         header = f"{height}x{width} {self.format}".encode()
         digest = hashlib.blake2b(header, digest_size=16)
         digest.update(np.ascontiguousarray(self.pixels).data)
@@ -80,7 +83,7 @@ class SeenImage:
 
 
 class PlacedImage(NamedTuple):
-    """An image whose tokens are `start:end` of a stream."""
+    """An image whose tokens have the positions `start:end` in a stream."""
 
     image: SeenImage
     start: int

@@ -1,11 +1,11 @@
-"""`Limits` bound an episode, a `StopReason` says why it ended.
+"""`Limits` of an episode, and `StopReason`, why it ended.
 
-Every turn is checked in this order:
+Limits are checked every turn, in this order:
 
-1. `max_turns`: the episode has that many sampled turns                         -> MAX_TURNS
-2. `max_seconds`: the wall time ran out (this also cuts generation and tools)   -> MAX_SECONDS
+1. `max_turns`: the episode has this many sampled turns                         -> MAX_TURNS
+2. `max_seconds`: the wall time is over (this also cuts generation and tools)   -> MAX_SECONDS
 3. `max_tokens`: no room is left to sample into                                 -> MAX_TOKENS (turn 1: PROMPT_TOO_LONG)
-4. the turn is sampled; the engine failed                                       -> ENGINE_ERROR
+4. the turn is sampled, but the engine fails                                       -> ENGINE_ERROR
 5. the turn was cut: its calls are not run                                      -> MAX_TURN_TOKENS or MAX_TOKENS
 6. it has no calls: the environment answers                                     -> COMPLETED or ENV_TRUNCATED
 7. it has calls: `max_parallel_calls` of them run, others get a notice, those
@@ -28,7 +28,7 @@ class StopReason(StrEnum):
     COMPLETED = "completed"
     """The environment ended it (gymnasium's terminated)."""
     ENV_TRUNCATED = "env_truncated"
-    """The environment cut it (gymnasium's truncated)."""
+    """The environment truncated it (gymnasium's truncated)."""
     TOOL_STOPPED = "tool_stopped"
     """A tool result ended it."""
     MAX_TURNS = "max_turns"
@@ -77,20 +77,21 @@ class Limits:
     max_turn_tokens: int = 4096
     """Tokens that one turn may sample."""
     max_tokens: int | None = None
-    """Tokens of the whole trajectory: prompt, sampled and observed. None: as many as the engine takes; in a run that is
-    what the context of the model and `learner.token_budget` both allow."""
+    """Tokens of the whole trajectory: prompt, sampled and observed. None: as many as the engine takes; in a run also at
+    most the model's context and `learner.token_budget`."""
     max_seconds: float = 1800.0
-    """Wall time of the episode, tools included."""
+    """Wall time of the episode in seconds, tools included."""
     max_env_seconds: float = 600.0
-    """Time of one call of the environment's reset, step or close. A longer one counts as a failure of it."""
+    """Seconds for one call of the environment's reset, step or close. A longer call counts as a failure of the
+    environment."""
     max_reward_seconds: float = 600.0
-    """Time to judge the episode. A longer one counts as a failure of the judge."""
+    """Seconds for scoring the episode. A longer call counts as a failure of the judge."""
     max_invalid_turns: int = 3
-    """Turns in a row whose calls were all unusable (malformed, unknown tool, bad arguments)."""
+    """Consecutive turns whose calls were all unusable (malformed, unknown tool, bad arguments)."""
     max_parallel_calls: int = 8
     """Calls of one turn that run; the rest get a notice."""
     max_answered_calls: int = 16
-    """Calls of one turn that get an answer each; calls after them that do not run share one answer."""
+    """Calls of one turn that get their own answer; later calls, which do not run, share one answer."""
     max_observation_tokens: int = 2048
     """Tokens of one tool result; the middle of a longer one is cut out."""
 
@@ -101,5 +102,5 @@ class Limits:
                 raise UserError(f"limits.{item.name} must be above 0, got {value}.")
 
     def most_tokens(self, allowed: int) -> int:
-        """Return the tokens of the longest episode where the engine, or the model, allows this number."""
+        """Return the largest number of tokens of an episode, given the number that the engine or the model allows."""
         return allowed if self.max_tokens is None else min(self.max_tokens, allowed)

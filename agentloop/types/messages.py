@@ -43,7 +43,7 @@ def _is_part(part: object) -> bool:
 
 
 class Message(TypedDict, total=False):
-    """One chat message. It has `role` and `content`, and the other keys if its role needs them."""
+    """One chat message. It has `role` and `content`, and further keys depending on its role."""
 
     role: Role
     content: Content
@@ -53,7 +53,7 @@ class Message(TypedDict, total=False):
     tool_call_id: str
     name: str
     finish_reason: Literal["stop", "length"]
-    """How a turn ended, in the message that `Env.step` gets: "length" means that a limit of tokens cut it."""
+    """How a turn ended, in the message that `Env.step` gets; "length": a token limit cut it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +76,7 @@ class InvalidCall:
     raw: str
     id: str
     name: str = ""
-    """Name of the function if it could be read: some templates show it beside the result."""
+    """Name of the function if it could be parsed; some chat templates show it with the result."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,11 +84,11 @@ class ParsedTurn:
     """One sampled turn, split into text, thinking and calls."""
 
     content: str
-    """The text outside of thinking and calls, stripped."""
+    """Text outside thinking and calls, stripped."""
     reasoning: str | None = None
-    """The text inside the think tags; None if the turn has none."""
+    """Text inside the think tags; None if the turn has none."""
     calls: Sequence[ToolCall | InvalidCall] = field(default_factory=tuple)
-    """Calls as the model wrote them, in their order."""
+    """Calls in the order in which the model wrote them."""
 
     def message(self) -> Message:
         """Return the assistant message of this turn, without invalid calls."""
@@ -108,7 +108,7 @@ def text_of(content: Content) -> str:
 
 
 def images_of(messages: Sequence[Message]) -> list[Any]:
-    """Return the images of messages, in their order."""
+    """Return the images of messages, in order."""
     images = []
     for message in messages:
         content = message.get("content", "")

@@ -1,9 +1,9 @@
 """Convert Python values, such as messages and dataset rows, to JSON values and back.
 
-A dictionary with one key that begins with `$` stands for a value that JSON does not have: `{"$image": 0}` is an image
-of the `ImageTable`. The others are `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}`
+A dictionary whose only key begins with `$` stands for a value that JSON does not have: `{"$image": 0}` is an image of
+the `ImageTable`. The others are `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}`
 for a dictionary that looks like one of these. numpy values become lists and numbers. Any other value becomes
-`str(value)` and stays text.
+`str(value)` and is read back as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ImageTable:
         self._images: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []
-        """The numbered objects: while they live, their `id()` stays unique."""
+        """References to the numbered objects, so that their `id()` stays unique."""
 
     def number(self, image: Any, as_pil: Callable[[], Any] | None = None) -> int:
         """Return the number of an image. `as_pil` converts an image that is not a `PIL.Image.Image`."""
@@ -90,7 +90,7 @@ def to_plain(value: Any, images: ImageTable) -> Any:
 
 
 def from_plain(value: Any, images: ImageTable) -> Any:
-    """Return the value of which `to_plain` made this JSON form."""
+    """Return the value that `to_plain` converted to this JSON form."""
     if isinstance(value, list):
         return [from_plain(item, images) for item in value]
     if not isinstance(value, dict):

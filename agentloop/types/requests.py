@@ -1,4 +1,4 @@
-"""A rollout worker gets a `RolloutRequest` and returns a `Group` of trajectories."""
+"""`RolloutRequest`, the input of a rollout worker, and `Group`, its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Split = Literal["train", "eval"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Sampling:
-    """How the turns of an episode are sampled."""
+    """Sampling parameters of the turns of an episode."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -21,16 +21,16 @@ class Sampling:
     top_k: int = 0
     """Number of most likely tokens to sample from; 0 keeps all."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn, in addition to those of the renderer."""
+    """Strings that end a turn, in addition to those of the renderer."""
     is_trained: bool = False
-    """Whether the learner trains on these turns. Then clients of the gateway may not change how they are sampled."""
+    """Whether the learner trains on these turns; if so, clients of the gateway cannot change the parameters."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RolloutRequest:
     """A task to play `n` times.
 
-    A request is plain data: every worker has the datasets and makes the environments itself.
+    A request is plain data: each worker has the datasets and creates the environments itself.
     """
 
     group_id: str
@@ -42,21 +42,21 @@ class RolloutRequest:
     """Seed of the group: episode k runs with seed * n + k."""
     split: Split = "train"
     sampling: Sampling | None = None
-    """Sampling of these episodes; None uses that of the run."""
+    """Sampling parameters of these episodes; None: those of the run."""
     places: tuple[int, ...] | None = None
-    """Places of the episodes to play; None plays all n. After a failure only unfinished episodes play again."""
+    """Indices of the episodes to play; None: all n. After a failure only unfinished episodes are played again."""
 
     @property
     def played(self) -> Sequence[int]:
-        """Places of the episodes that this request plays."""
+        """Indices of the episodes that this request plays."""
         return range(self.n) if self.places is None else self.places
 
     def trajectory_id(self, place: int) -> str:
-        """Return the name of an episode, unique among those in flight."""
+        """Return the id of an episode, unique among those in flight."""
         return f"{self.group_id}-{place}"
 
     def seed_of(self, place: int) -> int:
-        """Return the seed of an episode: no two episodes of a group share one."""
+        """Return the seed of an episode, unique within its group."""
         return self.seed * self.n + place
 
     def as_json(self) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from agentloop.errors import WrongTypeError, named, shown
 
 
 def checked_number(value: Any, method: Callable[..., Any], what: str = "reward") -> float:
-    """Return a reward, or another number that `method` returned.
+    """Return `value`, which `method` returned as a reward or another number, as a float.
 
-    A value of a wrong type raises `WrongTypeError`, which ends the run. A number that is not finite may come from one
-    row: it raises `ValueError`, which ends one episode.
+    Raises `WrongTypeError` for a value of a wrong type, which ends the run, and `ValueError` for a number that is not
+    finite, which may come from a single row and ends one episode.
     """
     number = scalar(value)
     if not isinstance(number, Real):
-        hint = f" Is there a path through it without a {what}?" if value is None else ""
+        hint = f" Does every path through it return a {what}?" if value is None else ""
         raise WrongTypeError(f"{named(method)} returned {shown(value)} as the {what}: it must be a number.{hint}")
     if not math.isfinite(number):
         raise ValueError(f"{named(method)} returned {number} as the {what}: it must be a finite number")

@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 class RoutedExperts(NamedTuple):
     """Experts of consecutive tokens of a token stream.
 
-    The last token of a turn never has any: the engine has not computed it yet, and no sampled token depends on it.
+    The last token of a turn has none: the engine never processed it, and no sampled token depends on it.
     """
 
     start: int
     """Index of the first of these tokens in the stream."""
     experts: NDArray[np.integer]
-    """Numbers of experts, [num_tokens, decoder layers, k]; layers without experts have zeros."""
+    """Indices of experts, [num_tokens, decoder layers, k]; layers without experts have zeros."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.experts)
 
     def part(self, start: int, end: int) -> RoutedExperts | None:
-        """Return those of the tokens `start:end`; None if that of `start` is not among them."""
+        """Return the experts of the tokens `start:end`; None if those of token `start` are unknown."""
         if not self.start <= start < min(end, self.end):
             return None
         return RoutedExperts(start, self.experts[start - self.start : end - self.start])
 
 
 def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedExperts | None:
-    """Return what `first` knows, and behind it what only `second` knows."""
+    """Return the experts in `first`, followed by those of later tokens in `second`."""
     if first is None or second is None:
         return second if first is None else first
     rest = second.part(first.end, second.end)

@@ -1,1 +1,1 @@
-"""Images for vision-language models: decoded, scaled, placed in the token stream, and encoded by the vision tower."""
+"""Images of vision-language models: decode, scale, place in the token stream, and encode with the vision tower."""

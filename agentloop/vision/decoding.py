@@ -1,4 +1,4 @@
-"""Decode untrusted images to RGB: only formats of Pillow, and only after a check of the size."""
+"""Decode untrusted images to RGB: only formats that Pillow decodes itself, and only after a size check."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_PIXELS = 40_000_000
-"""Maximum pixels, checked in the header: a file of 20 KB can hold 169 million pixels."""
+"""Maximum pixels, checked in the header before decoding: a file of 20 KB can contain 169 million pixels."""
 MAX_REQUEST_PIXELS = 100_000_000
 """Maximum pixels of all images of one request: 48 screenshots of 1920 x 1080, 300 MB when decoded."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Formats that Pillow itself decodes. EPS, PDF and SVG run interpreters."""
+"""Formats that Pillow decodes itself. EPS, PDF and SVG would run interpreters."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -30,8 +30,8 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS, left: int | None = 
     """Load an image as RGB, upright, with transparency on white. Only the first frame of an animation is loaded.
 
     `source` is a `PIL.Image.Image`, the bytes of a file, its path, a `data:` URI, or a mapping with `bytes` or `path`,
-    in which the library `datasets` stores images. Raises `UserError` for other sources, for images that cannot be
-    decoded, above `max_pixels` pixels, and above the `left` ones of an `ImageBudget`. It never fetches from a network.
+    the form of the library `datasets`. Raises `UserError` for other sources, for images that cannot be decoded, and for
+    images with more than `max_pixels` pixels or than the `left` pixels of an `ImageBudget`. It never uses the network.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -43,7 +43,7 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS, left: int | None = 
         _check_png(content, name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit follows
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
             with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
                 _check_size(opened, max_pixels, left, name)
                 opened.load()
@@ -60,20 +60,20 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS, left: int | None = 
 
 
 class ImageBudget:
-    """Loads the images of one request, up to a number of pixels together. Each is checked before it is decoded."""
+    """Loads the images of one request, up to a total number of pixels. Each is checked before it is decoded."""
 
     def __init__(self, max_pixels: int = MAX_REQUEST_PIXELS) -> None:
         self._max_pixels = self._left = max_pixels
 
     def load(self, source: Any) -> Image.Image:
-        """Load an image as `load_image` does. Raises `UserError` too if the images together are too large."""
+        """Load an image as `load_image` does. Raises `UserError` also if the images together are too large."""
         image = load_image(source, max_pixels=MAX_PIXELS, left=self._left)
         self._left -= image.width * image.height
         return image
 
 
 def _read(source: Any) -> tuple[bytes, str]:
-    """Return the content and a name for messages."""
+    """Return the content, and a name for error messages."""
     if isinstance(source, Mapping):
         if source.get("bytes") is not None:
             return _read(source["bytes"])
@@ -88,7 +88,7 @@ def _read(source: Any) -> tuple[bytes, str]:
     if isinstance(source, str | Path):
         if "://" in str(source):
             raise UserError(
-                f"The image {source!s} is a URL and is not fetched: store the file or its bytes with the dataset."
+                f"The image {source!s} is a URL, which is not fetched: store the file or its bytes in the dataset."
             )
         try:
             return Path(source).read_bytes(), f"The image {source}"
@@ -119,10 +119,11 @@ def _check_size(image: Image.Image, max_pixels: int, left: int | None, name: str
     width, height = image.size
     if left is not None and width * height > left:
         raise UserError(
-            f"{name} has {width} x {height} pixels, and {left:,} are left for all images together: scale them down."
+            f"{name} has {width} x {height} pixels, but only {left:,} are left for all images together: scale them "
+            "down."
         )
     if not 0 < width * height <= max_pixels:
-        raise UserError(f"{name} has {width} x {height} pixels, and the limit is {max_pixels:,}. Scale it down.")
+        raise UserError(f"{name} has {width} x {height} pixels, but the limit is {max_pixels:,}. Scale it down.")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -130,7 +131,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
     if image.mode == "RGB":
         return image.copy()
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # 16 bits per pixel, which convert() would clip
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # convert() would clip 16 bits per pixel
         return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info:
         white = Image.new("RGBA", image.size, "white")

@@ -11,11 +11,12 @@ import torch
 from agentloop.vision.processor import FAMILIES
 
 _LOADING = threading.Lock()
-"""transformers changes functions of torch for all threads while it loads a model: engine and learner take turns."""
+"""Held while a model loads: transformers patches functions of torch for all threads, so engine and learner take
+turns."""
 
 
 def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str, tower_attention: str = "sdpa") -> Any:
-    """Load a transformers model with the implementations `attention` of the decoder and `tower_attention` of the tower.
+    """Load a transformers model with attention implementations for the decoder and the vision tower.
 
     Raises the errors of transformers for folders that it cannot load (`OSError`, `ValueError`, `KeyError`).
     """
@@ -26,7 +27,7 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
             return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
         each = {"text_config": attention, "vision_config": "sdpa"}
         loaded: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype, attn_implementation=each)
-    # Set after loading: from_pretrained would look for the package of any implementation named "flash".
+    # Set after loading, because from_pretrained looks for a package if the implementation is named "flash".
     loaded.base_model.visual.config._attn_implementation = tower_attention
     return loaded
 
@@ -34,7 +35,7 @@ def load_language_model(model: str | Path, *, dtype: torch.dtype, attention: str
 def recurrent_modules(model: Any) -> list[Any]:
     """Return the modules of a model that carry a state from token to token, such as Mamba and gated delta nets.
 
-    All kinds but lightning attention have a convolution over tokens.
+    All of them except lightning attention have a convolution over tokens.
     """
     return [
         module

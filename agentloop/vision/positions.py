@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def rope_positions(length: int, images: Sequence[PlacedImage]) -> NDArray[np.int64]:
-    """Return time, row and column of each token, [3, length].
+    """Return time, row and column of each token, int64 [3, length].
 
-    The three are equal for text and continue after the largest earlier position. Tokens of an image have its rows and
-    columns, offset by the position at which it begins. `images` must be complete and in the order of the stream.
+    For text the three are equal and continue after the largest earlier position. Image tokens get their row and column,
+    offset by the position at which the image begins. `images` must be complete and in the order of the stream.
     """
     positions = np.empty((3, length), np.int64)
     done, following = 0, 0

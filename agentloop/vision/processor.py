@@ -1,4 +1,4 @@
-"""`ImageProcessor`: counts the tokens of an image, scales it for the model, and places it in the token stream."""
+"""`ImageProcessor`: counts the tokens of an image, scales the image, and places it in the token stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 
 class ImageProcessor:
-    """Image processor of one model. All episodes may share it. `image_processor_for` creates it.
+    """Image processor of one model, created by `image_processor_for`. All episodes may share it.
 
     Pillow scales the images, as in the processor of transformers.
     """
@@ -30,7 +30,7 @@ class ImageProcessor:
     def __init__(
         self, pixel_format: PixelFormat, sizes: SmartResize, *, image_token_id: int, resample: int | None = None
     ) -> None:
-        """Set the pixel format and sizes. `resample` is a filter of Pillow; None is bicubic."""
+        """Set the pixel format and sizes. `resample` is a filter of Pillow; None: bicubic."""
         assert sizes.factor == pixel_format.factor
         self.format = pixel_format
         self.sizes = sizes
@@ -47,8 +47,8 @@ class ImageProcessor:
     def see(self, image: Image.Image) -> SeenImage:
         """Scale an image for the model. Raises `UserError` if the model cannot process it.
 
-        This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result as long
-        as one of their trajectories holds it.
+        This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result while one
+        of their trajectories references it.
         """
         with self._lock:
             source, seen = self._seen.get(id(image), (None, None))
@@ -71,7 +71,7 @@ class ImageProcessor:
         return SeenImage(np.array(shown), self.format)
 
     def expand(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """Repeat the image tokens of `ids`, one per image, as often as `counts` says.
+        """Replace the image token of each image in `ids` by `counts` copies of it.
 
         Raises `UserError` if the numbers of image tokens and images differ.
         """
@@ -88,7 +88,7 @@ class ImageProcessor:
         return expanded
 
     def place(self, ids: Sequence[int], images: Sequence[SeenImage], offset: int = 0) -> list[PlacedImage]:
-        """Place images in the ids of `expand`. `offset` is the position of the first id in the stream."""
+        """Locate images in ids that `expand` returned. `offset` is the position of the first id in the stream."""
         starts = np.flatnonzero(np.asarray(ids, np.int64) == self.image_token_id)
         counts = [image.num_tokens for image in images]
         assert len(starts) == sum(counts), "image tokens must match the images"
@@ -99,10 +99,10 @@ class ImageProcessor:
 def image_processor_for(
     model: str | Path, *, min_pixels: int | None = None, max_pixels: int | None = None
 ) -> ImageProcessor | None:
-    """Create the processor of a model (folder or hub name). Returns None for a model without a vision tower.
+    """Create the processor of a model (folder or hub name); None for a model without a vision tower.
 
-    `min_pixels` and `max_pixels` override the limits between which the model's settings scale images. Raises
-    `UserError` for a vision model that is not among `FAMILIES`, and if its settings are missing.
+    `min_pixels` and `max_pixels` override the model's own limits. Raises `UserError` for a vision model that is not
+    among `FAMILIES`, and if its processor settings are missing.
     """
     from transformers import PreTrainedConfig
 
@@ -124,7 +124,7 @@ def _load(model: str | Path) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(str(model), backend="pil")
-    # The error for a broken or missing file depends on the file and the version of transformers.
+    # The type of error for a broken or missing file depends on the file and the version of transformers.
     except Exception as error:
         raise UserError(
             f"{model} is a vision model, but its image processor cannot be loaded: {type(error).__name__}: {error}. "
@@ -156,5 +156,5 @@ def _from_transformers(
 def _size(image: Any) -> tuple[int, int]:
     size = getattr(image, "size", None)
     if not (isinstance(size, tuple) and len(size) == 2 and min(size) > 0):
-        raise UserError(f"An image part must have a PIL.Image.Image with pixels, got {type(image).__name__}.")
+        raise UserError(f"An image part must contain a PIL.Image.Image that is not empty, got {type(image).__name__}.")
     return size

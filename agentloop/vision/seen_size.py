@@ -26,15 +26,16 @@ class SmartResize:
     def __post_init__(self) -> None:
         if not 0 < self.factor**2 <= self.max_pixels or not 0 < self.min_pixels <= self.max_pixels:
             raise UserError(
-                f"No image has sides that are multiples of {self.factor} and {self.min_pixels} to {self.max_pixels} "
-                f"pixels: set max_pixels to at least min_pixels and {self.factor**2}."
+                f"No image size has sides that are multiples of {self.factor} and {self.min_pixels} to "
+                f"{self.max_pixels} pixels: set max_pixels to at least min_pixels and at least {self.factor**2}."
             )
 
     def __call__(self, width: int, height: int) -> tuple[int, int]:
-        """Return (width, height) as seen. Raises `UserError` if one side is more than 200 times the other."""
+        """Return the scaled (width, height). Raises `UserError` if one side is more than 200 times the other."""
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise UserError(
-                f"An image of {width} x {height} is too long: the limit is {MAX_ASPECT} times the shorter side."
+                f"An image of {width} x {height} is too elongated: crop it, so that no side "
+                f"is more than {MAX_ASPECT} times the other."
             )
         sides = (width, height)
         new_width, new_height = (round(side / self.factor) * self.factor for side in sides)

@@ -1,7 +1,7 @@
 """Encode images with the vision tower of a transformers model and insert the features into a packed row's embeddings.
 
-Features go to the positions at which the stream has images, never to "all image tokens": a policy may sample that token
-itself, and then it has no image.
+Features are inserted at the positions of images in the stream, not at all image tokens, because a policy may sample an
+image token itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def upload(images: Sequence[SeenImage], device: torch.device | str) -> list[Tens
 
 
 def patches(pixels: Tensor, pixel_format: PixelFormat) -> Tensor:
-    """Cut pixels, uint8 [height, width, 3], into the patches that the tower expects.
+    """Split pixels, uint8 [height, width, 3], into the patches that the tower expects.
 
     The result is float32 [patches, 3 * temporal_patch_size * patch_size^2]. Patches of the same token are adjacent.
     """
@@ -39,8 +39,8 @@ def patches(pixels: Tensor, pixel_format: PixelFormat) -> Tensor:
 def image_features(backbone: Any, pixels: Sequence[Tensor], pixel_format: PixelFormat) -> Tensor:
     """Encode images to features [tokens of all images, 1 + deep layers, hidden].
 
-    The first of each token replaces its embedding. Qwen3-VL adds the others to the hidden states after its first layers
-    (DeepStack, arXiv 2406.04334). `backbone` has the tower as `visual`; `pixels` come from `upload`.
+    Index 0 of the second axis replaces the embedding of a token; Qwen3-VL adds the others to the hidden states after
+    its first layers (DeepStack, arXiv 2406.04334). `backbone` has the tower as `visual`; `pixels` come from `upload`.
     """
     inputs = torch.cat([patches(one, pixel_format) for one in pixels])
     side = pixel_format.patch_size

@@ -192,7 +192,7 @@ def test_one_episode_a_task_is_enough_for_advantages_that_compare_none(tmp_path)
         ),
         (
             {"backend": "megatron", "context_parallel": 2, "share_prefixes": True},
-            "context_parallel divides rows whose prompts are not shared",
+            "context_parallel splits rows whose prompts are not shared",
         ),
     ],
 )

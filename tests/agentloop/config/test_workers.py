@@ -20,7 +20,7 @@ def test_a_worker_has_whole_gpus_or_a_part_of_one(sums):
         return load_config(RunConfig, sums / "config.yaml", ["workers.kind=ray", f"workers.gpus={value}"]).workers.gpus
 
     assert [gpus(value) for value in (0, 0.25, 1, 2)] == [0, 0.25, 1, 2]
-    with pytest.raises(UserError, match=r"whole GPUs or a part of one, not 1\.5"):
+    with pytest.raises(UserError, match=r"whole number of GPUs or a fraction of one, not 1\.5"):
         gpus(1.5)
 
 

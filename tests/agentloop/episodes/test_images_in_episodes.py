@@ -99,8 +99,8 @@ async def look(width: int, height: int) -> ToolResult:
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
-        ('{"width": 9000, "height": 20}', "the limit is 200 times the shorter side"),
-        ('{"width": 112, "height": 112}', "112 x 112 pixels, left out: it takes 16 tokens, 12 are left"),
+        ('{"width": 9000, "height": 20}', "no side is more than 200 times the other"),
+        ('{"width": 112, "height": 112}', "112 x 112 pixels omitted: it takes 16 tokens, but only 12 are left"),
     ],
 )
 async def test_a_note_replaces_a_result_that_cannot_be_shown(renderer, arguments, note):
@@ -129,7 +129,7 @@ async def test_texts_share_the_room_that_whole_images_leave(renderer):
     assert 0 < len(renderer.encode(fitted[0]["text"])) <= 100 - 32
     fitted = await fit_content(content, 20, renderer)
     assert [part["type"] for part in fitted] == ["text", "image", "text"]
-    assert "it takes 16 tokens, 4 are left" in fitted[2]["text"]
+    assert "it takes 16 tokens, but only 4 are left" in fitted[2]["text"]
 
 
 async def test_an_observation_without_room_omits_its_image(renderer):
@@ -144,7 +144,7 @@ async def test_text_models_get_a_note_instead_of_an_image(text_renderer):
     trajectory, _ = await play(text_renderer, [look], [("look", '{"width": 56, "height": 56}')])
     assert trajectory.stop_reason is StopReason.COMPLETED
     [result] = [message for message in trajectory.messages if message["role"] == "tool"]
-    assert "this model sees none" in text_of(result["content"])
+    assert "this model takes no images" in text_of(result["content"])
 
 
 async def test_a_prompt_with_an_image_ends_its_episode_on_a_text_model(text_renderer):

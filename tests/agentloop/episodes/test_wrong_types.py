@@ -62,7 +62,7 @@ WRONG = [
     ("step", (Observation(), "1", True, False), "returned str '1' as the reward: it must be a number."),
     ("step", (Observation(), 0.0, "False", False), "returned str 'False' as terminated: it must be True or False"),
     ("step", (Observation(), 0.0, True, {}), "returned dict {} as truncated"),
-    ("score", None, "returned None as the reward: it must be a number. Is there a path through it without a reward?"),
+    ("score", None, "returned None as the reward: it must be a number. Does every path through it return a reward?"),
     ("score", "good", "returned str 'good' as the reward"),
     ("score", (1.0, {}), "returned tuple (1.0, {}) as the reward"),
     ("score", [1.0], "returned list [1.0] as the reward"),

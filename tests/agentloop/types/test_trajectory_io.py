@@ -161,7 +161,7 @@ def test_an_unknown_format_is_refused(version, tmp_path):
     "change", [{"segments": None}, {"segments": [{"kind": "said", "ids": []}]}, {"stop_reason": "bored"}]
 )
 def test_data_that_is_not_a_trajectory_is_refused(change):
-    with pytest.raises(UserError, match="not a whole trajectory"):
+    with pytest.raises(UserError, match="not a complete trajectory"):
         from_dict({**to_dict(full()), **change})
     with pytest.raises(UserError, match="has format None"):
         from_dict([])
@@ -288,5 +288,5 @@ def test_torn_routed_experts_are_refused():
     trajectory.add_routed(routed(8, 8))
     data = to_dict(trajectory)
     for change in ({"shape": [7, 3, 2]}, {"zlib": "AAAA"}):
-        with pytest.raises(UserError, match="not a whole trajectory"):
+        with pytest.raises(UserError, match="not a complete trajectory"):
             from_dict(data | {"routed_experts": data["routed_experts"] | change})

@@ -43,7 +43,7 @@ def test_tower_inputs_match_transformers(vision_model, family):
 def test_token_count_follows_from_the_size_alone(width, height):
     one = Image.new("RGB", (width, height))
     if max(width, height) > 200 * min(width, height):
-        with pytest.raises(UserError, match="too long"):
+        with pytest.raises(UserError, match="too elongated"):
             PROCESSOR.num_tokens(one)
         return
     seen = PROCESSOR.see(one)
@@ -66,13 +66,13 @@ def test_other_image_modes_are_converted_to_rgb():
 
 @pytest.mark.parametrize("what", ["picture.png", None, b"\x89PNG"])
 def test_non_images_are_rejected(what):
-    with pytest.raises(UserError, match=r"must have a PIL\.Image\.Image"):
+    with pytest.raises(UserError, match=r"must contain a PIL\.Image\.Image"):
         PROCESSOR.num_tokens(what)
 
 
 @pytest.mark.parametrize("shape", [(27, 28, 3), (28, 28, 4), (0, 28, 3)])
 def test_pixels_form_whole_tokens(shape):
-    with pytest.raises(ValueError, match="in units of 28"):
+    with pytest.raises(ValueError, match="sides that are multiples of 28"):
         SeenImage(np.zeros(shape, np.uint8), FORMAT)
 
 

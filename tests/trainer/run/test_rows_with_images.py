@@ -19,7 +19,7 @@ def test_a_text_model_is_refused_with_the_row():
     config = load_run_config(
         str(RECIPES / "deepeyes" / "tiny.yaml"), [f"model={text_model}", "data.train_limit=2", "data.eval_limit=1"]
     )
-    with pytest.raises(UserError, match=r"Row 'train-0-0' has images, and .* has no vision tower"):
+    with pytest.raises(UserError, match=r"Row 'train-0-0' has images, but .* has no vision tower"):
         RolloutSetup.load(config, text_model)
 
 
