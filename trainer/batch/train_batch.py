@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentloop.types.grammar import ConstrainedTurn
 from agentloop.types.image import PlacedImage
 from agentloop.types.trajectory import NO_VERSION, Trajectory
 
@@ -46,6 +47,8 @@ class Sample:
     """Images in the order of the tokens."""
     routed: NDArray[np.int16] | None = None
     """Experts that the engine used for the first tokens, [num_routed, decoder layers, k]; None if it does not tell."""
+    constrained: tuple[ConstrainedTurn, ...] = ()
+    """Turns that were sampled with a grammar, in the order of the tokens."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
@@ -118,6 +121,11 @@ class Sample:
             episode=episode,
             images=tuple(trajectory.images),
             routed=None if trajectory.routed is None else trajectory.routed.experts.astype(np.int16, copy=False),
+            constrained=tuple(
+                ConstrainedTurn(segment.start, segment.end, segment.grammar)
+                for segment in trajectory.sampled_segments()
+                if segment.grammar is not None
+            ),
         )
 
 

@@ -24,6 +24,7 @@ from agentloop.trainer.learner.offload.host_offload import HostOffload
 from agentloop.trainer.learner.optimizer_update import describe_skipped, learning_rate
 from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.learner.protocol import Captured
+from agentloop.trainer.learner.sample_masks import SampleMasks
 from agentloop.trainer.losses.preference import DpoOptions, log_ratios, pair_metrics
 from agentloop.trainer.model.row_layout import Unit, unit_patches, units
 from agentloop.trainer.objective.objective import Objective
@@ -68,6 +69,7 @@ class BaseLearner(ABC):
             raise UserError(f"learner.lr_schedule={config.lr_schedule} needs learner.total_updates. Set it.")
         self._device = pick_device(config.device)
         self._progress = Progress()
+        self._masks = SampleMasks(Path(config.model).expanduser())
         self.host_offload = HostOffload()
         """Holds the memory of the learner while it sleeps."""
         self._recorder: Recorder | None = None

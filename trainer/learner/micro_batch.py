@@ -12,9 +12,11 @@ from torch import Tensor
 
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.batch.trained_tokens import TrainedTokens, to_device
+from agentloop.trainer.learner.sample_masks import SampleMasks
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.row_layout import NOT_ROUTED, RowLayout, Unit
 from agentloop.types.image import PixelFormat
 
@@ -44,6 +46,8 @@ class MicroBatch:
     tokens: TrainedTokens
     """Values of the trained tokens that the loss needs."""
     pictures: RowPictures | None = None
+    allowed: AllowedTokens | None = None
+    """Masks of the constrained among the trained tokens."""
     part: RowPart | None = None
     """This rank's part, if other ranks have the rest of the row."""
 
@@ -57,11 +61,13 @@ class MicroBatch:
         units: Sequence[Unit] | None = None,
         padded: bool = True,
         unseen: PixelFormat | None = None,
+        masks: SampleMasks | None = None,
     ) -> MicroBatch:
         """Pack samples into a row.
 
         `weights` has the weight of each sampled token of a sample. `units` are those of `RowLayout.of`, `padded` that
-        of `PackedRow.of`. With `unseen`, a row without images gets one that no token attends to.
+        of `PackedRow.of`. With `unseen`, a row without images gets one that no token attends to. `masks` computes those
+        of constrained turns, which are ignored without it.
         """
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
@@ -80,6 +86,7 @@ class MicroBatch:
             targets=to_device(targets.astype(np.int64), device),
             tokens=TrainedTokens.of(samples, weights, device),
             pictures=pictures,
+            allowed=None if masks is None else masks.of(samples, device),
         )
 
     def own_part(self, sequence: SequenceGroup) -> MicroBatch:
@@ -105,5 +112,6 @@ class MicroBatch:
             positions=self.positions[places] - own.start,
             targets=self.targets[places],
             tokens=self.tokens.rows(places),
+            allowed=None if self.allowed is None else self.allowed.chosen(places.cpu().numpy()),
             part=RowPart(own.stop - own.start, places, self.tokens),
         )

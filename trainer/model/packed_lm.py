@@ -24,6 +24,7 @@ from agentloop.trainer.model.head.fused_head import ChunkLoss, head_loss
 from agentloop.trainer.model.head.logprobs import token_logprobs
 from agentloop.trainer.model.image_rows import RowPictures
 from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.kernels.softmax import Softcapped, Vocabulary
 from agentloop.trainer.model.recurrent import layers as recurrent_layers
 from agentloop.vision.loading import load_language_model, tower_of
@@ -58,19 +59,20 @@ class PackedCausalLM(nn.Module):
         chunk_loss: ChunkLoss | None = None,
         pictures: RowPictures | None = None,
         units: NDArray[np.int64] | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the loss, and log-probability and entropy, float32 [num_trained] each.
 
         `input_ids` [1, num_tokens]; `positions` [num_trained] of the tokens that predict `targets` [num_trained]. With
         `chunk_loss` only the loss is differentiable (`fused_head` explains it and `units`). Without `chunk_loss` the
-        loss is None, and the others are differentiable.
+        loss is None, and the others are differentiable. `allowed` has the masks of constrained tokens.
         """
         self.routing.begin(input_ids.device, row.num_own)
         hidden = hidden_states(self.backbone, input_ids, row, pictures).index_select(0, positions)
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         if self._logit_scale != 1.0:
             hidden = hidden * self._logit_scale
-        options: dict[str, Any] = {"temperature": temperature, "vocabulary": self._vocabulary}
+        options: dict[str, Any] = {"temperature": temperature, "vocabulary": self._vocabulary, "allowed": allowed}
         if chunk_loss is None:
             return None, *token_logprobs(hidden, head.weight, targets, **options)
         return head_loss(hidden, head.weight, targets, chunk_loss, units=units, **options)

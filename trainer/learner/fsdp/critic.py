@@ -13,6 +13,7 @@ from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.head.fused_head import ChunkLoss
 from agentloop.trainer.model.image_rows import RowPictures
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.packed_lm import PackedCausalLM, hidden_states
 
 
@@ -39,6 +40,7 @@ class ValueModel(PackedCausalLM):
         chunk_loss: ChunkLoss | None = None,
         pictures: RowPictures | None = None,
         units: NDArray[np.int64] | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> tuple[None, Tensor, Tensor]:
         """Return the value before each trained token, float32 [num_trained], and zeros in place of entropies."""
         assert chunk_loss is None, "a chunk loss needs log-probabilities"

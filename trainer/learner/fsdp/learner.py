@@ -148,6 +148,7 @@ class FsdpLearner(BaseLearner):
             units=units,
             padded=self._models.padded,
             unseen=next(formats, None) if self._num_ranks > 1 else None,
+            masks=self._masks,
         )
         return micro if self._sequence is None else micro.own_part(self._sequence)
 
@@ -163,6 +164,7 @@ class FsdpLearner(BaseLearner):
             chunk_loss,
             micro.pictures,
             None if self._objective.is_tokenwise else micro.tokens.sizes,
+            micro.allowed,
         )
 
     @property

@@ -42,6 +42,7 @@ class Head:
             micro.targets,
             temperature=self._temperature,
             vocabulary=self._vocabulary,
+            allowed=micro.allowed,
         )
 
     def loss(
@@ -63,6 +64,7 @@ class Head:
                 temperature=self._temperature,
                 units=None if objective.is_tokenwise else tokens.sizes,
                 vocabulary=self._vocabulary,
+                allowed=micro.allowed,
             )
             with torch.no_grad():
                 return loss, logprobs, tokens, objective(logprobs, entropy, tokens)[1]

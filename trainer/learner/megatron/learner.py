@@ -147,7 +147,7 @@ class MegatronLearner(BaseLearner):
     def _micro(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> RankMicroBatch:
         """Return the tensors of a row; `weights` are those of all samples."""
         chosen, own_weights, units = self._row_samples(samples, row, weights)
-        return RankMicroBatch.of(chosen, own_weights, units, self._device, self._ranks, self._kernel)
+        return RankMicroBatch.of(chosen, own_weights, units, self._device, self._ranks, self._kernel, self._masks)
 
     def _loss_of(
         self,

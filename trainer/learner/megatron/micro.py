@@ -14,6 +14,8 @@ from agentloop.trainer.batch.trained_tokens import TrainedTokens
 from agentloop.trainer.learner.megatron.attention import RowParams
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.learner.micro_batch import MicroBatch
+from agentloop.trainer.learner.sample_masks import SampleMasks
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.row_layout import Unit
 
 
@@ -36,6 +38,8 @@ class RankMicroBatch:
     """Trained tokens of the whole row."""
     num_tokens: int
     """Tokens of the row without padding."""
+    allowed: AllowedTokens | None = None
+    """Masks of the constrained among the own trained tokens."""
 
     @classmethod
     def of(
@@ -46,6 +50,7 @@ class RankMicroBatch:
         device: torch.device,
         ranks: Ranks,
         kernel: str,
+        masks: SampleMasks,
     ) -> RankMicroBatch:
         """Pack samples; `weights` has the weight of each sampled token of a sample.
 
@@ -56,7 +61,7 @@ class RankMicroBatch:
             samples = [*samples, _padding(missing, samples[0])]
             weights = [*weights, 0.0]
             units = [*units, Unit([len(samples) - 1], 0, missing)]
-        whole = MicroBatch.of(samples, weights, device, units=units, padded=kernel == "sdpa")
+        whole = MicroBatch.of(samples, weights, device, units=units, padded=kernel == "sdpa", masks=masks)
         size = whole.input_ids.shape[1] // ranks.context
         here = slice(ranks.context_rank * size, (ranks.context_rank + 1) * size)
         own = slice(0, len(whole.positions))
@@ -73,6 +78,7 @@ class RankMicroBatch:
             targets=whole.targets[own],
             tokens=whole.tokens,
             num_tokens=num_tokens,
+            allowed=None if whole.allowed is None else whole.allowed.rows(own),
         )
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.kernels.softmax import Statistics
 
 
@@ -24,10 +25,12 @@ class VocabularyShard:
         self._size = size
         self._start = dist.get_rank(group) * size
 
-    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+    def statistics(
+        self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
+    ) -> Statistics:
         """Return the statistics over the whole vocabulary, whose ids `targets` are; `logits` are [num_tokens, size]."""
         local = self._local(targets)
-        part = softmax.statistics(logits, local.clamp(min=0), inverse_temperature)
+        part = softmax.statistics(logits, local.clamp(min=0), inverse_temperature, self._own(allowed))
         target = torch.where(local >= 0, part.logprob + part.lse, 0.0)
         mine = torch.stack([part.lse, part.entropy, target])
         everywhere = mine.new_empty(dist.get_world_size(self._group), *mine.shape)
@@ -45,10 +48,15 @@ class VocabularyShard:
         grad_logprob: Tensor,
         grad_entropy: Tensor | None,
         inverse_temperature: float,
+        allowed: AllowedTokens | None = None,
     ) -> Tensor:
         """Compute the gradient of this rank's logits as `softmax.gradient_` does."""
         local = self._local(targets)
-        return softmax.gradient_(logits, local, found, grad_logprob, grad_entropy, inverse_temperature)
+        own = self._own(allowed)
+        return softmax.gradient_(logits, local, found, grad_logprob, grad_entropy, inverse_temperature, own)
+
+    def _own(self, allowed: AllowedTokens | None) -> AllowedTokens | None:
+        return None if allowed is None else allowed.part(self._start)
 
     def _local(self, targets: Tensor) -> Tensor:
         """Return ids relative to this rank's first one, and -1 for those of other ranks."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from agentloop.trainer.model.head.head_chunks import HeadGradient, Units, groups
 from agentloop.trainer.model.kernels import softmax
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.kernels.softmax import Statistics, Vocabulary
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
@@ -33,6 +34,7 @@ def head_loss(
     chunk_tokens: int | None = None,
     units: Units | None = None,
     vocabulary: Vocabulary = softmax,
+    allowed: AllowedTokens | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, a float32 scalar, and the detached log-probabilities and entropies, float32 [num_tokens].
 
@@ -52,6 +54,7 @@ def head_loss(
         1.0 / temperature,
         groups(len(hidden), weight, chunk_tokens, units),
         vocabulary,
+        allowed,
     )
     return loss, logprobs, entropy
 
@@ -69,6 +72,7 @@ class _FusedHead(torch.autograd.Function):
         inverse_temperature: float,
         parts: list[list[slice]],
         vocabulary: Vocabulary,
+        allowed: AllowedTokens | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         of_hidden, of_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         gradient = HeadGradient(hidden, weight, sum(map(len, parts)), of_hidden=of_hidden, of_weight=of_weight)
@@ -80,7 +84,8 @@ class _FusedHead(torch.autograd.Function):
             for rows in group:
                 del logits  # frees them before the next chunk
                 logits = hidden[rows] @ weight.t()
-                found.append(vocabulary.statistics(logits, targets[rows], inverse_temperature))
+                masks = None if allowed is None else allowed.rows(rows)
+                found.append(vocabulary.statistics(logits, targets[rows], inverse_temperature, masks))
                 logprobs[rows], entropy[rows] = found[-1].logprob, found[-1].entropy
             whole = slice(group[0].start, group[-1].stop)
             part, of_logprob, of_entropy = _differentiate(chunk_loss, logprobs[whole], entropy[whole], whole)
@@ -91,7 +96,8 @@ class _FusedHead(torch.autograd.Function):
                 logits = hidden[rows] @ weight.t() if logits is None else logits
                 here = slice(rows.start - whole.start, rows.stop - whole.start)
                 its = None if of_entropy is None else of_entropy[here]
-                vocabulary.gradient_(logits, targets[rows], known, of_logprob[here], its, inverse_temperature)
+                masks = None if allowed is None else allowed.rows(rows)
+                vocabulary.gradient_(logits, targets[rows], known, of_logprob[here], its, inverse_temperature, masks)
                 gradient.add(rows, logits)
                 logits = None
         ctx.save_for_backward(gradient.hidden, gradient.weight)
@@ -102,7 +108,7 @@ class _FusedHead(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_loss: Tensor, *_: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None, None]:
         of_hidden, of_weight = ctx.saved_tensors
         if of_hidden is not None:
             of_hidden = of_hidden * grad_loss.to(of_hidden.dtype)
@@ -114,7 +120,7 @@ class _FusedHead(torch.autograd.Function):
                 else torch.empty_like(of_weight, dtype=ctx.weight_dtype)
             )
             of_weight = torch.mul(of_weight, grad_loss, out=out)
-        return of_hidden, of_weight, None, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None, None
 
 
 def _differentiate(

@@ -3,7 +3,7 @@
 With z = logits / temperature, p their softmax and t the target:
     logprob = z_t - lse,  entropy = lse - sum_j p_j z_j,  lse = log sum_j exp z_j
     d logprob / d z_j = [j = t] - p_j,  d entropy / d z_j = -p_j (log p_j + entropy)
-All sums are float32 for every dtype of the logits.
+All sums are float32 for every dtype of the logits. Logits of tokens that are not allowed are overwritten first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 
 
 class Statistics(NamedTuple):
@@ -25,7 +27,9 @@ class Statistics(NamedTuple):
 class Vocabulary(Protocol):
     """The functions of this module, also for logits of a part of the vocabulary."""
 
-    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics: ...
+    def statistics(
+        self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
+    ) -> Statistics: ...
 
     def gradient_(
         self,
@@ -35,11 +39,16 @@ class Vocabulary(Protocol):
         grad_logprob: Tensor,
         grad_entropy: Tensor | None,
         inverse_temperature: float,
+        allowed: AllowedTokens | None = None,
     ) -> Tensor: ...
 
 
-def statistics(logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+def statistics(
+    logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
+) -> Statistics:
     """Return the statistics of `logits` [num_tokens, vocab] and `targets` [num_tokens] int64."""
+    if allowed is not None:
+        allowed.forbid_(logits)
     if _on_triton(logits):
         from agentloop.trainer.model.kernels import softmax_triton
 
@@ -58,11 +67,14 @@ def gradient_(
     grad_logprob: Tensor,
     grad_entropy: Tensor | None,
     inverse_temperature: float,
+    allowed: AllowedTokens | None = None,
 ) -> Tensor:
     """Overwrite the logits with their gradient, from the gradients of logprob and entropy, float32 [num_tokens].
 
     A target of -1 is on another rank, if ranks divide the vocabulary.
     """
+    if allowed is not None:
+        allowed.forbid_(logits)
     if _on_triton(logits):
         from agentloop.trainer.model.kernels import softmax_triton
 
@@ -84,9 +96,11 @@ class Softcapped:
     def __init__(self, cap: float) -> None:
         self._cap = cap
 
-    def statistics(self, logits: Tensor, targets: Tensor, inverse_temperature: float) -> Statistics:
+    def statistics(
+        self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
+    ) -> Statistics:
         """Return the statistics of bent logits; the logits stay as they are."""
-        return statistics(self._bent(logits), targets, inverse_temperature)
+        return statistics(self._bent(logits), targets, inverse_temperature, allowed)
 
     def gradient_(
         self,
@@ -96,11 +110,12 @@ class Softcapped:
         grad_logprob: Tensor,
         grad_entropy: Tensor | None,
         inverse_temperature: float,
+        allowed: AllowedTokens | None = None,
     ) -> Tensor:
         """Overwrite the logits with their gradient, through the bend."""
         bent = self._bent(logits)
         slope = 1 - (bent.float() / self._cap).square()
-        grad = gradient_(bent, targets, found, grad_logprob, grad_entropy, inverse_temperature)
+        grad = gradient_(bent, targets, found, grad_logprob, grad_entropy, inverse_temperature, allowed)
         return logits.copy_(grad * slope)
 
     def _bent(self, logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from agentloop.trainer.model.head.fused_head import head_loss
 from agentloop.trainer.model.head.head_chunks import chunks, groups
 from agentloop.trainer.model.head.logprobs import token_logprobs
+from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 from agentloop.trainer.model.kernels.softmax import Softcapped
 
 _TOKENS, _HIDDEN, _VOCAB = 23, 8, 50
@@ -27,10 +28,12 @@ def _loss(logprobs, entropy, rows):
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum() - 0.1 * entropy.sum()
 
 
-def _exact(hidden, weight, targets, temperature, cap=None):
+def _exact(hidden, weight, targets, temperature, cap=None, forbidden=None):
     hidden, weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     logits = hidden @ weight.t()
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    if forbidden is not None:
+        logits = logits.masked_fill(forbidden, -1e300)
     log_p = torch.log_softmax(logits / temperature, dim=-1)
     logprobs, entropy = log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
     loss = _loss(logprobs, entropy, slice(None))
@@ -62,6 +65,48 @@ def test_bent_logits_match_float64(temperature: float):
     ):
         for one, other in zip(results, exact, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+def _masks(targets):
+    """Allow the targets and a third of the other tokens at every second place."""
+    places = torch.arange(1, _TOKENS, 2)
+    allowed = torch.rand(len(places), 64, generator=torch.Generator().manual_seed(0)) < 1 / 3
+    allowed[torch.arange(len(places)), targets[places]] = True
+    bits = (allowed.view(-1, 2, 32).long() << torch.arange(32)).sum(-1).to(torch.int32)
+    forbidden = torch.zeros(_TOKENS, _VOCAB, dtype=torch.bool)
+    forbidden[places] = ~allowed[:, :_VOCAB]
+    return AllowedTokens(places.numpy(), bits), forbidden
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, None])
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_constrained_tokens_match_float64(chunk_tokens: int | None, cap: float | None):
+    hidden, weight, targets = _inputs()
+    allowed, forbidden = _masks(targets)
+    options = {"temperature": 0.6, "chunk_tokens": chunk_tokens, "allowed": allowed}
+    options |= {} if cap is None else {"vocabulary": Softcapped(cap)}
+    exact = _exact(hidden, weight, targets, 0.6, cap, forbidden)
+    found = head_loss(hidden, weight, targets, _loss, **options)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, **options)
+    loss = _loss(logprobs, entropy, slice(None))
+    for results in (
+        (*found, *torch.autograd.grad(found[0], (hidden, weight))),
+        (loss, logprobs, entropy, *torch.autograd.grad(loss, (hidden, weight))),
+    ):
+        for one, other in zip(results, exact, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+def test_masks_of_a_part_of_tokens_or_vocabulary_are_those_of_the_whole():
+    _, _, targets = _inputs()
+    allowed, forbidden = _masks(targets)
+    kept = torch.tensor([0, 3, 4, 9, 17])
+    logits = allowed.chosen(kept.numpy()).forbid_(torch.zeros(len(kept), _VOCAB))
+    assert torch.equal(logits < 0, forbidden[kept])
+    second = allowed.part(30).forbid_(torch.zeros(_TOKENS, 20))
+    assert torch.equal(second < 0, forbidden[:, 30:])
+    assert allowed.chosen(np.array([0, 2])) is None
+    assert allowed.rows(slice(4, 5)) is None
 
 
 _UNITS = (5, 1, 9, 0, 6, 2)
