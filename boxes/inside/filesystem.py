@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from agentloop.boxes.inside import layer as own_layer
 from agentloop.sandboxes.inside.isolation import libc, mounts
 
 TYPE_CHECKING = False
@@ -24,10 +25,14 @@ _FILES = 1 << 20
 """Files that a box may make."""
 
 
-def build_root(layers: Sequence[int | str], storage_mb: int, name: str, workdir: str | None) -> None:
-    """Enter the file system of a box; needs CAP_SYS_ADMIN and a mount namespace of its own.
+def build_root(
+    layers: Sequence[int | str], storage_mb: int, name: str, workdir: str | None, content: int | None = None
+) -> int:
+    """Enter the file system of a box, and return a descriptor of its own layer.
 
-    `layers` are mounts or paths of root file systems, the uppermost first. `workdir` is made. Raises `OSError`.
+    Needs CAP_SYS_ADMIN and a mount namespace of its own. `layers` are mounts or paths of root file systems, the
+    uppermost first. `workdir` is made. `content`, a stream of `layer.write`, fills the box's own layer. Raises
+    `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
     # Paths may lie below the directory that is covered next.
@@ -49,6 +54,10 @@ def build_root(layers: Sequence[int | str], storage_mb: int, name: str, workdir:
         os.close(fd)
     for path in ("upper", "work", "root"):
         os.mkdir(f"{_STAGE}/{path}", 0o755)
+    if content is not None:
+        with open(content, "rb", closefd=False) as stream:
+            own_layer.read(stream, f"{_STAGE}/upper")
+    own = os.open(f"{_STAGE}/upper", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     options = f"lowerdir={':'.join(lowers)},upperdir={_STAGE}/upper,workdir={_STAGE}/work,userxattr"
     libc.mount("overlay", _ROOT, "overlay", libc.MS_NODEV, options)
     _mount_kernel_files(devices, storage_mb)
@@ -56,6 +65,7 @@ def build_root(layers: Sequence[int | str], storage_mb: int, name: str, workdir:
     libc.pivot_root(_ROOT)
     if workdir is not None:
         os.makedirs(workdir, exist_ok=True)  # only now do its links stay in the box
+    return own
 
 
 def _show(handle: int, target: str) -> None:

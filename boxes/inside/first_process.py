@@ -15,7 +15,7 @@ import tarfile
 import time
 from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 
-from agentloop.boxes.inside import commands, files
+from agentloop.boxes.inside import commands, files, layer
 from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.inside.isolation import cleanup
 
@@ -34,8 +34,10 @@ class UnknownUserError(Exception):
 class FirstProcess:
     """Serves the owner of a box."""
 
-    def __init__(self, control: socket) -> None:
+    def __init__(self, control: socket, own_layer: int) -> None:
+        """`own_layer` is a descriptor of the directory that has what differs from the image."""
         self._control = control
+        self._layer = own_layer
         self._children: dict[int, int] = {}  # pid -> number of the request
         self._wakeup, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
@@ -69,6 +71,10 @@ class FirstProcess:
                 self._start(number, lambda: commands.supervise(request, fds[1:]))
             elif operation in ("receive", "send"):
                 self._start(number, lambda: _transfer(operation, message["path"], fds))
+            elif operation == "copy":
+                self._start(number, lambda: _copy(self._layer, fds))
+            elif operation == "ready":
+                self._answer({"id": number, "code": 0})
             elif operation == "kill":
                 self._kill_command(message["target"])
             elif operation == "interrupt":
@@ -189,6 +195,19 @@ def _transfer(operation: str, path: str, fds: Sequence[int]) -> NoReturn:
             with open(fds[0], "wb") as stream:
                 is_directory = files.send(stream, path)
             os._exit(0 if is_directory else files.SINGLE_FILE)
+    except (OSError, tarfile.TarError) as error:
+        os.write(fds[1], str(error).encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _copy(own_layer: int, fds: Sequence[int]) -> NoReturn:
+    """Write what differs from the image to the first descriptor; the text of an error goes over the second."""
+    try:
+        with open(fds[0], "wb") as stream:
+            layer.write(stream, own_layer)
+    except BrokenPipeError:
+        os._exit(0)  # the reader says why it has stopped
     except (OSError, tarfile.TarError) as error:
         os.write(fds[1], str(error).encode())
         os._exit(1)

@@ -6,6 +6,7 @@ If started as root, every box gets a range of users of its own, and the files of
 from __future__ import annotations
 
 import _signal
+import json
 import os
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
@@ -135,19 +136,32 @@ def _enter(keeper: socket, control: socket, filter: bytes, request: dict[str, An
             keeper.send(str(pid).encode())
             os._exit(0)
         slot.expect(keeper, b"adopted")
+        content = None
+        if request["is_fork"]:
+            keeper.send(b"ready")  # the keeper has other boxes to make while this one is filled
+            keeper.close()
+            _, (content,) = channel.receive(control)
         layers = mounts or request["layers"]
-        filesystem.build_root(layers, request["storage_mb"], request["hostname"], request["workdir"])
+        own_layer = filesystem.build_root(
+            layers, request["storage_mb"], request["hostname"], request["workdir"], content
+        )
+        if content is not None:
+            os.close(content)
         libc.drop_bounding_set(keep=_CAPABILITIES)
         libc.install_filter(filter)  # needs a capability, since programs that give rights (su) are wanted in a box
         libc.keep_capabilities(_CAPABILITIES)
         libc.set_command_line("init")  # the command line has paths of the host
         libc.set_dumpable(False)
         libc.die_with_parent()  # last: a change of user resets it
-        keeper.send(b"ready")
-        keeper.close()
-        FirstProcess(control).serve()
-    except BaseException as error:
         if keeper.fileno() >= 0:
-            keeper.send(f"!{type(error).__name__}: {error}".encode())
+            keeper.send(b"ready")
+            keeper.close()
+        FirstProcess(control, own_layer).serve()
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        if keeper.fileno() >= 0:
+            keeper.send(f"!{text}".encode())
+        else:
+            channel.say(control, json.dumps({"id": 1, "error": text}).encode())  # the owner waits for its first answer
     finally:
         os._exit(1)

@@ -7,14 +7,14 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE
-from agentloop.boxes.interface.box import Box, BoxError, BoxResult, OnOutput
+from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
 from agentloop.boxes.network import proxy
 from agentloop.boxes.network.relay import Handler, Relays, to_address
@@ -30,7 +30,11 @@ _ERROR_BYTES = 1 << 12
 class RootfsBox:
     """A running box, made by its provider. It belongs to the event loop that started it."""
 
-    def __init__(self, name: str, spec: BoxSpec, connection: Connection) -> None:
+    def __init__(
+        self, name: str, spec: BoxSpec, connection: Connection, copy: Callable[[RootfsBox], Awaitable[RootfsBox]]
+    ) -> None:
+        """`copy` starts a box with the files of this one."""
+        self._copy = copy
         self.id = name
         self.generation = name  # a name is used once
         self.spec = spec
@@ -173,9 +177,31 @@ class RootfsBox:
         _, ending = self._connection.request("kill_all")
         await ending
 
-    async def fork(self) -> Box:
-        """Not offered yet. Raises `BoxError`."""
-        raise BoxError("The provider rootfs cannot copy a running box.")
+    async def fork(self) -> RootfsBox:
+        """Return another box whose files are as here now; no process is copied."""
+        return await self._copy(self)
+
+    async def fill_from(self, original: RootfsBox) -> None:
+        """Take over the files of another box of the same image, before anything runs here. Raises `BoxError`."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        errors = Drain(_ERROR_BYTES)
+        try:
+            try:
+                self._connection.lend(reader)
+                _, sent = original._connection.request("copy", [writer, errors.writer])
+            finally:
+                for fd in (reader, writer, errors.writer):
+                    os.close(fd)
+            _, received = self._connection.request("ready")
+            await asyncio.wait([sent, received])
+            if isinstance(sent.exception(), BoxLostError) or sent.result() != 0:
+                received.exception()  # follows from the other error
+                text = errors.finish().decode(errors="replace")
+                raise sent.exception() or BoxError(f"The box {original.id} cannot be copied: {text}.")
+            if error := received.exception():
+                raise BoxError(f"The copy of the box {original.id} cannot be started: {error}.") from error
+        finally:
+            errors.close()
 
     async def stop(self) -> None:
         """End the box and remove everything of it."""

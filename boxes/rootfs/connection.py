@@ -43,6 +43,13 @@ class Connection:
         self._waiting[number] = future
         return number, future
 
+    def lend(self, fd: int) -> None:
+        """Send a descriptor to a box that waits for one before it starts. Raises `BoxLostError`."""
+        try:
+            channel.send(self._control, {}, [fd])
+        except OSError as error:
+            raise self._lost_error() from error
+
     def run(self, request: dict[str, Any], streams: Sequence[int]) -> tuple[int, asyncio.Future[int]]:
         """Start a command with these stdin, stdout and stderr, as `request` does."""
         data = marshal.dumps(request, 2)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentloop.boxes.images.prepared import PreparedImages
-from agentloop.boxes.images.store import ImageStore
+from agentloop.boxes.images.store import ImageStore, StoredImage
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
 from agentloop.boxes.network.proxy import variables
@@ -22,7 +22,7 @@ from agentloop.sandboxes.worlds.cgroups import Cgroup, Cgroups
 from agentloop.sandboxes.worlds.world import PidFd
 
 _MODULES = tuple(
-    f"agentloop.boxes.inside.{name}" for name in ("files", "commands", "filesystem", "first_process", "keeper")
+    f"agentloop.boxes.inside.{name}" for name in ("files", "layer", "commands", "filesystem", "first_process", "keeper")
 )
 
 
@@ -75,6 +75,22 @@ class RootfsProvider:
             workdir=spec.workdir or image.workdir,
             user=spec.user or image.user,
         )
+        box = await self._start(spec, image)
+        await box.open_network()
+        return box
+
+    async def _fork(self, original: RootfsBox) -> RootfsBox:
+        box = await self._start(original.spec, await self._images.get(original.spec.image), is_fork=True)
+        try:
+            await box.fill_from(original)
+            await box.open_network()
+        except BaseException:
+            await box.stop()
+            raise
+        return box
+
+    async def _start(self, spec: BoxSpec, image: StoredImage, *, is_fork: bool = False) -> RootfsBox:
+        assert self._keeper is not None
         name = f"box-{uuid.uuid4().hex[:12]}"
         try:
             control, pid, pidfd = await self._keeper.make(
@@ -82,6 +98,7 @@ class RootfsProvider:
                 storage_mb=spec.storage_mb or self._storage_mb,
                 hostname=name,
                 workdir=spec.workdir,
+                is_fork=is_fork,
             )
         except SandboxError as error:
             raise BoxError(f"A box could not be started: {error}") from error
@@ -92,10 +109,9 @@ class RootfsProvider:
             control.close()
             process.kill()
             raise BoxError(f"A box could not be put into a cgroup of its own: {error}.") from error
-        box = RootfsBox(name, spec, Connection(name, control, process))
+        box = RootfsBox(name, spec, Connection(name, control, process), self._fork)
         self._boxes.add(box)
         process.ended.add_done_callback(lambda _: self._ended(box, cgroup))
-        await box.open_network()
         return box
 
     def _ended(self, box: RootfsBox, cgroup: Cgroup | None) -> None:

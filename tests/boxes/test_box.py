@@ -271,6 +271,42 @@ async def test_a_box_has_no_network(box):
     assert (await box.exec("nc -w 1 8.8.8.8 53")).return_code != 0
 
 
+async def test_a_copy_has_the_files_and_none_of_the_processes(box):
+    await box.exec("mkdir d; echo kept > d/file; chown -R worker:2000 d; chmod 4711 d/file; ln d/file hard", cwd="/srv")
+    await box.exec("ln -s /no/such /srv/link; rm /bin/awk; rm -r /home; mkdir /home; touch /home/new; sleep 4771 &")
+    copy = await box.fork()
+    try:
+        for each in (box, copy):
+            found = await each.exec("cat /srv/d/file; stat -c '%a %U %g %h' /srv/hard; readlink /srv/link; ls /home")
+            assert found.stdout == "kept\n4711 worker 2000 2\n/no/such\nnew\n"
+            assert (await each.exec("test -e /bin/awk")).return_code == 1
+        assert "4771" not in (await copy.exec("ps")).stdout
+        assert (await copy.exec("hostname")).stdout == f"{copy.id}\n"
+        await copy.exec("echo changed > /srv/d/file")
+        assert (await box.exec("cat /srv/d/file")).stdout == "kept\n"
+        assert copy.id != box.id
+    finally:
+        await copy.stop()
+
+
+async def test_a_copy_is_stopped_on_its_own_and_can_be_copied(box):
+    await box.exec("echo 1 > /srv/file")
+    first = await box.fork()
+    await first.exec("echo 2 >> /srv/file")
+    second = await first.fork()
+    await first.stop()
+    assert (await second.exec("cat /srv/file")).stdout == "1\n2\n"
+    await second.stop()
+    assert (await box.exec("cat /srv/file")).stdout == "1\n"
+
+
+async def test_a_box_that_has_ended_cannot_be_copied(provider, spec):
+    box = await provider.start(spec)
+    await box.stop()
+    with pytest.raises(BoxLostError):
+        await box.fork()
+
+
 async def test_a_missing_image_is_one_clear_error(provider, spec, tmp_path):
     with pytest.raises(UserError, match=r"The image .*nowhere (is not a directory|does not exist): correct"):
         await provider.prepare(Image(tree=tmp_path / "nowhere"))
