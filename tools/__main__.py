@@ -4,5 +4,5 @@ import sys
 from importlib import import_module
 
 if __name__ == "__main__":
-    # Imported by name: tools must not depend on the command line, which is built on top of them.
+    # Import by name, because tools must not depend on the command line, which is built on top of them.
     import_module("agentloop.cli").main(["tools", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""`Tool`, what a model may call, and the `ToolContext` of one trajectory. All trajectories share the `Tool`."""
+"""`Tool`, which a model may call, and the `ToolContext` of one trajectory. All trajectories share the `Tool`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ToolResult:
     content: Content
     """Text, or text and image parts, for the model."""
     is_error: bool = False
-    """The tool ran, and what the model requested failed: code that raised, a wrong query. `content` says why."""
+    """Whether the tool worked but the model's request failed, such as code that raised. `content` says why."""
     failure: FailureKind | None = None
-    """Who failed if the call itself did: MODEL (invalid arguments, unknown tool), TOOL (raised, timed out) or ENV."""
+    """Cause of a failed call: MODEL (invalid arguments, unknown tool), TOOL (raised, timed out) or ENV."""
     reward: float = 0.0
     """Added to the rewards of the turn that made the call."""
     stop: bool | StopReason = False
@@ -41,7 +41,7 @@ class ToolResult:
     def __post_init__(self) -> None:
         """Raise `TypeError` for fields of a wrong type, and `ValueError` for numbers that are not finite.
 
-        Raised here, the traceback points into the tool.
+        The check is in the constructor so that the traceback points into the tool.
         """
         if not is_content(self.content):
             raise TypeError(
@@ -67,7 +67,7 @@ class ToolContext:
     rng: random.Random
     """Generator seeded by the trajectory: use it instead of the global one."""
     images: Sequence[Any] = ()
-    """Images shown so far in the trajectory (`PIL.Image.Image`), those of the prompt first."""
+    """Images shown so far in the trajectory (`PIL.Image.Image`), the prompt's first."""
     env: Any = None
     """Environment of the episode, for tools that act on it."""
     deadline: float = float("inf")
@@ -127,9 +127,9 @@ class Tool:
     arguments: ArgumentSchema | None = None
     """Argument schema to use instead of the signature of `call`."""
     by_name_only: bool = False
-    """Whether a daemon offers the tool only if its command line names it: it reaches files or networks of the host."""
+    """Whether the tool reaches files or networks of the host. A daemon offers it only if its command line names it."""
     limit: SharedLimit | None = None
-    """Limit on calls from all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
+    """Limit on the calls of all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -152,4 +152,4 @@ class Tool:
         raise NotImplementedError
 
     async def close(self, ctx: ToolContext) -> None:
-        """Release the state. Runs once after every successful `open`, however the trajectory ended."""
+        """Release the state. Runs once after every successful `open`, even if the trajectory failed."""

@@ -1,6 +1,6 @@
-"""Format the result of executed code for the model: output, errors, images, and how it ended if not normally.
+"""Format the result of executed code for the model: output, errors, images, and an abnormal end.
 
-Long tracebacks lose their first lines and keep the last frames and the exception, which explain the error.
+A long traceback keeps only its last frames and the exception, which explain the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAX_LINE = 1000
 """Maximum characters of a traceback line. The last line may quote arbitrary values."""
 _MAX_PIXELS = 16_000_000
-"""Maximum pixels of an image that code displays: above what any model sees, and still fast to decode."""
+"""Maximum pixels of an image that code displays: more than any model sees, and still fast to decode."""
 _IMAGE_TYPES = ("image/png", "image/jpeg")
 _CUT = "[output cut]"
 

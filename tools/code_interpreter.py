@@ -1,4 +1,4 @@
-"""`CodeInterpreter`: runs Python code of the model in a sandbox, on this machine or in daemons."""
+"""`CodeInterpreter`: runs the model's Python code in a sandbox, on this machine or in daemons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n(?P<code>.*?)\n?```\s*", re.DO
 _QUEUE_SECONDS = 600.0
 """Seconds that a call may wait for a sandbox slot. The sandbox itself limits the time of the code."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 5.0
-"""Seconds between attempts to get a session while all are in use: doubling from the first value to the last."""
+"""First and longest pause, in seconds, between attempts to get a session while all are in use. Pauses double."""
 _STATEFUL = (
     "Run Python code as the next cell of a notebook and return what it prints; the value of a last line that is an "
     "expression is printed too. Variables, imports and files are kept for the next call."
@@ -66,11 +66,12 @@ class CodeInterpreter(Tool):
         `sandbox` is "local" for the default isolation level of this machine, the name of a level, or the addresses of
         sandbox daemons (`http://a:8080,http://b:8080`). `sandbox_options` configure it (`packages=["numpy"]`, `token=`,
         ...). With `stateful`, a trajectory has one notebook instead of a fresh process per call. `timeout` is the
-        maximum seconds of the code. `max_images` is how many images a notebook call may show: 0 for text models.
+        maximum seconds of the code. `max_images` is the number of images that a notebook call may show: 0 for text
+        models.
         """
         self.sandbox = sandbox_at(sandbox, sandbox_options)
         self.timeout = timeout + _QUEUE_SECONDS
-        # Created here because both raise for invalid limits.
+        # Create both here, because they raise for invalid limits.
         self._execution = Execution(
             code="", timeout=timeout, memory_mb=memory_mb, output_bytes=max_output_bytes, echo=True
         )
@@ -131,7 +132,7 @@ class CodeInterpreter(Tool):
 
 
 class _Notebook:
-    """Session of one trajectory. Its first cell opens it, and so does the next cell after it has ended."""
+    """Session of one trajectory. The first cell opens it, and so does the next cell after it has ended."""
 
     def __init__(self, sandbox: Sandbox, settings: SessionSettings) -> None:
         self.lock = asyncio.Lock()
@@ -192,6 +193,6 @@ def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
         known = [name for name in inspect.signature(SandboxClient).parameters if name != "urls"]
         raise UserError(
             f"Clients of a sandbox daemon cannot set these options: {error}. Use only {', '.join(known)} here, and "
-            "give the others to `agentloop tools serve`."
+            "set the others in `agentloop tools serve`."
         ) from error
     return SandboxClient(where, **options)

@@ -1,4 +1,4 @@
-"""Run a coroutine up to its first wait. One that never waits needs no timer, task or event loop."""
+"""Run a coroutine up to its first wait. A coroutine that never waits needs no timer, task or event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 def first_step(coroutine: Coroutine[Any, Any, R]) -> tuple[bool, R | Awaitable[R]]:
-    """Return (True, its result) if it ended without waiting, else (False, an awaitable of the result)."""
+    """Return (True, result) if the coroutine ended without waiting, else (False, awaitable of the result)."""
     try:
         waits_for = coroutine.send(None)
     except StopIteration as done:

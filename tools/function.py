@@ -1,4 +1,4 @@
-"""`@tool`: makes a `Tool` of a plain function."""
+"""`@tool`: turns a plain function into a `Tool`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tool(
 def tool(
     function: Function | None = None, /, *, name: str | None = None, timeout: float | None = None, inline: bool = False
 ) -> FunctionTool | Callable[[Function], FunctionTool]:
-    """Make a tool of a function, sync or async. A first parameter named `ctx` gets the `ToolContext`.
+    """Turn a function, sync or async, into a tool. A first parameter named `ctx` gets the `ToolContext`.
 
         @tool
         def add(a: int, b: int) -> str:

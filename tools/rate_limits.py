@@ -25,7 +25,7 @@ from pathlib import Path
 from agentloop.errors import UserError
 
 _POLL_SECONDS = (0.002, 0.02)
-"""Seconds between attempts to find a free slot: doubling from the first value to the second."""
+"""First and longest pause, in seconds, between attempts to find a free slot. Pauses double."""
 _TIME = struct.Struct("d")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -95,7 +95,7 @@ class SharedLimit:
         return None
 
     def _reserve(self) -> float:
-        """Return the `time.monotonic()` at which this call may start, and postpone the next. Processes share it."""
+        """Return the `time.monotonic()` at which this call may start, and postpone the next call of any process."""
         file = os.open(self._folder / "next-call", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds

@@ -1,4 +1,4 @@
-"""Tools by name: those that packages registered (entry-point group `agentloop.tools`), and your own."""
+"""Load tools by name: those that packages registered (entry-point group `agentloop.tools`), and your own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToolSource(Protocol):
 def load(spec: str, **options: Any) -> Tool:
     """Return the tool of a registered name, 'package.module:name' or 'path/to/file.py:name'.
 
-    The name stands for a `Tool` class, which is made with `options`, for a `Tool`, or for a function, which becomes a
+    The name refers to a `Tool` class, which is created with `options`, to a `Tool`, or to a function, which becomes a
     tool. Raises `UserError`.
     """
     tools = load_all(spec, **options)
@@ -46,14 +46,14 @@ def load_all(
 ) -> list[Tool]:
     """Return the tool of a spec, or all tools of a `ToolSource`.
 
-    `max_concurrency` and `calls_per_second` bound the calls of each tool over all processes of the machine. Raises
+    `max_concurrency` and `calls_per_second` limit the calls of each tool over all processes of the machine. Raises
     `UserError`.
     """
     found = _make(spec, TOOLS.get(spec), options)
     tools = found.tools() if isinstance(found, ToolSource) else [found]
     if max_concurrency is None and calls_per_second is None:
         return tools
-    tools = [copy.copy(each) for each in tools]  # the tool of a module may be used elsewhere without limits
+    tools = [copy.copy(each) for each in tools]  # other code may use the module's tool without limits
     for each in tools:
         each.limit = SharedLimit(each.name, max_concurrency=max_concurrency, calls_per_second=calls_per_second)
     return tools

@@ -1,6 +1,6 @@
 """JSON Schema and validation of a tool's arguments: `Arguments` from a signature, `SchemaArguments` from a schema.
 
-In a signature, types are those that pydantic understands. A parameter's description is the string in `Annotated`,
+In a signature, types are all that pydantic understands. A parameter's description is the string in `Annotated`,
 `Field(description=)`, or its line in the docstring's `Args:`. Validation uses pydantic's lax mode because models write
 numbers as strings: "3" and 3.0 are integers, 3.5 is not. A bool must be true or false, or such a string: "yes", "on"
 and 1 are refused.
@@ -72,7 +72,7 @@ class Arguments:
                     "sees the types."
                 )
         inner = inspect.unwrap(getattr(function, "__func__", function))
-        # Resolve only these: hints of ctx and of the result may name imports under TYPE_CHECKING.
+        # Resolve only these, because hints of ctx and of the result may name imports under TYPE_CHECKING.
         shown = SimpleNamespace(__annotations__={p.name: p.annotation for p in parameters})
         try:
             return typing.get_type_hints(shown, globalns=getattr(inner, "__globals__", {}), include_extras=True)

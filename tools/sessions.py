@@ -66,7 +66,7 @@ class ToolSessions:
         self._sessions: dict[str, _Session] = {}
 
     async def call(self, call: ToolCall, deadline: float) -> ToolResult:
-        """Run one call until `deadline` (`time.monotonic()`) at most. Raises nothing but a cancellation."""
+        """Run one call until `deadline` (`time.monotonic()`) at most. Raises only if it is cancelled."""
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools)
@@ -83,7 +83,7 @@ class ToolSessions:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _failed("The tool was cancelled.")  # the tool raised it: nobody cancelled this call
+            return _failed("The tool was cancelled.")  # the tool raised it: this call was not cancelled
         except ToolError as error:
             return _failed(str(error))
         except (Exception, SystemExit) as error:  # the boundary: a tool can fail only its own call
@@ -115,14 +115,14 @@ class ToolSessions:
 
 
 async def _run_limited(limit: SharedLimit, session: _Session, arguments: dict[str, Any], deadline: float) -> ToolResult:
-    """Run a call under a limit. The wait for the limit counts against the episode's time, not against the tool's."""
+    """Run a call under a limit. Waiting for the limit counts against the episode's time, not the tool's timeout."""
     started = time.monotonic()
     running = limit.admitted()
     try:
         async with asyncio.timeout(deadline - started):
             await running.__aenter__()
     except TimeoutError:
-        return _failed(f"The call waited {time.monotonic() - started:.3g} s for its turn and did not get it.")
+        return _failed(f"The call waited {time.monotonic() - started:.3g} s for a free slot and did not get one.")
     waited = time.monotonic() - started
     try:
         result = await _run(session, arguments, deadline)
@@ -155,7 +155,7 @@ def _as_text(result: object, tool: Tool) -> str:
     if isinstance(result, str):
         return result
     if result is None:
-        raise TypeError(f"{named(_written(tool))} returned None: return a text for the model")
+        raise TypeError(f"{named(_written(tool))} returned None: return a string for the model")
     try:
         return to_json(result).decode()
     except PydanticSerializationError as error:

@@ -1,4 +1,4 @@
-"""Summarize registered tools without creating them, because some need options such as the path of an index."""
+"""Summarize registered tools without creating them, because some require options such as the path of an index."""
 
 from __future__ import annotations
 

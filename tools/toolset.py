@@ -41,7 +41,7 @@ class Toolset:
             }
             for name, tool in self.tools.items()
         ]
-        """Schemas in the format of OpenAI-style APIs and chat templates. It is always the same list."""
+        """Schemas in the format of OpenAI-style APIs and chat templates. Every read returns the same list."""
 
     def sessions(
         self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = (), env: Any = None

@@ -132,7 +132,7 @@ def test_code_fences_are_stripped(text, code):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*give the others to `agentloop tools serve`"),
+        ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*set the others in `agentloop tools serve`"),
         ({"sandbox": "http://"}, "must be the address of a daemon"),
         ({"sandbox": "bubblewarp"}, "Did you mean 'bubblewrap'"),
         ({"timeout": -1}, "timeout must be a finite number above 0"),

@@ -127,7 +127,7 @@ async def test_unknown_tools_and_invalid_arguments_are_model_errors():
         ("raises a timeout of its own", "TimeoutError: upstream"),
         ("exits", "SystemExit: 1"),
         ("cancels itself", "The tool was cancelled."),
-        ("returns nothing", f"TypeError: {named(Misbehaves.call)} returned None: return a text for the model"),
+        ("returns nothing", f"TypeError: {named(Misbehaves.call)} returned None: return a string for the model"),
         (
             "returns itself",
             f"TypeError: {named(Misbehaves.call)} returned Misbehaves: return a string, a ToolResult or a JSON value",

@@ -8,7 +8,7 @@ from typing import Annotated
 from agentloop.boxes.interface.box import BoxError
 from agentloop.errors import FailureKind, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.machine.places import place_of
+from agentloop.tools.machine.episode_box import episode_box_of
 from agentloop.tools.machine.shell import Shell, ShellResult
 from agentloop.types.limits import StopReason
 
@@ -19,7 +19,7 @@ class Bash(Tool):
     """  # noqa: D205 - the description that models read
 
     def __init__(self, *, timeout: float = 120.0, max_output_bytes: int = 32768) -> None:
-        """Allow each command `timeout` seconds, and keep `max_output_bytes` of what it prints."""
+        """Allow each command `timeout` seconds, and keep `max_output_bytes` of its output."""
         if timeout <= 0 or max_output_bytes < 256:
             raise UserError("The tool bash needs a `timeout` above 0, and at least 256 `max_output_bytes`.")
         self._seconds = timeout
@@ -27,32 +27,32 @@ class Bash(Tool):
         self.timeout = timeout + 30.0  # an interrupted command may take its time
 
     async def open(self, ctx: ToolContext) -> tuple[Shell, asyncio.Lock]:
-        place = place_of(ctx)
-        return Shell(place.box, place.user, output_bytes=self._max_output_bytes), asyncio.Lock()
+        machine = episode_box_of(ctx)
+        return Shell(machine.box, machine.user, output_bytes=self._max_output_bytes), asyncio.Lock()
 
     async def close(self, ctx: ToolContext) -> None:
-        if place_of(ctx).box is not None:
+        if episode_box_of(ctx).box is not None:
             await ctx.state[0].close()
 
     async def call(self, ctx: ToolContext, command: Annotated[str, "Command, or several lines of them"]) -> ToolResult:
         shell, lock = ctx.state
-        place = place_of(ctx)
+        machine = episode_box_of(ctx)
         async with lock:  # calls of one turn arrive together and run in order
-            seconds = min(self._seconds, ctx.seconds_left, place.seconds_left)
+            seconds = min(self._seconds, ctx.seconds_left, machine.seconds_left)
             try:
                 result = await shell.run(command, seconds)
             except BoxError as error:
                 return ToolResult(str(error), is_error=True, failure=FailureKind.ENV, stop=StopReason.ENV_ERROR)
         return ToolResult(
-            _told(result, seconds),
+            _with_notes(result, seconds),
             is_error=result.return_code != 0,
-            stop=StopReason.MAX_SECONDS if place.seconds_left <= 0 else False,
+            stop=StopReason.MAX_SECONDS if machine.seconds_left <= 0 else False,
             metrics={"timed_out": float(result.timed_out), "ok": float(result.return_code == 0)},
         )
 
 
-def _told(result: ShellResult, seconds: float) -> str:
-    """Return what the model reads."""
+def _with_notes(result: ShellResult, seconds: float) -> str:
+    """Return the output of a command for the model, with notes on an abnormal end."""
     notes = []
     if result.timed_out:
         notes.append(f"[interrupted after {seconds:.3g} s]")

@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 from agentloop.boxes.interface.box import BoxError, BoxResult
 from agentloop.errors import FailureKind, ToolError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.machine.places import Place, place_of
+from agentloop.tools.machine.episode_box import EpisodeBox, episode_box_of
 from agentloop.types.limits import StopReason
 
 _FILE_BYTES = 4 << 20
 _AROUND = 4
-"""Lines shown before and after a change."""
+"""Number of lines to show before and after a change."""
 
 
 class Edit(Tool):
     """View and change text files. `view` shows a file with line numbers, or lists a directory. `create` writes
-    `file_text`. `str_replace` replaces `old_str`, which must occur exactly once, by `new_str`. `insert` puts `new_str`
-    after line `insert_line`.
+    `file_text`. `str_replace` replaces `old_str`, which must occur exactly once, with `new_str`. `insert` inserts
+    `new_str` after line `insert_line`.
     """  # noqa: D205 - the description that models read
 
     name = "edit"
@@ -35,9 +35,9 @@ class Edit(Tool):
         new_str: str | None = None,
         insert_line: Annotated[int | None, "Line number; 0 inserts at the beginning"] = None,
     ) -> ToolResult:
-        place = place_of(ctx)
+        machine = episode_box_of(ctx)
         try:
-            return ToolResult(await _edit(place, command, path, view_range, file_text, old_str, new_str, insert_line))
+            return ToolResult(await _edit(machine, command, path, view_range, file_text, old_str, new_str, insert_line))
         except _RefusedError as error:
             return ToolResult(str(error), is_error=True)
         except BoxError as error:
@@ -45,11 +45,11 @@ class Edit(Tool):
 
 
 class _RefusedError(ToolError):
-    """What was asked for cannot be done; the message says why."""
+    """The change is not possible. The message is for the model."""
 
 
 async def _edit(
-    place: Place,
+    machine: EpisodeBox,
     command: str,
     path: str,
     view_range: list[int] | None,
@@ -61,11 +61,11 @@ async def _edit(
     if command == "create":
         if file_text is None:
             raise _RefusedError("`create` needs `file_text`.")
-        await _write(place, path, file_text)
+        await _write(machine, path, file_text)
         return f"Wrote {path}."
     if command == "view":
-        return await _view(place, path, view_range)
-    text = await _read(place, path)
+        return await _view(machine, path, view_range)
+    text = await _read(machine, path)
     if new_str is None:
         raise _RefusedError(f"`{command}` needs `new_str`.")
     if command == "str_replace":
@@ -84,16 +84,16 @@ async def _edit(
         first = insert_line + 1
         added = new_str if new_str.endswith("\n") or insert_line == len(lines) else new_str + "\n"
         changed = "".join([*lines[:insert_line], added, *lines[insert_line:]])
-    await _write(place, path, changed)
+    await _write(machine, path, changed)
     last = first + new_str.count("\n")
     return f"Changed {path}:\n{_numbered(changed.splitlines(), first - _AROUND, last + _AROUND)}"
 
 
-async def _view(place: Place, path: str, view_range: list[int] | None) -> str:
-    listing = await _run(place, '[ -d "$1" ] && ls -Ap -- "$1"', path)
+async def _view(machine: EpisodeBox, path: str, view_range: list[int] | None) -> str:
+    listing = await _run(machine, '[ -d "$1" ] && ls -Ap -- "$1"', path)
     if listing.return_code == 0:
         return listing.stdout
-    lines = (await _read(place, path)).splitlines()
+    lines = (await _read(machine, path)).splitlines()
     first, last = 1, len(lines)
     if view_range is not None:
         if len(view_range) != 2 or not 1 <= view_range[0] <= max(last, 1):
@@ -107,22 +107,22 @@ def _numbered(lines: list[str], first: int, last: int) -> str:
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first))
 
 
-async def _read(place: Place, path: str) -> str:
-    result = await _run(place, 'cat -- "$1"', path)
+async def _read(machine: EpisodeBox, path: str) -> str:
+    result = await _run(machine, 'cat -- "$1"', path)
     if result.return_code != 0:
         raise _RefusedError(f"{path} cannot be read: {result.stderr.strip()}")
     if result.output_truncated or "\ufffd" in result.stdout:
-        raise _RefusedError(f"{path} is no text file of at most {_FILE_BYTES >> 20} MiB: use bash.")
+        raise _RefusedError(f"{path} is not a text file of at most {_FILE_BYTES >> 20} MiB: use bash.")
     return result.stdout
 
 
-async def _write(place: Place, path: str, text: str) -> None:
+async def _write(machine: EpisodeBox, path: str, text: str) -> None:
     script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-    result = await _run(place, script, path, text.encode())
+    result = await _run(machine, script, path, text.encode())
     if result.return_code != 0:
         raise _RefusedError(f"{path} cannot be written: {result.stderr.strip()}")
 
 
-async def _run(place: Place, script: str, path: str, stdin: bytes = b"") -> BoxResult:
+async def _run(machine: EpisodeBox, script: str, path: str, stdin: bytes = b"") -> BoxResult:
     command = ["/bin/sh", "-c", script, "sh", path]
-    return await place.box.exec(command, user=place.user, stdin=stdin, timeout=50, output_bytes=_FILE_BYTES)
+    return await machine.box.exec(command, user=machine.user, stdin=stdin, timeout=50, output_bytes=_FILE_BYTES)

@@ -1,4 +1,4 @@
-"""`Shell`: a shell of a box that runs one command after the other and keeps its state."""
+"""`Shell`: a shell in a box that runs one command after the other and keeps its state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from agentloop.boxes.interface.box import Box, Process
 
 _AFTER_INTERRUPT = 3.0
-"""Seconds that an interrupted command has to end."""
+"""Seconds in which an interrupted command must end."""
 _SETUP = "trap 'break 99 2>/dev/null' INT\n"
-"""The shell survives an interrupt, and leaves the loop that it runs."""
+"""Command that makes the shell survive an interrupt and leave its running loop."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,16 +20,16 @@ class ShellResult:
     """The result of a command."""
 
     output: str
-    """stdout and stderr as they came; the middle is cut out of more than the limit."""
+    """stdout and stderr, interleaved. Output above the limit loses its middle."""
     return_code: int | None
-    """None if it did not end by itself."""
+    """Exit code; None if the command did not end by itself."""
     timed_out: bool = False
     shell_ended: bool = False
-    """Whether the shell is gone: the next command starts a new one."""
+    """Whether the shell has ended. The next command then starts a new one."""
 
 
 class Shell:
-    """One shell. It starts with its first command, and anew after it has ended."""
+    """A shell that starts with its first command. If it has ended, the next command starts it again."""
 
     def __init__(self, box: Box, user: str | None = None, *, output_bytes: int = 32768) -> None:
         self._box = box
@@ -38,10 +38,10 @@ class Shell:
         self._process: Process | None = None
 
     async def run(self, command: str, seconds: float) -> ShellResult:
-        """Run a command. One that takes longer is interrupted; if it ignores that, the shell is killed with it."""
+        """Run a command. If it takes longer than `seconds`, interrupt it; if it ignores that, kill it and the shell."""
         process = await self._start()
         mark = secrets.token_hex(12)
-        # Without input of its own a command would read the next one. `command` keeps sh alive after a syntax error.
+        # /dev/null keeps a command from reading the next one. `command` keeps sh alive after a syntax error.
         text = f"{{ command eval {shlex.quote(command)}\n}} </dev/null 2>&1\nprintf '\\n{mark} %d\\n' $? 2>&1\n"
         await process.write(text.encode())
         output = _Output(mark.encode(), self._output_bytes)
@@ -53,7 +53,7 @@ class Shell:
         return self._result(output, timed_out=True)
 
     async def close(self) -> None:
-        """Kill the shell and what runs in it."""
+        """Kill the shell and all commands in it."""
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
@@ -68,13 +68,13 @@ class Shell:
         return self._process
 
     async def _read(self, process: Process, output: _Output, seconds: float) -> bool:
-        """Read until the command ends; return False if its time is over before."""
+        """Read until the command ends. Return False if it does not end within `seconds`."""
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 while not output.is_complete:
                     data = await process.read()
                     if not data:
-                        await process.wait()  # raises if it is the box that has ended
+                        await process.wait()  # raises if the box itself has ended
                         await self.close()
                         return True
                     output.add(data)
@@ -88,7 +88,7 @@ class Shell:
 
 
 class _Output:
-    """What a command has printed: the first and the last bytes of it, and its exit status after the mark."""
+    """The first and last bytes that a command has printed, and its exit status after the mark."""
 
     def __init__(self, mark: bytes, limit: int) -> None:
         self._mark = b"\n" + mark + b" "

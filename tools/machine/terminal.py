@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from agentloop.boxes.interface.box import Box, BoxError, Process
 from agentloop.errors import FailureKind, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.machine.places import place_of
+from agentloop.tools.machine.episode_box import episode_box_of
 from agentloop.types.limits import StopReason
 
 LINES, COLUMNS = 40, 120
-"""Size of the terminals of boxes."""
+"""Lines and columns of a terminal."""
 _QUIET_SECONDS = 0.3
-"""A screen that has not changed for so long is shown before the time to wait is over."""
+"""Seconds after which a screen that does not change counts as finished."""
 _POLL_SECONDS = 0.05
 _KEY = re.compile(r"<([A-Za-z]+|C-[a-z\\\[\]])>")
 _KEYS = {
@@ -37,9 +37,9 @@ _KEYS = {
 
 
 class Terminal(Tool):
-    """Type into a terminal and return what its screen shows then. A newline presses Enter. <C-c>, <C-d>, <Esc>, <Tab>,
-    <Up>, <Down>, <Left>, <Right>, <Home>, <End>, <PageUp>, <PageDown>, <Delete> and <Backspace> press keys. Programs
-    that use the whole screen work, such as vim and less.
+    """Type into a terminal and return its screen afterwards. A newline presses Enter. <C-c>, <C-d>, <Esc>, <Tab>,
+    <Up>, <Down>, <Left>, <Right>, <Home>, <End>, <PageUp>, <PageDown>, <Delete> and <Backspace> press keys.
+    Full-screen programs such as vim and less work.
     """  # noqa: D205 - the description that models read
 
     def __init__(self, *, max_wait: float = 60.0) -> None:
@@ -53,8 +53,8 @@ class Terminal(Tool):
         _pyte()
 
     async def open(self, ctx: ToolContext) -> _Session:
-        place = place_of(ctx)
-        return await _Session.start(place.box, place.user)
+        machine = episode_box_of(ctx)
+        return await _Session.start(machine.box, machine.user)
 
     async def close(self, ctx: ToolContext) -> None:
         await ctx.state.close()
@@ -63,20 +63,20 @@ class Terminal(Tool):
         self,
         ctx: ToolContext,
         keys: Annotated[str, "What to type; empty only waits"],
-        wait: Annotated[float, "Most seconds to wait for the screen to come to rest"] = 5.0,
+        wait: Annotated[float, "Maximum seconds to wait until the screen stops changing"] = 5.0,
     ) -> ToolResult:
-        session, place = ctx.state, place_of(ctx)
+        session, machine = ctx.state, episode_box_of(ctx)
         try:
             await session.type(keys)
-            seconds = max(0.0, min(wait, self._max_wait, ctx.seconds_left, place.seconds_left))
+            seconds = max(0.0, min(wait, self._max_wait, ctx.seconds_left, machine.seconds_left))
             screen = await session.screen_after(seconds)
         except BoxError as error:
             return ToolResult(str(error), is_error=True, failure=FailureKind.ENV, stop=StopReason.ENV_ERROR)
-        return ToolResult(screen, stop=StopReason.MAX_SECONDS if place.seconds_left <= 0 else False)
+        return ToolResult(screen, stop=StopReason.MAX_SECONDS if machine.seconds_left <= 0 else False)
 
 
 def pressed(keys: str) -> str:
-    """Return what a keyboard sends for text with named keys. A name that is none is text."""
+    """Return the characters that a keyboard sends for text with named keys. Unknown names are plain text."""
 
     def code(match: re.Match[str]) -> str:
         name = match[1]
@@ -96,7 +96,7 @@ def _pyte() -> Any:
 
 
 class _Session:
-    """A shell of the box on a terminal, and its screen, which is drawn as output arrives."""
+    """A shell on a terminal in the box, and its screen, which is drawn as output arrives."""
 
     def __init__(self, process: Process) -> None:
         pyte = _pyte()
@@ -119,12 +119,12 @@ class _Session:
         self._changed = asyncio.get_running_loop().time()
         if keys:
             if self._reading.done():
-                await self._process.wait()  # raises if it is the box that has ended
+                await self._process.wait()  # raises if the box itself has ended
                 return
             await self._process.write(pressed(keys).encode())
 
     async def screen_after(self, seconds: float) -> str:
-        """Wait until the screen rests, at most `seconds`, and return it."""
+        """Wait until the screen stops changing, at most `seconds`, and return it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while loop.time() < min(end, self._changed + _QUIET_SECONDS) and not self._reading.done():  # noqa: ASYNC110

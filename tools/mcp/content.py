@@ -1,4 +1,4 @@
-"""Convert content of MCP to content of messages."""
+"""Convert MCP content to message content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.vision.decoding import ImageBudget
 
 
 def as_content(items: Iterable[Any]) -> Content:
-    """Return a string if all items are text, else parts. Content that no model can see becomes a note."""
+    """Return a string if all items are text, else a list of parts. Content that no model can see becomes a note."""
     budget = ImageBudget()
     parts = [_part(item, budget) for item in items]
     if all(part["type"] == "text" for part in parts):

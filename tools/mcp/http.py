@@ -73,7 +73,7 @@ class HttpTransport:
 
 
 async def _messages(response: httpx.Response) -> AsyncIterator[Message]:
-    """Yield the messages of an answer. Raises `McpError` if it has anything else."""
+    """Yield the messages of an answer. Raises `McpError` if it contains anything else."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         content = b""
         async for chunk in response.aiter_bytes():

@@ -97,7 +97,7 @@ class Client:
 
 
 def _answer(message: Message) -> Message | None:
-    """Answer a request of the server: pings succeed, and all else (sampling, roots, elicitation) is refused."""
+    """Answer a request of the server: accept pings, and refuse all else (sampling, roots, elicitation)."""
     if "method" not in message or "id" not in message:
         return None
     if message["method"] == "ping":

@@ -19,11 +19,12 @@ from agentloop.tools.schema import SchemaArguments
 class McpServer:
     """Source of the tools of an MCP server.
 
-    `command`, a list or a shell-like line, starts the server; `url` is the address of a running one. `env` and
-    `folder` are the environment and working directory of the command. It inherits only the variables that programs need
-    to run. `headers` go to the URL. `include` names the tools to use (default: all), and `prefix` goes before their
-    names. With `stateful` (default) each trajectory has its own session, which is a process for a command. Otherwise
-    all share one. `timeout` is the seconds of one call. Raises `UserError` for settings that contradict each other.
+    `command`, a list or a line as in a shell, starts the server; `url` is the address of a running one. `env` and
+    `folder` are the environment and working directory of the command, which inherits only the variables that programs
+    need to run. `headers` are sent to the URL. `include` names the tools to use (default: all), and `prefix` goes
+    before their names. With `stateful` (default) each trajectory has its own session, and its own process of the
+    command; otherwise all trajectories share one. `timeout` is the maximum seconds of one call. Raises `UserError` for
+    settings that contradict each other.
     """
 
     needs = "command or url"
@@ -59,7 +60,7 @@ class McpServer:
         return self._url or shlex.join(self._command)
 
     def tools(self) -> list[Tool]:
-        """List the tools of the server in a session of its own. Raises `UserError` if that fails."""
+        """List the tools of the server in a separate session. Raises `UserError` if that fails."""
         try:
             listed = _run(self._list())
         except (McpError, TimeoutError) as error:
@@ -71,7 +72,7 @@ class McpServer:
             if name in (self._include or ()):
                 raise UserError(
                     f"The tool {name!r} of the MCP server {self.name} runs only as a task (execution.taskSupport is "
-                    "required), which agentloop does not do. Remove it from include."
+                    "required), which agentloop does not support. Remove it from include."
                 )
             del known[name]
         for name in self._include or ():
@@ -153,7 +154,7 @@ class McpTool(Tool):
         self._holds = False
 
     async def start(self) -> None:
-        """Open the session that all trajectories share, if they do. It stays open until `shutdown`."""
+        """Open the session if all trajectories share one. It stays open until `shutdown`."""
         if self._server.stateful or self._holds:
             return
         try:

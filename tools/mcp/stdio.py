@@ -19,7 +19,7 @@ _KEPT_ENVIRONMENT = ("HOME", "LANG", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 
 
 class StdioTransport:
-    """Transport that starts the server, and at the end kills it with all processes it started."""
+    """Transport that starts the server, and finally kills it and all processes that it started."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
         self._command = command
@@ -107,7 +107,9 @@ class StdioTransport:
             return
         if "method" in message:
             if (answer := self._on_request(message)) is not None:
-                with contextlib.suppress(BrokenPipeError):  # it has exited, and the reader is about to report it
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # the server has exited, and the reader is about to report it
                     self._write(answer)
         elif (future := self._waiting.get(message.get("id", 0))) is not None and not future.done():
             future.set_result(message)

@@ -18,7 +18,7 @@ from agentloop.tools.search.passages import Passage, passage_of, valid
 
 FORMAT = "agentloop search index 1"
 MAX_TERMS = 16
-"""Maximum terms of a query: the rarest ones, which narrow the search most."""
+"""Maximum terms of a query. The rarest terms are kept, because they narrow the search most."""
 MAX_QUERY_CHARS = 10_000
 _TERM = re.compile(r"\w+")
 _BATCH = 10_000
@@ -126,7 +126,7 @@ class LocalIndex:
         terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:MAX_QUERY_CHARS].lower())))
         if not terms:
             return []
-        # Quotes make a term plain text without operators.
+        # Quotes turn a term into plain text without operators.
         match = " OR ".join(f'"{term}"' for term in terms)
         rows = connection.execute(
             "SELECT p.id, p.title, p.text, -f.rank FROM (SELECT rowid, rank FROM found WHERE found MATCH ? ORDER BY "

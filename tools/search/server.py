@@ -19,8 +19,8 @@ class RetrievalServer:
     """`Retriever` that POSTs `{"queries": [...], "topk": k, "return_scores": true}`.
 
     It reads documents with and without scores. If the server accepts only `query` (SkyRL's), it switches to that form.
-    `url` is that of the route, http://host:port/retrieve. `timeout` is the seconds of one attempt, and `pause` those
-    before the second one: each further pause doubles.
+    `url` is the address of the route, http://host:port/retrieve. `timeout` is the maximum seconds of one attempt.
+    `pause` is the seconds before the second attempt; further pauses double.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RetrievalServer:
     async def _one(self, query: str, topk: int) -> list[Passage]:
         answer = await self._post({"query": query, "topk": topk, "return_scores": True})
         if answer is None:
-            raise ToolError("it accepts requests neither with `queries` nor with `query`.")
+            raise ToolError("it accepts neither `queries` nor `query`.")
         return self._read(answer, 1)[0]
 
     async def _post(self, body: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Full-text index in a folder by tantivy (Rust), ranked by BM25, for corpora of millions of passages.
+"""Full-text index in a folder with tantivy (Rust), ranked by BM25, for corpora of millions of passages.
 
 It needs `pip install 'agentloop[tantivy]'`. Title and text are one field, so that both kinds of index rank by the same
-counts. Their scores differ by constants.
+counts. Their scores differ only by constants.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
 def _write(corpus: Iterable[Passage], folder: Path, on_progress: Callable[[int], None]) -> int:
     index = _tantivy().Index(_schema(), path=str(folder))
     index.register_tokenizer(_TOKENIZER, _words())
-    # One thread keeps passages of equal score in the order of the corpus.
+    # A single thread keeps passages of equal score in the order of the corpus.
     writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     try:
         count = 0

@@ -29,9 +29,9 @@ class Search(Tool):
     ) -> None:
         """Open `source`: an index of `agentloop tools index` (SQLite's file or tantivy's folder) or a server's URL.
 
-        The URL is that of a route: http://host:port/retrieve. `topk` is the passages per query, and `max_passage_chars`
-        how much of each the model sees. `timeout` is the seconds of one attempt at a server, `token` its bearer token.
-        Raises `UserError` for invalid limits.
+        A URL is the address of the route: http://host:port/retrieve. `topk` is the number of passages per query, and
+        `max_passage_chars` the number of characters of each that the model sees. `timeout` is the maximum seconds of
+        one attempt at a server, `token` its bearer token. Raises `UserError` for invalid limits.
         """
         if topk < 1 or max_passage_chars < 1:
             raise UserError("topk and max_passage_chars of search must be at least 1.")

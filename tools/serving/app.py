@@ -32,7 +32,7 @@ _CLIENT_GONE = 499
 def application(daemon: Daemon) -> ASGIApp:
     """Return the ASGI application of a running daemon.
 
-    /openapi.json describes it. /docs is a page of our own, because FastAPI's loads scripts from other sites.
+    /openapi.json describes it. /docs is agentloop's own page, because FastAPI's loads scripts from other sites.
     """
     app = FastAPI(
         title="agentloop tools",
@@ -55,7 +55,7 @@ def application(daemon: Daemon) -> ASGIApp:
 
 
 def _shorten(app: FastAPI) -> None:
-    """Pass requests directly to handlers that take only the request, without the costly parsing of FastAPI."""
+    """Bypass FastAPI's costly parsing for handlers that take only the request."""
     for route in app.router.routes:
         if isinstance(route, APIRoute) and [*signature(route.endpoint).parameters] == ["request"]:
             route.app = request_response(route.endpoint)

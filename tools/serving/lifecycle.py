@@ -25,13 +25,13 @@ from agentloop.tools.serving.state.settings import Settings
 _logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 75.0
-"""Seconds that an idle connection is kept: longer than clients keep theirs, so that they close first."""
+"""Seconds that an idle connection stays open: longer than at the clients, so that they close first."""
 
 
 def serve(settings: Settings, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; then end running work within `drain_seconds`. A second signal ends it at once.
+    """Serve until SIGTERM or SIGINT, then finish running work within `drain_seconds`. A second signal ends it at once.
 
-    `announce` gets the start message when requests are accepted. Raises `UserError` if the daemon cannot start.
+    `announce` gets the start message once requests are accepted. Raises `UserError` if the daemon cannot start.
     """
     _prepare_logs(settings.log_level)
     _allow_many_connections()
@@ -54,12 +54,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 async def _serve(daemon: Daemon, listener: socket.socket, announce: Callable[[str], None]) -> None:
     async with daemon.running():
         server = Server(daemon)
-        # The handlers stay to the end: a signal must not interrupt the closing of the sandbox.
+        # Keep the handlers to the end, so that no signal interrupts the closing of the sandbox.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, server.stop, number.name)
         announce(_banner(daemon, address_of(listener)))
         gc.collect()
-        gc.freeze()  # present objects stay, so the collector need not visit them
+        gc.freeze()  # existing objects live to the end, so the collector need not visit them
         await server.serve(sockets=[listener])
 
 
@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # uvicorn would raise the signal again at its end, before the sandbox is closed
+        yield  # at its end uvicorn would raise the signal again, before the sandbox is closed
 
     def stop(self, reason: str) -> None:
         """Finish running requests and end; a second call ends at once."""
@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
 
 
 def _banner(daemon: Daemon, address: str) -> str:
-    """Return the start message: a few plain lines, of which the first has the address."""
+    """Return the start message: a few plain lines, the first with the address."""
     settings, level, load = daemon.settings, daemon.sandbox.level, daemon.sandbox.load()
     meaning = f": {LEVELS.get(level).protects}" if level in LEVELS else ""
     lines = [
@@ -114,12 +114,12 @@ def _banner(daemon: Daemon, address: str) -> str:
 
 
 def _prepare_logs(level: str) -> None:
-    """Log to stderr: access log lines without a prefix, so that programs can read them, and others as plain text."""
+    """Log to stderr: access lines without a prefix, so that programs can parse them, and other lines as plain text."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise UserError(f"--log-level {level!r} is none of debug, info, warning, error.")
     logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The start message has the address and the level; the log has what is unusual about them.
+    # The start message already has the address and the level.
     for name in ("uvicorn.error", "agentloop.sandboxes.levels.auto"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
     handler = logging.StreamHandler()
@@ -129,6 +129,6 @@ def _prepare_logs(level: str) -> None:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of descriptors to the maximum: each connection and each execution needs some."""
+    """Raise the limit of descriptors to the maximum, because each connection and each execution needs some."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
 """Compare two query results by the rules of the benchmarks, for rewards.
 
-Every comparator takes (predicted, gold). A failed gold query raises `GoldQueryError`, for the caller to count: it is
-never a match.
+Every comparator takes (predicted, gold). A failed gold query is never a match: it raises `GoldQueryError`, which the
+caller counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentloop.tools.sql.results import QueryResult, Row
 Comparator = Callable[[QueryResult, QueryResult], bool]
 
 _DIGITS = 9
-"""Significant digits of floats, because a sum depends on the order of its rows."""
+"""Significant digits of floats that are compared, because a sum depends on the order of its rows."""
 _PIECE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?(?:\*/|\Z)|[()]|[^()'\"/-]+|[/-]", re.DOTALL)
 """A string, a comment, a parenthesis, or other text of SQL."""
 
@@ -97,7 +97,7 @@ def comparator(name: str) -> Comparator:
 def _match_columns(
     ours: Sequence[Row], theirs: Sequence[Row], candidates: Sequence[Sequence[int]], same: Callable[[Any, Any], bool]
 ) -> bool:
-    """Return whether a permutation of our columns gives their rows.
+    """Return whether a permutation of the predicted columns gives the gold rows.
 
     The search is depth first, starts with the columns that have the fewest candidates, and stops a branch as soon as
     the chosen columns differ.

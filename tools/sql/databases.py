@@ -1,4 +1,4 @@
-"""Read-only databases: those of all tasks, and SQLite and DuckDB files that tasks name."""
+"""Read-only databases: one for all tasks, or SQLite and DuckDB files that tasks name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentloop.tools.sql.results import QueryResult
 from agentloop.tools.sql.workers import WorkerPool
 
 _MAX_NAMED = 64
-"""Maximum number of databases of tasks that stay open."""
+"""Maximum number of open databases that tasks name."""
 
 
 class Database(Protocol):
-    """Database that runs read-only queries of many episodes at once."""
+    """Database that runs read-only queries of many episodes concurrently."""
 
     async def start(self) -> None:
         """Check the database. Raises `UserError` if it is not usable."""
@@ -37,7 +37,7 @@ class FileDatabase:
     """SQLite or DuckDB file, read in processes that can be killed. The file must not change while it is in use."""
 
     def __init__(self, path: str | Path, pool: WorkerPool) -> None:
-        """Detect the type of the file. Raises `UserError` if it is not a regular file, of SQLite or DuckDB."""
+        """Detect the type of the file. Raises `UserError` if it is not a regular file of SQLite or DuckDB."""
         self.path = Path(path)
         self.engine = _engine_of(self.path)
         self._pool = pool
@@ -80,7 +80,7 @@ def _engine_of(path: Path) -> Literal["sqlite", "duckdb"]:
 
 
 def _head_of(path: Path) -> bytes:
-    """Return the first bytes of a regular file. Opening a pipe or a device could wait, or act."""
+    """Return the first bytes of a regular file. Refuse others: opening a pipe or a device could block or act."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
@@ -108,7 +108,7 @@ class Databases:
     async def named(self, name: str) -> Database:
         """Return the database that a task names, a file below the folder.
 
-        Raises `UserError` if it is elsewhere, also through links, or cannot be opened.
+        Raises `UserError` if the file is elsewhere, even if only through a link, or cannot be opened.
         """
         if (known := self._named.get(name)) is not None:
             return known

@@ -1,4 +1,4 @@
-"""`PostgresDatabase`: queries with a role that may only read, in sessions without a memory."""
+"""`PostgresDatabase`: queries with a role that may only read, in sessions that are reset after each query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.tools.sql.results import QueryResult
 
 
 class PostgresDatabase:
-    """PostgreSQL database, used with a role that may only read. No query sees what another one left in its session."""
+    """PostgreSQL database, used with a role that may only read. No query sees the session state of another one."""
 
     def __init__(self, dsn: str, *, connections: int = 8) -> None:
         """Prepare `connections` concurrent queries. `dsn` is postgresql://user:password@host/database."""
@@ -29,7 +29,7 @@ class PostgresDatabase:
         """Name of the role, after `start`."""
 
     async def start(self) -> None:
-        """Check the connection. Raises `UserError` too if the role may do more than read its tables."""
+        """Check the connection. Raises `UserError` if it fails, or if the role may do more than read its tables."""
         try:
             connection = await self._connect()
         except self._psycopg.Error as error:
@@ -78,7 +78,7 @@ class PostgresDatabase:
             return result
 
     async def _cleaned(self, connection: Any) -> bool:
-        """Return whether a connection has lost its session state: prepared statements, locks, settings."""
+        """Discard the session state (prepared statements, locks, settings). Return whether that worked."""
         if connection.closed:
             return False
         try:
@@ -128,7 +128,7 @@ _FUNCTIONS = (
     "^(dblink|lo_|loread|lowrite|pg_advisory_|pg_cancel_backend|pg_file_|pg_logical_|pg_ls_|pg_notify|pg_read_"
     "|pg_stat_file|pg_stat_get_activity|pg_stat_statements|pg_terminate_backend|pg_try_advisory_|set_config)"
 )
-"""Functions, as a pattern of names, that reach files and other servers, or see, disturb or signal other sessions."""
+"""Pattern of names of functions that reach files or other servers, or that see, disturb or signal other sessions."""
 _EXECUTABLE = f"""
 SELECT oid::regprocedure::text FROM pg_proc
 WHERE proname ~ '{_FUNCTIONS}' AND has_function_privilege(oid, 'EXECUTE') ORDER BY 1
@@ -137,7 +137,7 @@ REVOKE = (
     "DO $$ DECLARE f regprocedure; BEGIN FOR f IN SELECT oid FROM pg_proc WHERE prokind = 'f' AND proname ~ "
     f"'{_FUNCTIONS}' LOOP EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f); END LOOP; END $$"
 )
-"""Statement that takes the functions from all roles but superusers, in one database."""
+"""Statement that revokes the functions from all roles except superusers, in one database."""
 _RIGHTS = """
 SELECT current_user, rolsuper, rolcreaterole, rolcreatedb, rolreplication,
        pg_has_role('pg_read_server_files', 'member'), pg_has_role('pg_write_server_files', 'member'),

@@ -29,9 +29,9 @@ class SqlQuery(Tool):
     ) -> None:
         """Open `database`: a SQLite or DuckDB file, or postgresql://... By default each task names its own.
 
-        A task names a file below `folder` in its field `database_field`. `timeout` is the seconds of a query.
-        `max_rows` and `max_bytes` limit how much of its result is read, `max_chars` how much the model sees. `workers`
-        is the number of concurrent queries. Raises `UserError` for invalid limits.
+        A task names a file below `folder` in its field `database_field`. `timeout` is the maximum seconds of a query.
+        `max_rows` and `max_bytes` limit the part of a result that is read, `max_chars` the part that the model sees.
+        `workers` is the number of concurrent queries. Raises `UserError` for invalid limits.
         """
         if not (timeout > 0 and max_rows > 0 and max_chars > 0 and max_bytes > 0 and workers > 0):
             raise UserError("timeout, max_rows, max_chars, max_bytes and workers of sql_query must be above 0.")

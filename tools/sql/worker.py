@@ -1,4 +1,4 @@
-"""Script that queries database files in its own process, which can be killed: the database's C code cannot.
+"""Script that queries database files in a separate process, because the database's C code can only be killed with it.
 
 It uses the standard library only, and duckdb for DuckDB files. Requests on stdin and answers on stdout are JSON lines.
 """
@@ -72,7 +72,7 @@ def _open_duckdb(path: str) -> Any:
 
 
 def _check_duckdb(sql: str) -> None:
-    """Refuse all but one reading statement: DuckDB runs several, and does not count all changes as writes."""
+    """Refuse all but one reading statement, because DuckDB runs several and does not count all changes as writes."""
     import duckdb
 
     statements = duckdb.extract_statements(sql)
@@ -128,7 +128,7 @@ def _outcome(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     except MemoryError:
         return {"error": "out of memory: the result, or a value in it, is too large"}
-    # Errors of sqlite and duckdb have no common type. All are about the query.
+    # Errors of sqlite and duckdb have no common type, and all concern the query.
     except Exception as error:
         return {"error": str(error) or type(error).__name__}
 

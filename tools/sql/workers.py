@@ -11,7 +11,7 @@ from agentloop.process.worker_pool import WorkerDiedError, Workers
 from agentloop.tools.sql.results import QueryResult, Value
 
 _GRACE = 0.5
-"""Seconds for the database to stop by itself before its process is killed."""
+"""Seconds in which the database may stop by itself before its process is killed."""
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 

@@ -1,4 +1,4 @@
-"""Tools written for verl, used without changes.
+"""Tools written for verl, used unchanged.
 
 `BaseTool`, `ToolResponse` and `OpenAIFunctionToolSchema` stand in for verl's classes if verl is not installed: import
 them from here instead.

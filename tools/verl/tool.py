@@ -1,4 +1,4 @@
-"""`VerlTool`: makes a `Tool` of an object with verl's `create`, `execute` and `release`."""
+"""`VerlTool`: wraps an object with verl's `create`, `execute` and `release` as a `Tool`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Correct or refuse bounding boxes that a model writes, and map them from the image it saw to the source image.
 
-Policy `verl` has the rules of verl 0.7's `image_zoom_in_tool`, for parity. Policy `kind` refuses less.
+Policy `verl` follows the rules of verl 0.7's `image_zoom_in_tool`, for parity. Policy `kind` refuses fewer boxes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 MIN_SIDE = 28
-"""Pixels of a side of the smallest image that Qwen's vision towers accept."""
+"""Side of the smallest image that Qwen's vision towers accept, in pixels."""
 MAX_ASPECT = 100
 _NORM = 1000.0
 
@@ -23,10 +23,10 @@ _NORM = 1000.0
 def resolve_box(bbox: Any, width: int, height: int, policy: Policy = "kind") -> Box | None:
     """Return a box inside an image of `width` x `height` pixels, large enough to show, or None if it is refused.
 
-    Both policies cut off parts outside the image. They refuse boxes that are not four finite numbers, reversed, empty
-    or completely outside. `verl` also refuses side ratios above 100. It enlarges a box with a side below 28 pixels in
-    proportion, as far as the image allows, which refuses long thin boxes. `kind` enlarges only the short side: to 28
-    pixels and a hundredth of the long side, or to the side of the image.
+    Both policies cut off parts outside the image. They refuse boxes that are not four finite numbers, or are reversed,
+    empty or completely outside. `verl` also refuses side ratios above 100. It enlarges a box with a side below 28
+    pixels in proportion, as far as the image allows, and refuses long thin boxes that stay too small. `kind` enlarges
+    only the short side: to 28 pixels and at least a hundredth of the long side, or to the side of the image.
     """
     numbers = _four_numbers(bbox)
     if numbers is None:
@@ -104,7 +104,7 @@ def to_source(box: Box, seen: tuple[int, int], source: tuple[int, int]) -> tuple
 
 
 def _down(value: float) -> int:
-    """Round down, but 2.9999999999 to 3: the error of a scale factor must not cost a pixel."""
+    """Round down, but 2.9999999999 to 3, so that the error of a scale factor does not cost a pixel."""
     return math.floor(value + 1e-6)
 
 

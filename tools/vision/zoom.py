@@ -1,6 +1,6 @@
 """`ImageZoomIn`: shows the model a region of an image in full resolution.
 
-It is the tool of DeepEyes (arXiv 2505.14362) with the names, schema and texts of verl 0.7.
+It is the tool of DeepEyes (arXiv 2505.14362), with the names, schema and messages of verl 0.7.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _no_default(schema: dict[str, Any]) -> None:
 
 
 class ImageZoomIn(Tool):
-    """Zoom tool of DeepEyes and verl, with the same name, schema and texts."""
+    """Zoom tool of DeepEyes and verl, with the same name, schema and messages."""
 
     name = "image_zoom_in_tool"
     description = (
@@ -59,9 +59,10 @@ class ImageZoomIn(Tool):
         """Configure the tool for a model family. Raises `UserError` for an unknown family.
 
         `family` is the `model_type`. It decides whether boxes are in pixels of the image as seen (Qwen2.5-VL) or in
-        thousandths of its sides (Qwen3-VL); `frame` overrides it. `min_pixels` and `max_pixels` are those of its
-        processor, and larger crops are scaled down. `policy` is that of `resolve_box`. With `nested` a box refers to
-        the last image shown, otherwise to the first one of the prompt. `max_images` limits the images of a trajectory.
+        thousandths of its sides (Qwen3-VL); `frame` overrides it. `min_pixels` and `max_pixels` are the limits of the
+        model's processor, and larger crops are scaled down. `resolve_box` explains `policy`. With `nested` a box
+        refers to the last image shown, otherwise to the first one of the prompt. `max_images` limits the images of a
+        trajectory.
         """
         if family not in _FAMILIES:
             raise UserError(

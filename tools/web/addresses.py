@@ -20,7 +20,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.ip_network("2002::/16")
 _UNICAST = ipaddress.ip_network("2000::/3")
-"""The IPv6 addresses that are assigned for the public internet; everything else is special or reserved."""
+"""IPv6 addresses of the public internet. All others are special or reserved."""
 _DENIED = [
     ipaddress.ip_network(text)
     for text in (
@@ -31,7 +31,7 @@ _DENIED = [
         "3fff::/20",  # documentation
     )
 ]
-"""Ranges that `ipaddress` calls global, in some version at least, and that no web page needs.
+"""Ranges that no web page needs, although `ipaddress` calls them global in some version.
 
 https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry
 """
@@ -42,7 +42,7 @@ class AddressError(Exception):
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is on the public internet. IPv4 addresses inside IPv6 ones are checked too."""
+    """Return whether an address is on the public internet. IPv4 addresses inside IPv6 addresses are checked, too."""
     if isinstance(address, ipaddress.IPv6Address):
         for inner in (address.ipv4_mapped, address.teredo and address.teredo[1]):
             if inner:
@@ -88,7 +88,7 @@ class PublicOnly(httpcore.AsyncNetworkBackend):
         return await self._backend.connect_tcp(addresses[0], port, *args, **options)
 
     async def connect_unix_socket(self, path: str, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        raise AddressError("sockets of this machine are not reached")
+        raise AddressError("sockets of this machine are not allowed")
 
     async def sleep(self, seconds: float) -> None:
         await self._backend.sleep(seconds)

@@ -1,4 +1,4 @@
-"""`Fetcher`: fetches a page as text, with limits on size, time and redirects, and reads it in a process of its own."""
+"""`Fetcher`: fetches a page with limits on size, time and redirects, and extracts its text in a separate process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT = re.compile(r"text/|application/(json|xml|xhtml\+xml|rss\+xml|atom\+xml|javascript|.*\+(json|xml))")
 _CHUNK = 1 << 16
 _MAX_HEADER_CHARS = 256
-"""Characters of a header that are read; a browser's are shorter."""
+"""Maximum characters of a header. Those of browsers are shorter."""
 _MAX_URL_CHARS = 8192
 _MAX_HOST_CHARS = 253
-"""RFC 1035, section 2.3.4, without the final dot."""
+"""Maximum characters of a host name (RFC 1035, section 2.3.4), without the final dot."""
 _READ_SECONDS = 5.0
 """Seconds to extract the text of a page after it has arrived. A long article takes 0.2 s."""
 _READER = Path(__file__).with_name("page_text.py")
@@ -57,9 +57,9 @@ class Fetcher:
         user_agent: str = "agentloop",
         workers: int = 4,
     ) -> None:
-        """Set the limits: `seconds` includes redirects, and `max_bytes` counts after decompression.
+        """Set the limits. `seconds` includes redirects, and `max_bytes` counts after decompression.
 
-        `workers` is the number of pages that are read at once, each in its own process.
+        `workers` is the number of pages whose text is extracted at the same time, each in its own process.
         """
         self._network = network
         self._seconds = seconds
@@ -117,7 +117,7 @@ class Fetcher:
                     raise FetchError(f"the server answers with HTTP {response.status}")
                 content_type = headers.get(b"content-type", "text/html")[:_MAX_HEADER_CHARS]
                 if not is_text(content_type):
-                    raise FetchError(f"the page is no text but {content_type.partition(';')[0]}")
+                    raise FetchError(f"the page is not text but {content_type.partition(';')[0]}")
                 body, truncated = await self._read(response, headers.get(b"content-encoding", "identity"))
                 return url, content_type, body, truncated
         raise FetchError(f"there are more than {self._max_redirects} redirects")
@@ -125,7 +125,7 @@ class Fetcher:
     async def _read(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
         """Read the beginning of the body. Decompressing in steps never holds a zip bomb in memory."""
         if encoding not in ("identity", "gzip", "x-gzip", ""):
-            raise FetchError(f"the page is encoded as {encoding}, which was not asked for")
+            raise FetchError(f"the page is encoded as {encoding}, which was not requested")
         inflate = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
         body = bytearray()
         async for chunk in response.aiter_stream():
@@ -133,7 +133,7 @@ class Fetcher:
                 try:
                     piece = chunk if inflate is None else inflate.decompress(chunk, _CHUNK)
                 except zlib.error as error:
-                    raise FetchError("the page is no valid gzip") from error
+                    raise FetchError("the page is not valid gzip") from error
                 body += piece
                 if len(body) >= self._max_bytes:
                     return bytes(body[: self._max_bytes]), True
@@ -142,7 +142,7 @@ class Fetcher:
 
 
 def is_text(content_type: str) -> bool:
-    """Return whether a content type is one of text."""
+    """Return whether a content type means text."""
     return _TEXT.match(content_type.strip().lower()) is not None
 
 
@@ -151,21 +151,21 @@ def _request(body: bytes, content_type: str, url: str) -> dict[str, str]:
 
 
 def checked_url(url: str) -> str:
-    """Normalize an http(s) URL. Raises `FetchError` for a user name, an invalid host, other schemes, and long ones."""
+    """Normalize an http(s) URL. Raises `FetchError` for a user name, an invalid host, another scheme or a long URL."""
     if len(url) > _MAX_URL_CHARS:
         raise FetchError(f"the URL is longer than {_MAX_URL_CHARS} characters")
     try:
         parts = urlsplit(url.strip())
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise FetchError(f"this is no URL: {error}") from error
+        raise FetchError(f"this is not a URL: {error}") from error
     if parts.scheme.lower() not in ("http", "https"):
         raise FetchError("only http:// and https:// pages are fetched")
     if parts.username is not None or parts.password is not None or "@" in parts.netloc or "\\" in url:
-        raise FetchError("a URL may not hold a user name")
+        raise FetchError("a URL may not contain a user name")
     is_odd = any(character.isspace() or ord(character) < 33 for character in parts.geturl())
     if not host or len(host) > _MAX_HOST_CHARS or is_odd:
-        raise FetchError("this is no URL")
+        raise FetchError("this is not a URL")
     try:
         ascii_host = host if ":" in host else host.encode("idna").decode()
     except UnicodeError as error:

@@ -1,7 +1,7 @@
 """Extract title and readable text from the bytes of a page. As a script, it answers requests on stdin.
 
-No parser of HTML is quick for every page, and some take hours in C code, which no thread survives. So `Fetcher` runs
-this in processes that it kills.
+Every HTML parser is slow for some pages. Some take hours in C code, which cannot be interrupted in a thread. So
+`Fetcher` runs this script in processes that it can kill.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import sys
 _CHARSET = re.compile(r"charset\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.IGNORECASE)
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _DECLARATION_BYTES = 2048
-"""Bytes in which HTML must declare its charset: https://html.spec.whatwg.org/#determining-the-character-encoding"""
+"""Bytes within which HTML must declare its charset: https://html.spec.whatwg.org/#determining-the-character-encoding"""
 _DATA_BYTES = 1 << 30
 
 
 def page_text(body: bytes, content_type: str, url: str) -> tuple[str, str]:
-    """Return (title, text). Texts other than HTML are returned unchanged, without a title.
+    """Return (title, text). Text that is not HTML is returned unchanged, without a title.
 
     The text of HTML is its main content without navigation, or the whole text if no main content is found.
     """

@@ -1,4 +1,4 @@
-"""Web search providers by name: the request that each expects, and how to read its answer."""
+"""Web search providers by name. Each builds its request and parses its answer."""
 
 from __future__ import annotations
 

@@ -80,8 +80,9 @@ class WebFetch(Tool):
     ) -> None:
         """Set the limits. Raises `UserError` for invalid networks.
 
-        `timeout` is the seconds of a page. At most `max_bytes` of it are read, and the model sees `max_chars`. The tool
-        connects to `ports` of public addresses and of `allowed_networks` (CIDR). `workers` pages are read at once.
+        `timeout` is the maximum seconds of a page. At most `max_bytes` of a page are read, and the model sees
+        `max_chars`. The tool connects to `ports` of public addresses and of `allowed_networks` (CIDR). `workers` is the
+        number of pages whose text is extracted at the same time.
         """
         if workers < 1:
             raise UserError(f"workers of web_fetch must be at least 1, got {workers}.")

@@ -109,7 +109,7 @@ def test_transient_failures_are_retried():
         ((200, {"result": [[{"document": {}}]]}), "cannot be read"),
         ((200, {"result": [["text"]]}), "cannot be read"),
         ((200, [1]), "cannot be read"),
-        ((422, {}), "accepts requests neither"),
+        ((422, {}), "accepts neither"),
     ],
 )
 def test_permanent_failures_are_reported(answer, message):

@@ -164,7 +164,7 @@ def test_gzip_is_decoded(serving):
         (b"\x89PNG", ["Content-Type: image/png"], "200 OK", "no text but image/png"),
         (b"x", ["Content-Type: text/plain", "Content-Encoding: br"], "200 OK", "encoded as br"),
         (b"x", ["Content-Type: text/plain", "Content-Encoding: gzip, gzip"], "200 OK", "encoded as gzip, gzip"),
-        (b"no gzip", ["Content-Type: text/plain", "Content-Encoding: gzip"], "200 OK", "no valid gzip"),
+        (b"no gzip", ["Content-Type: text/plain", "Content-Encoding: gzip"], "200 OK", "not valid gzip"),
         (b"short", ["Content-Type: text/plain", "Content-Length: 500"], "200 OK", "cannot be read"),
         (zlib.compress(b"x"), ["Content-Length: x"], "200 OK", "cannot be read"),
     ],

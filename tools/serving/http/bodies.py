@@ -1,4 +1,4 @@
-"""Request bodies: read within limits of size and time, validated, and refused with the name of the field."""
+"""Read request bodies within limits of size and time, validate them, and name the field of an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGE = 1 << 20
 """Bytes above which work is moved off the event loop: it takes some ms."""
 _SMALL = 1 << 16
 _BODIES_AT_ONCE = 8
-"""Number of bodies of the largest size that slow clients can make the daemon hold, or as many smaller ones."""
+"""Limit on the bytes of all partly read bodies, as a multiple of the largest body."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -124,7 +124,7 @@ Files = Annotated[
 class Reader:
     """Reads and validates request bodies; all requests of a daemon share one.
 
-    `bounds`: the largest allowed value of each option that `Seconds` and the memory types refer to by name.
+    `bounds` has the largest allowed value of each option that `Seconds` and the memory types name.
     """
 
     def __init__(self, *, max_body_mb: int, body_seconds: float, bounds: Mapping[str, float]) -> None:
@@ -188,7 +188,7 @@ class Reader:
 
     @contextmanager
     def _count(self) -> Iterator[Any]:
-        """Count the bytes of one body, and so of all bodies that are being read."""
+        """Count the bytes of one body, and of all bodies that are being read."""
         counted = 0
 
         def count(size: int) -> None:

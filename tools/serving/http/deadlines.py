@@ -1,4 +1,4 @@
-"""Answer at a deadline, whatever the work for a request is doing."""
+"""Answer a request at its deadline, even if its work is still running."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastapi import Request
 T = TypeVar("T")
 
 _ending: set[asyncio.Task[Any]] = set()
-"""Cancelled work that still ends."""
+"""Cancelled work that has not ended yet."""
 
 
 class OverdueError(Exception):
-    """The time in which the client waits for an answer is over."""
+    """The client will soon stop waiting for an answer."""
 
 
 def seconds_since(request: Request) -> float:
-    """Return the seconds since the head of a request arrived."""
+    """Return the seconds since the headers of a request arrived."""
     arrived: float = request.scope["state"]["arrived"]
     return asyncio.get_running_loop().time() - arrived
 
@@ -27,7 +27,7 @@ def seconds_since(request: Request) -> float:
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. After `seconds`, cancel it and raise `OverdueError` without waiting for its end.
 
-    If the call itself is cancelled, it waits for the cancelled work.
+    If this call is cancelled itself, it waits for the cancelled work.
     """
     if seconds <= 0:
         work.close()

@@ -16,8 +16,8 @@ T = TypeVar("T")
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; cancel it if the client disconnects or this call is cancelled.
 
-    The call waits for the cancelled work, so its resources are free again. If the client left, it then raises
-    `ClientGoneError`. The body of the request must have been read.
+    The call waits for the cancelled work, so that its resources are free again. If the client has disconnected, it then
+    raises `ClientGoneError`. The body of the request must have been read.
     """
     task = asyncio.current_task()
     assert task is not None

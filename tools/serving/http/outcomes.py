@@ -24,7 +24,7 @@ def request_id(request: Request) -> str:
 
 
 def overdue(request: Request) -> HTTPException:
-    """Return the answer to a client that would soon stop waiting: it retries 504, but not its own timeout."""
+    """Return 504 to a client that will soon stop waiting, because it retries 504 but not its own timeout."""
     note(request, "overdue")
     return HTTPException(504, "The work took longer than the client waits, and was stopped: try again later.")
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn with limits on slow, greedy and many clients. They hold before any token is checked."""
+"""uvicorn's HTTP/1.1 with limits on slow, greedy and many clients, which apply before any token is checked."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _HEAD_BYTES = 64 << 10
-"""Bytes of the headers of a request, and of any part of it that the parser must collect before it can use it."""
+"""Maximum bytes of a request's headers, and of any part that the parser must collect before it can use it."""
 _HEADER_COST = 32
-"""Bytes that each header counts besides its text, so that there are at most about 2,000."""
+"""Bytes that count for each header in addition to its text, so that there are at most about 2,000 headers."""
 _SPARE_CONNECTIONS = 64
-"""Connections above the limit that are told so; further ones are closed at once."""
+"""Number of connections above the limit that get an answer. Further connections are closed at once."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose headers come too slowly or are too large, or whose client does not read the answer."""
+    """Closes connections whose headers are too slow or too large, or whose client does not read the answer."""
 
     head_seconds = 20.0
     """Seconds for all headers, from the connection or from the first byte of a later request."""
@@ -38,7 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._progressed = False
         super().data_received(data)
-        # The parser joins the pieces of a header until it ends, each time by copying all of them.
+        # For each piece of a header the parser copies all earlier pieces.
         self._collected_bytes = 0 if self._progressed else self._collected_bytes + len(data)
         if self._collected_bytes > _HEAD_BYTES and not self.transport.is_closing():
             self.transport.abort()

@@ -1,9 +1,8 @@
 """POST /run_code: the protocol of SandboxFusion, with further fields.
 
-Clients of SandboxFusion retry only after 504, and not after a timeout of their own. So requests queue here, and get 504
-before their client stops to wait: when the queue leaves too little time for the limits of compiler and code, or when
-anything else takes too long. The work is then killed. An execution that the sandbox cannot do is a status of the
-answer, with HTTP 200.
+Clients of SandboxFusion retry after 504, but not after their own timeout. So requests queue here, and get 504 before
+their client stops waiting: if the queue leaves too little time for the limits of compiler and code, or if anything else
+takes too long. The work is then killed. If the sandbox cannot run an execution, the answer has HTTP 200 and a status.
 https://github.com/bytedance/SandboxFusion
 """
 
@@ -62,7 +61,7 @@ class RunCode(Body):
     language: Annotated[str, AfterValidator(_known)] = "python"
     stdin: str | None = None
     stdin_base64: Base64 = None
-    """Replacement for `stdin` that is not text."""
+    """Input that is not text, instead of `stdin`."""
     compile_timeout: Seconds = 10.0
     run_timeout: Seconds = 10.0
     memory_limit_MB: MemoryOrDefault = -1
@@ -91,12 +90,12 @@ class RunCode(Body):
 
     @property
     def seconds(self) -> float:
-        """Return the time for the answer. A client that limits the queue itself adds that limit to its patience."""
+        """Return the seconds until the answer is due. They include the client's own limit on the queue."""
         return self._patience if self.max_queue_seconds is None else self._patience + self.queue_seconds
 
     @property
     def queue_seconds(self) -> float:
-        """Return how long the execution may wait for a slot, so that the rest of `seconds` is enough for it."""
+        """Return how long the execution may wait for a slot, so that the rest of `seconds` is enough to run it."""
         if self.max_queue_seconds is not None:
             return min(self._patience, self.max_queue_seconds)
         compiles = bool(languages.find(self.language).compile)
@@ -147,7 +146,7 @@ def _note(daemon: Daemon, request: Request, outcome: str) -> None:
 
 
 def success(request: Request, result: ExecutionResult) -> dict[str, Any]:
-    """Return the answer if the sandbox worked, whatever the code did."""
+    """Return the answer if the sandbox worked, even if the code failed."""
     compilation = result.compilation
     return {
         "status": "Success" if result.compiled and result.ok and not result.timed_out else "Failed",
@@ -183,7 +182,7 @@ def common(request: Request, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def process(result: ProcessResult) -> dict[str, Any]:
-    """Return SandboxFusion's CommandRunResult. Output is never null, which verl's tool would take for none."""
+    """Return SandboxFusion's CommandRunResult. Output is never null, because verl's tool does not expect that."""
     return {
         "status": "TimeLimitExceeded" if result.timed_out else "Finished",
         "execution_time": result.seconds,

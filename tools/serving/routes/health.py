@@ -1,4 +1,4 @@
-"""/v1/ping, /v1/health and /metrics: state and load of the daemon."""
+"""/v1/ping, /v1/health and /metrics: the state and load of the daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(tags=["health"])
 
 @router.get(PING)
 async def ping() -> str:
-    """Answer "pong" to everybody, also without the token."""
+    """Answer "pong", even without the token."""
     return "pong"
 
 

@@ -1,7 +1,7 @@
-"""POST /run_jupyter: the notebook protocol of SandboxFusion. Cells run in order, in a session of its own.
+"""POST /run_jupyter: the notebook protocol of SandboxFusion. Cells run in order, in a new session.
 
-An exception does not stop later cells. Both time limits hold, and the answer has the cells that ran before a limit
-(SandboxFusion holds one of them, and then answers with no cell).
+An exception does not stop later cells. Both time limits apply, and the answer has the cells that ran before a limit.
+(SandboxFusion applies one of them, and then answers without cells.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunJupyter(Body):
 
     cells: Annotated[list[str], Field(min_length=1, max_length=10_000)]
     cell_timeout: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds for each cell; 0 means that only the total limit holds."""
+    """Seconds for each cell; 0 means that only the total limit applies."""
     total_timeout: Seconds = 45.0
     memory_limit_MB: MemoryOrDefault = -1
     kernel: Literal["python3"] = "python3"
@@ -54,12 +54,12 @@ class _Notebook:
     seconds: float = 0.0
     timed_out: bool = False
     ended: str = ""
-    """How its session ended before the last cell."""
+    """Reason why the session ended before the last cell."""
 
 
 @router.post("/run_jupyter", openapi_extra=documented(RunJupyter))
 async def run_jupyter(request: Request) -> Response:
-    """Run cells in a session of their own. The status is "Success" even if cells raised: they contain the errors."""
+    """Run cells in a new session. The status is "Success" even if cells raised, because they contain the errors."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, RunJupyter)
     try:

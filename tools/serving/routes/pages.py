@@ -1,4 +1,4 @@
-"""/ and /docs: what a person sees in a browser. The pages load nothing, so they work without a network."""
+"""/ and /docs: pages for a browser. They load nothing, so they work without a network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ router = APIRouter(tags=["pages"])
 
 @router.get(START)
 async def start(request: Request) -> Response:
-    """Describe the daemon: a page for browsers, JSON for programs. It needs no token and shows no settings then."""
+    """Describe the daemon: a page for browsers, JSON for programs. Without the token it shows no settings."""
     about = _about(request)
     if "text/html" not in request.headers.get("accept", ""):
         return outcomes.answer(about)
@@ -51,7 +51,7 @@ async def routes(request: Request) -> Response:
 
 
 def _about(request: Request) -> dict[str, Any]:
-    """Return what anybody may know; only a daemon that is open to everybody here shows its version and level."""
+    """Return public information. Only a daemon without a token shows its version and level."""
     daemon = Daemon.of(request)
     is_open = daemon.settings.token is None
     address = f"http://{request.headers.get('host', f'{daemon.settings.host}:{daemon.settings.port}')}"

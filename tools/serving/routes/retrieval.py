@@ -47,8 +47,8 @@ class Retrieve(Body):
 async def retrieve(request: Request) -> Response:
     """Search.
 
-    Answers {"result": [[{"document", "score"}, ...] for each query]}, or plain documents without `return_scores`. 404
-    if the daemon has no tool that can retrieve.
+    Answers {"result": [[{"document", "score"}, ...] for each query]}, or plain documents without `return_scores`.
+    Answers 404 if the daemon has no tool that can retrieve.
     """
     daemon = Daemon.of(request)
     retriever = await _retriever(daemon)

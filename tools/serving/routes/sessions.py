@@ -65,7 +65,7 @@ class ReadFiles(Body):
 
 @router.post("", openapi_extra=documented(Open))
 async def open_session(request: Request) -> Response:
-    """Open a session and answer its id. 429 if the maximum is open."""
+    """Open a session and answer with its id. Answers 429 if the maximum number is open."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, Open)
     settings = SessionSettings(
@@ -84,19 +84,19 @@ async def open_session(request: Request) -> Response:
 
 @router.get("")
 async def list_sessions(request: Request) -> Response:
-    """List the open sessions and how long each was idle."""
+    """List the open sessions, and the seconds that each was idle."""
     return outcomes.answer({"sessions": [_about(lease) for lease in Daemon.of(request).sessions]})
 
 
 @router.get("/{id}")
 async def show_session(request: Request, id: str) -> Response:
-    """Describe one session. 404 if it has ended."""
+    """Describe one session. Answers 404 if it has ended."""
     return outcomes.answer(_about(Daemon.of(request).sessions.find(id)))
 
 
 @router.post("/{id}/run", response_model=CellBody, openapi_extra=documented(Run))
 async def run_cell(request: Request, id: str) -> Response:
-    """Run a cell. It is interrupted after `max_seconds` and when the client disconnects; the session goes on."""
+    """Run a cell. It is interrupted after `max_seconds` and when the client disconnects; the session continues."""
     daemon = Daemon.of(request)
     with daemon.sessions.use(id) as session:
         body = await daemon.reader.parse(request, Run)

@@ -1,6 +1,6 @@
-"""/v1/tools: the tools of the rollout loop, for clients with a loop of their own.
+"""/v1/tools: the tools of the rollout loop, for clients with their own loop.
 
-Parts of content are written as MCP has them: {"type": "text", "text"} and {"type": "image", "data", "mimeType"}.
+Parts of content have MCP's form: {"type": "text", "text"} and {"type": "image", "data", "mimeType"}.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Call(Body):
 
     arguments: dict[str, Any] = Field(default_factory=dict)
     session: str | None = None
-    """Id of a tool session whose state the call shares; without it, the call has a state of its own."""
+    """Id of the tool session whose state the call uses; without it, the call has a new state."""
 
 
 class OpenToolSession(Body):
     """The body that opens a tool session."""
 
     task: dict[str, Any] = Field(default_factory=dict)
-    """Row of the data set."""
+    """Row of the dataset."""
     seed: int = 0
     images: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
     """Images that the trajectory has shown: PNG, JPEG, ... in base64."""
@@ -54,7 +54,7 @@ async def list_tools(request: Request) -> Response:
 
 @router.post("/sessions", openapi_extra=documented(OpenToolSession))
 async def open_tool_session(request: Request) -> Response:
-    """Open all tools for one trajectory and answer the id of this tool session."""
+    """Open all tools for one trajectory, and answer with the id of this tool session."""
     daemon = Daemon.of(request)
     body = await daemon.reader.parse(request, OpenToolSession)
     budget = ImageBudget()
@@ -71,7 +71,7 @@ async def open_tool_session(request: Request) -> Response:
 
 @router.delete("/sessions/{id}")
 async def close_tool_session(request: Request, id: str) -> Response:
-    """End a tool session; the tools release their resources."""
+    """End a tool session, so that the tools release their resources."""
     await Daemon.of(request).toolbox.sessions.end(id)
     return outcomes.answer({})
 

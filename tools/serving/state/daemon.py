@@ -26,7 +26,7 @@ _MAX_NOTEBOOKS = 64
 class Daemon:
     """The sandbox, its sessions, the tools and the metrics of one process.
 
-    `sandbox` is by default made from `settings`. Raises `UserError` if the sandbox or a tool cannot be made.
+    `sandbox` defaults to the one of `settings`. Raises `UserError` if the sandbox or a tool cannot be created.
     """
 
     def __init__(self, settings: Settings, sandbox: Sandbox | None = None) -> None:
@@ -44,7 +44,7 @@ class Daemon:
         self.metrics = Metrics(self.sandbox.load, lambda: len(self.toolbox.sessions))
         self.draining = False
         self.notebooks = asyncio.Semaphore(2)
-        """Places for /run_jupyter, whose sessions queue as executions do."""
+        """Semaphore for /run_jupyter, whose sessions queue like executions."""
 
     @classmethod
     def of(cls, request: Request) -> Daemon:
@@ -72,7 +72,7 @@ class Daemon:
 
 
 def make_sandbox(settings: Settings) -> Sandbox:
-    """Make the sandbox of the settings, not started. Raises `UserError`."""
+    """Create the sandbox of the settings, without starting it. Raises `UserError`."""
     options = _options(settings)
     named = settings.isolation in LEVELS  # not "auto"
     if named and "max_sessions" not in LEVELS.get(settings.isolation).options():
@@ -89,7 +89,7 @@ def _options(settings: Settings) -> dict[str, Any]:
 
 
 async def _other_level() -> str:
-    """Return a hint on which level works instead of the requested one."""
+    """Return a hint that names a level which works, instead of the requested one."""
     other = sandboxes.create("auto", max_sessions=1)
     try:
         await other.start()

@@ -43,8 +43,8 @@ class Lease(Generic[T]):
 class Leases(Generic[T]):
     """At most `maximum` leased objects.
 
-    `what` and `path` are their name and address in messages to the client, `flag` the option that raises `maximum`.
-    `close` ends an object. `sweep_seconds`: pause between two searches for idle leases.
+    `what` and `path` are their name and address in messages to the client. `flag` is the option that raises `maximum`.
+    `close` ends an object. `sweep_seconds` is the pause between two searches for idle leases.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Leases(Generic[T]):
         await self._close(lease.item)
 
     async def forget(self, id: str) -> None:
-        """Close an object that has ended by itself, if it is still leased."""
+        """Close an object that has ended by itself, unless its lease has ended, too."""
         if id in self._leases:
             await self._end_quietly(self._leases[id])
 

@@ -20,7 +20,7 @@ _PREFIX = "agentloop_tools"
 
 
 class Metrics:
-    """The metrics of one daemon, in a registry of its own."""
+    """The metrics of one daemon, in a separate registry."""
 
     def __init__(self, load: Callable[[], Load], tool_sessions: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()

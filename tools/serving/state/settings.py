@@ -1,4 +1,4 @@
-"""`Settings`: the options that the daemon is started with."""
+"""`Settings`: the options of the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.sandboxes.interface.sandbox import check_limits, check_memory
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Settings:
-    """The options of `agentloop tools serve`, by the same names. Raises `UserError` for an invalid combination."""
+    """The options of `agentloop tools serve`, with the same names. Raises `UserError` for an invalid combination."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -39,14 +39,14 @@ class Settings:
     max_body_mb: int = 64
     max_connections: int = 4096
     body_seconds: float = 120.0
-    """Seconds within which a request must have arrived."""
+    """Seconds within which a request must arrive completely."""
     drain_seconds: float = 30.0
-    """Seconds that running requests get when the daemon is stopped."""
+    """Seconds that running requests have to finish when the daemon stops."""
     tools: tuple[str, ...] = ()
     """Tools to offer besides the registered ones that need no options and reach nothing of this host.
 
-    Each is a registered name, `package.module:name` or
-    `path/to/file.py:name`, each optionally followed by options as JSON: `search={"source": "index"}`."""
+    Each is a registered name, `package.module:name` or `path/to/file.py:name`, optionally followed by options as JSON:
+    `search={"source": "index"}`."""
     log_level: str = "info"
 
     def __post_init__(self) -> None:

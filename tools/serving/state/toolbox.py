@@ -25,9 +25,7 @@ _logger = logging.getLogger(__name__)
 class Toolbox:
     """The tools of `specs`, and the registered tools that need no options and reach nothing of this host.
 
-    Code interpreters use `sandbox`.
-
-    Raises `UserError` if one of `specs` cannot be loaded.
+    Code interpreters use `sandbox`. Raises `UserError` if one of `specs` cannot be loaded.
     """
 
     def __init__(self, specs: Sequence[str], max_sessions: int, sandbox: Sandbox) -> None:
@@ -90,7 +88,7 @@ def _named(spec: str) -> list[Tool]:
 
 
 def _registered(taken: Collection[str]) -> list[Tool]:
-    """Return the registered tools that need no options, reach nothing of this host, and have a schema and free name."""
+    """Return registered tools that need no options, reach nothing of this host, and have a schema and a free name."""
     tools: dict[str, Tool] = {}
     for name in registry.TOOLS:
         try:

@@ -1,4 +1,4 @@
-"""What tools of this folder need of an environment: its box, and the user that works in it."""
+"""`EpisodeBox`: the box of an episode, in which the tools of this folder work."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class HasBox(Protocol):
 
     box: Box | None
     agent_user: str | None
-    """User of the tools; None is that of the box."""
+    """User that runs the tools' commands; None is the default user of the box."""
     deadline: float
-    """`time.monotonic()` at which the time of the task is over."""
+    """`time.monotonic()` at which the task times out."""
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
-    """A box, and the user in it."""
+class EpisodeBox:
+    """The box of an episode, the user that works in it, and the deadline of the task."""
 
     box: Box
     user: str | None
@@ -31,13 +31,13 @@ class Place:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the time of the task is over."""
+        """Seconds until the task times out."""
         return self.deadline - time.monotonic()
 
 
-def place_of(ctx: ToolContext) -> Place:
-    """Return where the tools of an episode work. Raises `ToolError` if its environment has no box."""
+def episode_box_of(ctx: ToolContext) -> EpisodeBox:
+    """Return the box in which the tools of an episode work. Raises `ToolError` if its environment has none."""
     box = getattr(ctx.env, "box", None)
     if box is None:
         raise ToolError("This task has no box to work in.")
-    return Place(box, ctx.env.agent_user, ctx.env.deadline)
+    return EpisodeBox(box, ctx.env.agent_user, ctx.env.deadline)
