@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
     """Why a turn ended."""
 
     STOP = "stop"
-    """The engine sampled a stop token, or the text contains a stop string; that token is the last of the ids."""
+    """The engine sampled a stop token or completed a stop string; that token is the last of the ids."""
     LENGTH = "length"
     """The turn was cut: it reached `max_tokens` or the engine's context length."""
     ABORT = "abort"
@@ -40,18 +40,18 @@ class SamplingParams:
     """0 keeps all."""
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    """The turn ends with the token that completes one of them in its text; nothing of that token is cut."""
+    """Strings that end the turn with the token that completes one of them; that token is kept whole."""
     seed: int | None = None
-    """Seed of this turn: with the same weights an engine samples the same tokens, as far as its kernels allow."""
+    """Seed of this turn: with equal weights the engine samples equal tokens, if its kernels are deterministic."""
     grammar: Grammar | None = None
     """Form of this turn. A turn that is interrupted begins again, because its grammar begins at its first token."""
     routed_from: int = 0
-    """First token of the prompt whose experts are returned, by an engine that returns routed experts."""
+    """Index of the first prompt token whose routed experts are returned, if the engine returns them."""
 
 
 @dataclass(slots=True, frozen=True)
 class Generation:
-    """One sampled turn. The three arrays have one entry a token."""
+    """One sampled turn. The three arrays have one entry per token."""
 
     ids: array[int]
     """Typecode i."""
@@ -59,10 +59,10 @@ class Generation:
     """Typecode f. Log-probability of each sampled id at the sampling temperature, among the tokens that top_p and top_k
     leave (sglang: among all tokens, `EngineKind.reports_cut`), and among those that the grammar allows."""
     versions: array[int]
-    """Typecode i; the policy version that sampled each id."""
+    """Typecode i. Policy version that sampled each id."""
     finish_reason: FinishReason
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further figures of this turn, such as the tokens that a service bills; an episode has their sums."""
+    """Further metrics of this turn, such as the tokens that a service bills; they are summed over the episode."""
     routed: RoutedExperts | None = None
     """Experts of prompt and turn from `SamplingParams.routed_from` on; None if the engine does not return them."""
 
@@ -71,69 +71,69 @@ class Generation:
 
 
 class EngineDead(EngineError):
-    """The engine has ended and answers nothing any more; a new one may continue the turn."""
+    """The engine has died; a new one may continue the turn."""
 
     def __init__(self, message: str, sampled: Generation | None = None) -> None:
         super().__init__(message)
         self.sampled = sampled
-        """Tokens of the turn sampled before that, as far as they are known."""
+        """Tokens of the turn that were sampled before and are known."""
 
 
 class ContextExceeded(EngineError):
-    """The prompt leaves no room to sample in the model's context, as the engine found out itself."""
+    """The prompt leaves no room to sample in the model's context, as the engine reports."""
 
 
 class TakesWeights(Protocol):
-    """An engine, or several engines that are updated as one."""
+    """An engine, or several engines that are updated together."""
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Take new weights under Hugging Face names.
 
-        Requests in flight stay in flight: a running engine pauses, loads and resumes, and later tokens carry `version`.
-        A sleeping engine takes memory for its weights only, and sleeps on.
+        Requests in flight continue: a running engine pauses, loads and resumes, and later tokens carry `version`. A
+        sleeping engine allocates memory for its weights only, and stays asleep.
         """
 
 
 class EngineControl(TakesWeights, Protocol):
-    """The methods by which a run steers an engine, or all of its workers."""
+    """Methods by which a run controls one engine, or the engines of all workers."""
 
     async def pause(self) -> None:
-        """Stop sampling, keep the requests and their caches. Return when no token is being computed any more."""
+        """Stop sampling, but keep the requests and their caches. Return when the last computation has ended."""
 
     async def resume(self) -> None:
         """Continue sampling."""
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Give the GPU memory of caches and weights back. Turns wait, running and new ones, as in a pause.
+        """Free the GPU memory of caches and weights. Running and new turns wait, as in a pause.
 
-        Without `keep_weights` the weights are discarded: `update_weights` has to come before `wake`. It may come in
-        any case. Raises `EngineDead` if the engine cannot sleep any more.
+        Without `keep_weights` the weights are discarded, and `update_weights` must be called before `wake`. Raises
+        `EngineDead` if the engine cannot sleep any more.
         """
 
     async def wake(self) -> None:
-        """Take the memory back and continue, unless a pause began meanwhile.
+        """Allocate the memory again and continue, unless the engine was paused meanwhile.
 
-        Raises `EngineDead` if that fails. An engine that does not sleep stays as it is.
+        Does nothing if the engine is awake. Raises `EngineDead` if it fails.
         """
 
     async def close(self) -> None:
-        """End the requests in flight with `FinishReason.ABORT`. A second call does nothing."""
+        """End requests in flight with `FinishReason.ABORT`, and free all resources. A second call does nothing."""
 
 
 class Engine(EngineControl, Protocol):
-    """Generates turns for many trajectories at once. All methods belong to one event loop.
+    """Generates turns for many trajectories at once. Call all methods from one event loop.
 
-    Derive an engine from this class: it then has `release`, `cache_tokens` and `restart_counts`.
+    Engines derive from this class, which provides defaults of `release`, `cache_tokens` and `restart_counts`.
     """
 
     policy_version: int
     """Version of the weights that sample the next token."""
     max_model_len: int
-    """Longest prompt plus answer, in tokens."""
+    """Largest number of tokens of prompt and answer together."""
 
     @property
     def cache_tokens(self) -> int | None:
-        """Tokens that the cache of keys and values holds; None if unknown."""
+        """Capacity of the KV cache in tokens; None if unknown."""
         return None
 
     @property
@@ -146,7 +146,7 @@ class Engine(EngineControl, Protocol):
 
     async def check_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar for later turns. Raises `UserError` if this engine cannot sample with it."""
-        raise UserError("This engine cannot constrain turns. Use one of the engines hf, vllm and sglang.")
+        raise UserError("This engine cannot constrain turns. Use the engine vllm or hf.")
 
     async def generate(
         self,
@@ -156,13 +156,13 @@ class Engine(EngineControl, Protocol):
         trajectory_id: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Sample one turn after `prompt`: the whole trajectory so far, of which the engine may have a part cached.
+        """Sample one turn after `prompt`, the whole trajectory so far; the engine may have a prefix cached.
 
-        `images` are those of the whole prompt, which already has all tokens of each: nothing is expanded here.
-        `prompt` may grow after the call returned and must not be written to. Cancelling the coroutine aborts the
-        request. Raises `EngineError`, or `EngineDead` if the engine itself has ended.
+        `images` are those of the whole prompt, whose image tokens are already expanded. The engine must not modify
+        `prompt`, which may grow after the call has returned. Cancelling the coroutine aborts the request. Raises
+        `EngineError`, or `EngineDead` if the engine has died.
         """
         ...
 
     def release(self, trajectory_id: str) -> None:
-        """Let the cache of a trajectory go that has ended. Unknown ids are ignored."""
+        """Free the cache of a finished trajectory. Unknown ids are ignored."""

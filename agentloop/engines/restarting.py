@@ -1,4 +1,4 @@
-"""`RestartingEngine`, the one wrapper of engines: replaces one that dies or hangs, and replays known turns."""
+"""`RestartingEngine`: wraps an engine, replaces it if it dies or hangs, and replays known turns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation,
 from agentloop.engines.replay import TurnRecord
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
+from agentloop.types.grammar import Grammar
 from agentloop.types.routed_experts import joined
 from agentloop.weights.handle import WeightHandle
 from agentloop.weights.shelf import Overwritten, SharedWeights, WeightShelf
 
 _log = logging.getLogger(__name__)
 _CLOSING_SECONDS = 30.0
-"""Time to close a dead engine; after that it is left to the system."""
+"""Seconds to wait for a dead engine to close."""
 
 
 @dataclass(slots=True)
@@ -29,20 +30,20 @@ class _Update:
     weights: WeightHandle
     version: int
     shared: SharedWeights | None = None
-    """The weights once they are in memory that outlives this engine."""
+    """The weights in memory that outlives this engine, once they are there."""
 
 
 class RestartingEngine(Engine):
-    """Makes an engine with `make`, and another one when it raises `EngineDead` or hangs.
+    """Creates an engine with `make`, and replaces it when it raises `EngineDead` or hangs.
 
-    An engine hangs if no turn ends within `stall_seconds` although some are running (None: it never does). The new
-    engine gets the last weights and is paused if the old one was. A turn that was cut off continues after its known
-    tokens, which keep their logprobs and versions. Once `budget` is spent, all turns fail.
+    An engine hangs if no turn ends within `stall_seconds` although turns are running (None: not checked). The new
+    engine gets the last weights, and is paused if the old one was. An interrupted turn continues after its known
+    tokens, which keep their logprobs and versions. When `budget` is exhausted, all turns fail.
 
-    Turns that `turns` knows from elsewhere are replayed, and sampled turns are noted there.
+    Known turns in `turns` are replayed, and sampled turns are recorded there.
 
-    An engine that dies asleep is replaced when it is to wake: until then others need its GPU. The weights of the last
-    update are kept in a `WeightShelf` unless other processes keep them, so an engine discards its own to sleep.
+    An engine that dies asleep is replaced on `wake`, because others use its GPU until then. A `WeightShelf` keeps the
+    weights of the last update, unless other processes do, so the engine can discard its own weights to sleep.
     `shelf_on_host` keeps that shelf off the GPU.
     """
 
@@ -62,20 +63,20 @@ class RestartingEngine(Engine):
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self._current: _Update | None = None
         self._coming: _Update | None = None
-        """An update that waits while an engine is started. The weights before it may be overwritten already: another
-        process fills its shelf again without asking its readers."""
+        """Update that arrived while an engine starts. Older weights may be overwritten already, because the process
+        that owns their shelf refills it without waiting for readers."""
         self._come = asyncio.Event()
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
         self._lost = asyncio.Event()
-        """The present engine is given up: nobody has to wait for it."""
+        """Set when the current engine is given up, so that nobody waits for it."""
         self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
         self._has_weights = True
-        """The engine has not discarded its weights to sleep."""
+        """Whether the engine has weights: it has not discarded them to sleep."""
         self._died_asleep = ""
-        """Cause of that death."""
+        """Cause of death of an engine that died asleep; empty if it lives."""
         self._failure: str | None = None
         self._running = 0
         self._last_progress = 0.0
@@ -98,6 +99,9 @@ class RestartingEngine(Engine):
         self.max_model_len = self._engine.max_model_len
         if self._stall_seconds is not None:
             self._watch = asyncio.create_task(self._find_stalls(self._stall_seconds))
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        await (await self._living()).check_grammar(grammar)
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
@@ -122,7 +126,7 @@ class RestartingEngine(Engine):
                 turn = await self._attempt(engine.generate(prefix, rest, trajectory_id=trajectory_id, images=images))
                 return _joined(sampled, turn)
             except EngineDead as death:
-                if death.sampled is not None:
+                if death.sampled is not None and params.grammar is None:
                     sampled = _joined(sampled, death.sampled)
                 await self._replace(engine, "died", str(death))
             if sampled is not None and (reason := _finished(sampled, params)) is not None:
@@ -181,7 +185,7 @@ class RestartingEngine(Engine):
             self._progress()
 
     async def _die_asleep(self, cause: str) -> None:
-        """Close the engine: nothing of it must stay on the GPU."""
+        """Close the dead engine, so that it leaves nothing on the GPU."""
         self._died_asleep = cause
         self._lost.set()
         await _close(self._engine)
@@ -190,7 +194,7 @@ class RestartingEngine(Engine):
         update = self._coming = _Update(weights, version)
         self._come.set()
         try:
-            async with self._changing:  # an engine that is being started takes the weights of before, or these
+            async with self._changing:  # an engine that is starting takes the previous weights or these
                 await self._take(update)
         finally:
             if self._coming is update:
@@ -215,7 +219,7 @@ class RestartingEngine(Engine):
         await engine.update_weights(await self._share(update), update.version)
 
     async def _share(self, update: _Update) -> SharedWeights:
-        """Fetch the weights of an update once, however many engines take them."""
+        """Fetch the weights of an update once, even if several engines take them."""
         if update.shared is None:
             update.shared = await asyncio.to_thread(update.weights.shared, self._shelf)
         return update.shared
@@ -227,7 +231,7 @@ class RestartingEngine(Engine):
                 if not self._died_asleep:
                     await change(engine)
             except EngineDead as death:
-                await self._lose_locked(engine, str(death))  # the next one gets the new state
+                await self._lose_locked(engine, str(death))  # the new engine gets the changed state
 
     async def _lose_locked(self, engine: Engine, cause: str) -> None:
         if self._awake.is_set():
@@ -244,7 +248,7 @@ class RestartingEngine(Engine):
         return self._engine
 
     async def _replace(self, engine: Engine, kind: str, cause: str) -> None:
-        """Replace an engine once for all turns that noticed, and to the end even if they are cancelled."""
+        """Replace an engine once for all turns that noticed its death; finish even if these turns are cancelled."""
         if engine is not self._engine or self._failure is not None:
             return
         if self._replacing is None:
@@ -256,7 +260,7 @@ class RestartingEngine(Engine):
         replacing = self._replacing
         if replacing is not None:
             await asyncio.wait([replacing])
-            if not replacing.cancelled():  # else this engine is closed
+            if not replacing.cancelled():  # cancelled: this engine is closed
                 replacing.result()
 
     async def _replace_alone(self, engine: Engine, kind: str, cause: str) -> None:
@@ -274,7 +278,7 @@ class RestartingEngine(Engine):
         self._lost.set()
         while self._failure is None:
             if not self._budget.spend(kind):
-                self._failure = f"the engine was restarted too often ({self._budget}); the last time: {cause}"
+                self._failure = f"the engine failed too often ({self._budget}); last cause: {cause}"
                 return
             _log.warning("Starting the engine again: %s.", cause)
             await _close(self._engine)
@@ -309,7 +313,7 @@ class RestartingEngine(Engine):
             try:
                 return await self._load(engine, update)
             except Overwritten:
-                await self._come.wait()  # the process that fills the shelf sends an update as soon as it is full
+                await self._come.wait()  # the process that fills the shelf sends an update when it is done
 
     def _progress(self) -> None:
         self._last_progress = asyncio.get_running_loop().time()
@@ -322,7 +326,9 @@ class RestartingEngine(Engine):
             if left > 0:
                 await asyncio.sleep(left)
                 continue
-            await self._replace(self._engine, "hung", f"{self._running} turns run and none ended in {seconds:g} s")
+            await self._replace(
+                self._engine, "hung", f"none of {self._running} running turns ended within {seconds:g} s"
+            )
 
     async def close(self) -> None:
         self._failure = self._failure or "the engine is closed"
@@ -330,12 +336,12 @@ class RestartingEngine(Engine):
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)  # an engine that was being started is closed then
+            await asyncio.wait(tasks)  # closes an engine that was starting
         await self._engine.close()
 
 
 async def _unless(lost: asyncio.Event, turn: Any) -> Generation:
-    """Return the turn, or raise `EngineDead` as soon as its engine is given up."""
+    """Return the turn; raise `EngineDead` as soon as its engine is given up."""
     attempt, given_up = asyncio.ensure_future(turn), asyncio.ensure_future(lost.wait())
     try:
         await asyncio.wait((attempt, given_up), return_when=asyncio.FIRST_COMPLETED)
@@ -367,13 +373,13 @@ def _joined(first: Generation | None, second: Generation) -> Generation:
 
 
 def _rest(params: SamplingParams, num_sampled: int) -> SamplingParams:
-    """Return the parameters for the rest of a turn, with another seed: the same one would draw the same numbers."""
+    """Return the parameters for the rest of a turn; another seed avoids drawing the same numbers again."""
     seed = None if params.seed is None else (params.seed + 7919 * num_sampled) & 0x7FFFFFFF
     return replace(params, max_tokens=params.max_tokens - num_sampled, seed=seed)
 
 
 def _finished(sampled: Generation, params: SamplingParams) -> FinishReason | None:
-    """Return why a turn is complete, or None if it is not."""
+    """Return why a turn is complete; None if it is not."""
     ids: array[int] = sampled.ids
     if ids and ids[-1] in params.stop_token_ids:
         return FinishReason.STOP

@@ -1,8 +1,8 @@
 """Attention of the `hf` engine: one packed forward pass of decode steps and prompt chunks over the slot cache.
 
-The model's own code runs on all tokens of a step packed as one row [1, tokens]. Only attention knows that they belong
-to different slots: it reaches this module through transformers' `AttentionInterface`, as transformers' own paged
-attention does, so every model that uses this interface works.
+The model's own code runs on all tokens of a step, packed as one row [1, tokens]. Only attention distinguishes the
+slots: it calls this module through transformers' `AttentionInterface`, like transformers' own paged attention, so every
+model with this interface works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUPPORTED_KWARGS |= {"output_router_logits"}  # models with experts pass it; at
 
 @dataclass
 class DecodeRows:
-    """Decode steps: one new token in each of `rows`. They are the first tokens of the packed row."""
+    """Decode steps: one new token for each slot in `rows`. They come first in the packed row."""
 
     cache: SlotCache
     rows: NDArray[np.int64]
@@ -39,7 +39,7 @@ class DecodeRows:
         self.first, stop = int(self.rows[0]), int(self.rows[-1]) + 1
         self.span = stop - self.first
         self.dense = self.span == self.count
-        # A view of neighbouring slots costs no copy. It pays as long as at least half of its slots are needed.
+        # A view of a range of slots needs no copy. It pays off if at least half of the slots in it are needed.
         self.view = self.span <= 2 * self.count
         self.index = torch.from_numpy(self.rows - (self.first if self.view else 0)).to(device)
         positions = self.positions
@@ -103,7 +103,7 @@ class PromptChunks:
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> torch.Tensor:
         if window not in self._masks:
-            # Query heads that share a key head become more queries of that head, so that keys are not repeated.
+            # Query heads that share a key head become additional queries of that head, so keys need not be repeated.
             self._masks[window] = _mask(self.key_positions, self.longest, window, dtype).repeat(1, 1, groups, 1)
         return self._masks[window]
 
@@ -125,7 +125,7 @@ class PromptChunks:
 
 
 def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask [rows, 1, queries, length]: position p sees the last `window` keys up to p."""
+    """Return an additive mask [rows, 1, queries, length]; position p attends to the last `window` keys up to p."""
     keys = torch.arange(length, device=positions.device)
     hidden = keys > positions[..., None]
     if window is not None:
@@ -137,7 +137,7 @@ def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch
 def _with_sinks(
     keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Add one key of zeros with the logit `sinks` [kv heads, queries] and the value zero, as gpt-oss has it."""
+    """Add one zero key with the logit `sinks` [kv heads, queries] and a zero value: the attention sinks of gpt-oss."""
     rows, _, _, length = mask.shape
     whole = mask.expand(rows, *sinks.shape, length)
     last = sinks.to(mask.dtype)[None, :, :, None].expand(rows, -1, -1, 1)
@@ -146,7 +146,7 @@ def _with_sinks(
 
 @dataclass
 class SlotStep:
-    """All tokens of one forward pass: those of `decode` first, then those of each item of `prompts`."""
+    """All tokens of one forward pass: `decode` first, then each item of `prompts`."""
 
     cache: SlotCache
     rows: NDArray[np.int64]
@@ -178,13 +178,13 @@ def slot_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for the interface of transformers.
+    """Compute attention over slots; an implementation of transformers' `AttentionInterface`.
 
     `query` is [1, heads, tokens, dim]; `key` and `value` are [1, kv heads, tokens, dim].
     """
     for name in kwargs.keys() - _SUPPORTED_KWARGS:
         if kwargs[name] is not None:
-            raise NotImplementedError(f"attention with the option {name}={kwargs[name]!r}")
+            raise NotImplementedError(f"the hf engine does not support attention with {name}={kwargs[name]!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = slot_step.cache
     rows, positions = slot_step.row_index, slot_step.position_index

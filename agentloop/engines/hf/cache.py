@@ -1,4 +1,4 @@
-"""Keys, values and tokens of the slots of the `hf` engine: one slot holds one trajectory, kept between its turns."""
+"""KV cache of the `hf` engine: one slot holds the tokens, keys and values of one trajectory between its turns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from agentloop.engines.hf.states import SlotStates
 
 GROWTH = 256
-"""Number of tokens by which slots grow."""
+"""Number of tokens by which the length of slots grows."""
 
 
 class SlotCache:
-    """Hold `slots` sequences of up to `max_len` tokens. Memory grows with the slots and tokens in use.
+    """Cache of `slots` sequences of up to `max_len` tokens. Its memory grows with the slots and tokens in use.
 
     `kv` has the shape [layers, 2, slots, kv heads, length, head dim]; `tokens` and `logprobs` are [slots, length].
     `kv_len[s]` tokens of slot s have keys and values; `tok_len[s]` tokens are known.
@@ -38,9 +38,9 @@ class SlotCache:
     ) -> None:
         self.slots = slots
         self.states = states
-        """States of recurrent layers; None for a model without such layers."""
+        """States of recurrent layers; None for models without such layers."""
         self.routing = routing
-        """Experts of the tokens, if the engine returns them."""
+        """Routed experts of the tokens, if the engine returns them."""
         self.max_len = max_len
         self.length = 0
         self._rows = 0
@@ -58,7 +58,7 @@ class SlotCache:
         return torch.zeros((layers, two, rows, heads, length, dim), dtype=self._dtype, device=self._device)
 
     def reserve(self, row: int, length: int) -> None:
-        """Make sure that slot `row` exists and holds `length` tokens."""
+        """Grow the cache until slot `row` exists and has room for `length` tokens."""
         rows, longest = self._rows, self.length
         if row >= rows:
             rows = min(self.slots, max(row + 1, 2 * rows, 8))
@@ -74,14 +74,14 @@ class SlotCache:
             self.kv, self._rows, self.length = kv, rows, longest
 
     def drop(self) -> None:
-        """Free the memory of all keys and values. Tokens stay known."""
+        """Free the memory of all keys and values, but keep the tokens."""
         self.kv, self._rows = self._empty(0, self.length), 0
         self.kv_len[:] = 0
         if self.states is not None:
             self.states.drop()
 
     def common_prefix(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return [slots]: how many leading tokens of each slot equal those of `tokens`."""
+        """Return the number of leading tokens that each slot shares with `tokens`, int64 [slots]."""
         width = min(len(tokens), self.length)
         if width == 0:
             return np.zeros(self.slots, np.int64)
@@ -90,16 +90,16 @@ class SlotCache:
         return np.minimum(first, self.tok_len)
 
     def ready_prefix(self, common: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [slots]: how many of the first `common` tokens of each slot are computed and can be used.
+        """Return how many of the first `common` tokens of each slot can be reused, int64 [slots].
 
-        A state is that after all tokens of a slot, so it can be used as a whole only.
+        A recurrent state belongs to all tokens of a slot, so it can be reused only for the whole slot.
         """
         if self.states is None:
             return np.minimum(common, self.kv_len)
         return np.where(common >= self.kv_len, self.kv_len, 0)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give `target` the keys and values of the first `length` tokens of `source`, and its state."""
+        """Copy keys, values and experts of the first `length` tokens, and the state, from slot `source` to `target`."""
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
         if self.states is not None:
             self.states.copy(source, target)

@@ -1,8 +1,8 @@
 """`HfEngine`: transformers in this process, with its own continuous batching.
 
-The continuous batching of transformers (5.19) takes no seed per request and does not report which weights sampled a
-token. On CPU its attention uses one dense mask over all tokens of all requests, which is slow. Measured with a 1.3M
-parameter Qwen3, 128 requests of 150 + 40 tokens and one thread: 59 tokens a CPU second, against 2,200 here.
+The continuous batching of transformers (5.19) takes no seed per request, and does not report which weights sampled a
+token. On CPUs its attention uses one dense mask over the tokens of all requests, which is slow: with a Qwen3 of 1.3M
+parameters, 128 requests of 150 + 40 tokens and one thread, it samples 59 tokens per CPU second, this engine 2,200.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from agentloop.engines.hf.worker import Request, Worker
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.token_listeners import Listener, listener
 from agentloop.errors import EngineError, UserError
+from agentloop.grammars.of_model import ModelGrammars
 from agentloop.process.threads import DECODING
+from agentloop.types.grammar import Grammar
 from agentloop.types.image import PlacedImage
 from agentloop.vision.loading import tower_of
 from agentloop.weights.handle import WeightHandle
@@ -35,18 +37,18 @@ _CUDA_CACHE_SHARE = 0.5
 
 
 class HfEngine(Engine):
-    """Sample with a causal language model of transformers, in one thread of this process.
+    """Samples with a causal language model of transformers in one thread of this process.
 
     The model must use the attention interface of transformers. Images work with the vision tower of Qwen2-VL,
     Qwen2.5-VL and Qwen3-VL. `model` is a folder, a name, or a module, which is copied.
 
     Each step computes all running turns in one packed forward pass. A slot keeps the keys and values of a trajectory
-    between its turns, and prompts with a common prefix compute it once. After `update_weights`, running turns keep
-    their keys and values of the old weights; a turn that starts later computes its prefix again.
+    between its turns, and a common prefix of several prompts is computed once. After `update_weights`, running turns
+    keep keys and values of the old weights; turns that start later compute their prefix again.
 
     `cache_bytes` limits the cache (default: 4 GiB; on CUDA half of the free memory). `max_slots` is lowered to the
-    number that fits at `max_model_len`. `seed` is for turns without a seed of their own. With `routed_experts`, turns
-    tell which experts computed them (`Generation.routed`).
+    number that fits at `max_model_len`. `seed` is used for turns without their own seed. With `routed_experts`, turns
+    include their experts (`Generation.routed`).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class HfEngine(Engine):
     ) -> None:
         self._source = model
         self._stops = StopFinder(model)
+        self._grammars = ModelGrammars(model)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         default = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         self.dtype = _dtype(dtype) if dtype is not None else default
@@ -96,7 +99,7 @@ class HfEngine(Engine):
         shape = shape_of(model)
         if self.max_model_len > shape.context:
             raise UserError(
-                f"max_model_len={self.max_model_len} is above the {shape.context} positions of the model; lower it."
+                f"max_model_len={self.max_model_len} exceeds the {shape.context} positions of the model: lower it."
             )
         self.max_model_len = self.max_model_len or min(shape.context, 4096)
         self._vocabulary = shape.vocabulary
@@ -127,18 +130,22 @@ class HfEngine(Engine):
             return int(torch.cuda.mem_get_info(self._device)[0] * _CUDA_CACHE_SHARE)
         return _CPU_CACHE_BYTES
 
+    async def check_grammar(self, grammar: Grammar) -> None:
+        await DECODING.run(self._grammars.check, grammar)
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
     ) -> Generation:
         worker = self._alive()
         if images and tower_of(worker.model) is None:
-            raise EngineError("the prompt has images, but the model has no vision tower")
+            raise EngineError("the prompt has images, but the model has no vision tower: use a vision-language model")
         ids = np.array(prompt, np.int32)
         if not 0 < len(ids) < self.max_model_len:
-            raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
+            raise EngineError(f"the prompt has {len(ids)} tokens, but the engine takes 1 to {self.max_model_len - 1}")
         if ids.min() < 0 or ids.max() >= self._vocabulary:
-            raise EngineError(f"the prompt has an id outside the vocabulary of {self._vocabulary}")
+            raise EngineError(f"the prompt has a token id outside the vocabulary of {self._vocabulary} tokens")
         stops = await DECODING.run(self._stops.of, params.stop_strings) if params.stop_strings else None
+        state = None if params.grammar is None else await DECODING.run(self._grammars.begin, params.grammar)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         request = Request(
@@ -146,6 +153,7 @@ class HfEngine(Engine):
             prompt=ids,
             params=params,
             stops=stops,
+            grammar=state,
             seed=(int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed) & ((1 << 64) - 1),
             limit=min(len(ids) + params.max_tokens, self.max_model_len),
             done=lambda result: _post(loop, future, result),
@@ -179,7 +187,7 @@ class HfEngine(Engine):
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Copy the weights in the worker thread, between two steps.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight, and leaves the model unchanged.
+        Raises `EngineError` for a missing or unknown weight or a wrong shape; the model is then unchanged.
         """
 
         def update(worker: Worker) -> None:
@@ -232,7 +240,7 @@ def _teller(loop: asyncio.AbstractEventLoop, hear: Listener | None) -> Callable[
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
-    """Settle a future from the worker thread. If the loop was closed before the engine, nothing awaits it."""
+    """Resolve a future from the worker thread. If the loop is closed already, nobody awaits it."""
     try:
         loop.call_soon_threadsafe(_settle, future, result)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Images in the `hf` engine: their ids in the slots, their features and their rotary positions."""
+"""Images in the `hf` engine: ids in the slots, features, and rotary positions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentloop.vision.positions import rope_positions
 from agentloop.vision.tower import image_features, upload
 
 _MAX_FEATURES = 16384
-"""Tokens whose features are kept: later chunks of a prompt and other episodes of the group need them again."""
+"""Number of tokens whose features are kept for later chunks of a prompt and for other episodes of the group."""
 _MAX_NAMES = 65536
 
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """Images of a prompt."""
+    """Images of a prompt, and the rotary positions that follow from them."""
 
     images: tuple[PlacedImage, ...]
     positions: NDArray[np.int64]
@@ -34,7 +34,7 @@ class Shown:
 
     @property
     def shift(self) -> int:
-        """Offset of a later token's rotary position from its index."""
+        """Difference between the rotary position and the index of later tokens."""
         return int(self.positions[:, -1].max()) + 1 - self.positions.shape[1]
 
 
@@ -51,7 +51,7 @@ class VisionStep:
 
 
 class ImageFeatures:
-    """Names and features of the images that one model sees. All methods belong to the worker thread."""
+    """Ids and features of images for one model. Call all methods from the worker thread."""
 
     def __init__(self, model: Any) -> None:
         self._backbone = model.base_model
@@ -60,9 +60,9 @@ class ImageFeatures:
         self._features: collections.OrderedDict[str, torch.Tensor] = collections.OrderedDict()
 
     def named(self, prompt: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-        """Return the prompt with the ids of each image replaced by a negative number that identifies the image.
+        """Return the prompt with the tokens of each image replaced by a negative number that identifies the image.
 
-        Slots with equal tokens then hold equal keys and values. Plain image tokens are the same for all images.
+        Slots with equal tokens then have equal keys and values, while plain image tokens are equal for all images.
         """
         named = prompt.copy()
         for placed in images:
@@ -79,7 +79,7 @@ class ImageFeatures:
         return self._names[image.digest]
 
     def forget_features(self) -> None:
-        """Discard all features: the weights changed."""
+        """Discard all features, because the weights have changed."""
         self._features.clear()
 
     def step(
@@ -90,8 +90,8 @@ class ImageFeatures:
     ) -> VisionStep:
         """Return the image inputs of a step.
 
-        `rows` has for each slot, in packed order, the position of its first token, its number of tokens and its images.
-        `shifted` has the rotary positions that tokens after all images have, [num_tokens].
+        `rows` has, for each slot in packed order, the position of its first token, its number of tokens and its images.
+        `shifted` [num_tokens] has the rotary positions for tokens after all images.
         """
         positions = np.repeat(shifted[None], 3, axis=0)
         index: list[NDArray[np.int64]] = []
@@ -115,7 +115,7 @@ class ImageFeatures:
         )
 
     def _of(self, images: Sequence[SeenImage]) -> dict[str, torch.Tensor]:
-        """Return features by digest. Unknown ones are computed in one pass of the tower."""
+        """Return features by digest; compute missing ones in one pass of the tower."""
         new = list({image.digest: image for image in images if image.digest not in self._features}.values())
         if new:
             device = next(self._backbone.parameters()).device

@@ -1,4 +1,4 @@
-"""The model of the `hf` engine: load it, check that its attention can be replaced, and copy new weights."""
+"""The model of the `hf` engine: load it, replace its attention, and copy new weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentloop.vision.loading import load_language_model, recurrent_modules, tow
 from agentloop.vision.tower import embedded
 
 _PROBES = (8, 11)
-"""Lengths of the two sequences that compare slot attention with the model's own."""
+"""Lengths of the two sequences on which slot attention is compared with the model's own."""
 _TOLERANCE = 1e-3
 """Largest accepted difference, relative to the largest logit, in float32."""
 
@@ -39,9 +39,9 @@ class ModelShape:
 
 
 def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load a model from a folder, or copy a module, and replace its attention with slot attention.
+    """Load a model from a folder, or copy a module, and replace its attention by slot attention.
 
-    Raises `UserError` if the folder or the kind of model cannot be used.
+    Raises `UserError` if the folder or the kind of model is unusable.
     """
     from transformers import AttentionInterface
 
@@ -54,8 +54,8 @@ def load_model(model: str | Path | torch.nn.Module, device: torch.device, dtype:
             own = torch.nn.Module.to(own, device)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise UserError(
-                f"The hf engine cannot load a model from {folder!r}: {error} Give a folder with config.json and "
-                "safetensors as `save_pretrained` writes it, or the name of a model that is downloaded already."
+                f"The hf engine cannot load a model from {folder!r}: {error} Set a folder with config.json and "
+                "safetensors, as `save_pretrained` writes it, or the name of a downloaded model."
             ) from error
     own.eval().requires_grad_(False)
     AttentionInterface.register(NAME, slot_attention)
@@ -84,7 +84,7 @@ def states_of(model: Any) -> SlotStates | None:
 def forward(
     model: Any, ids: torch.Tensor, step: SlotStep, keep: torch.Tensor, vision: VisionStep | None = None
 ) -> torch.Tensor:
-    """Compute logits [kept, vocabulary] after the tokens of index `keep` among ids [tokens]."""
+    """Return logits [len(keep), vocabulary] after the tokens at the indices `keep` of ids [tokens]."""
     if vision is not None:
         return _forward_with_images(model, ids, step, keep, vision)
     with nullcontext() if step.cache.states is None else step.cache.states.reading(step.rows, step.positions):
@@ -138,20 +138,22 @@ def _use_slots(model: Any, device: torch.device) -> None:
     except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError) as error:
         raise UserError(f"The hf engine cannot run {name}: {type(error).__name__}: {error}. {hint}") from error
     if not recurrent and not all(layer.any() for layer in cache.kv):
-        raise UserError(f"The hf engine cannot run {name}: it does not take its attention from transformers. {hint}")
+        raise UserError(
+            f"The hf engine cannot run {name}: its attention does not use transformers' AttentionInterface. {hint}"
+        )
     scale = float(expected.abs().max()) + 1e-6
     if not float((logits - expected).abs().max()) <= _TOLERANCE * scale:
         raise UserError(
             f"The hf engine cannot run {name}: its logits change when two sequences are computed together in two "
-            f"steps, as they do with layers that keep a state of their own. {hint}"
+            f"steps, for example because layers keep their own state. {hint}"
         )
 
 
 def _probe(model: Any, cache: SlotCache, ids: list[torch.Tensor]) -> torch.Tensor:
     """Return the logits of two sequences computed together in two steps.
 
-    The first step has a prompt of each, the second one token of one and the rest of the other. All
-    state that the engine keeps from step to step is in the cache, and only attention reads it.
+    The first step has a prompt of each, the second has one token of one and the rest of the other. This works only if
+    the cache holds all state that the model keeps between steps.
     """
     (first, second), (whole, more) = ids, _PROBES
     decoded, begun = whole - 1, more // 2
@@ -174,7 +176,7 @@ def _probe(model: Any, cache: SlotCache, ids: list[torch.Tensor]) -> torch.Tenso
 
 @contextmanager
 def _in_float32(model: torch.nn.Module) -> Iterator[None]:
-    """Compute in float32, as rounding to bfloat16 would hide differences. Restore the parameters at the end."""
+    """Compute in float32, because rounding to bfloat16 would hide differences; restore the parameters at the end."""
     tensors = [*model.parameters(), *model.buffers()]
     kept = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
     for tensor, data in kept:
@@ -187,9 +189,9 @@ def _in_float32(model: torch.nn.Module) -> Iterator[None]:
 
 
 def copy_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy all weights into the model, or none. A tied weight may come under one of its names or all.
+    """Copy all weights into the model, or none. A tied weight may have any or all of its names.
 
-    Raises `EngineError` that names unknown, missing and misshapen weights.
+    Raises `EngineError` for unknown weights, missing weights and wrong shapes.
     """
     weights = list(weights)
     own = {**dict(model.named_parameters(remove_duplicate=False)), **_persistent_buffers(model)}

@@ -1,4 +1,4 @@
-"""The experts that computed the tokens of each slot, for an engine that returns them."""
+"""Record the experts of the tokens in each slot, for engines that return them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from agentloop.types.routed_experts import RoutedExperts
 
 
 class SlotRouting:
-    """Experts of the tokens of each slot. Tokens that are computed again keep those that they were sampled with."""
+    """Experts of the tokens in each slot. Tokens that are recomputed keep the experts that they were sampled with."""
 
     def __init__(self, model: Any) -> None:
-        """Watch the routers of a model. Raises `UserError` if it has none that can be watched."""
+        """Observe the routers of a model. Raises `UserError` if none can be observed."""
         self._blocks = routing.prepare(model)
         if not self._blocks:
             raise UserError(
-                f"The hf engine cannot return routed experts of {type(model).__name__}: it has no layers whose router "
-                "transformers shows. Remove learner.router_replay (or routed_experts of the engine)."
+                f"The hf engine cannot return routed experts of {type(model).__name__}: none of its layers has a "
+                "router that can be observed. Remove learner.router_replay (or routed_experts of the engine)."
             )
         self._layers = int(model.config.get_text_config().num_hidden_layers)
         self._of_slot: dict[int, NDArray[np.int16]] = {}
         """Slot -> [tokens, layers, k]."""
         self._known: dict[int, int] = {}
-        """Slot -> number of its tokens whose experts are known."""
+        """Slot -> number of leading tokens whose experts are known."""
 
     def begin(self, slot: int, reused: int) -> None:
-        """Forget all but the first `reused` tokens of a slot, whose keys and values a new turn uses."""
+        """Forget all but the first `reused` tokens of a slot, which a new turn reuses."""
         self._known[slot] = min(reused, self._known.get(slot, 0))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give `target` the first `length` tokens of `source`."""
+        """Copy the experts of the first `length` tokens from slot `source` to `target`."""
         self._known[target] = min(length, self._known.get(source, 0))
         if source in self._of_slot:
             self._of_slot[target] = self._of_slot[source].copy()
 
     def note(self, rows: NDArray[np.int64], token_positions: NDArray[np.int64]) -> None:
-        """Note what the routers chose in the last step; its arguments [tokens] are those of `SlotStep`."""
+        """Record the choices of the routers in the last step; the arguments [tokens] are fields of `SlotStep`."""
         chosen = {layer: routing.take_choice(block).used.cpu().numpy() for layer, block in self._blocks.items()}
         for slot in np.unique(rows).tolist():
             here = np.flatnonzero(rows == slot)

@@ -1,4 +1,4 @@
-"""Batched sampling of the `hf` engine. A row's token depends only on its own logits, seed and token index."""
+"""Batched sampling of the `hf` engine. The token of a row depends only on its logits, seed and token index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seeds: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return a number in [0, 1) for each (seed, counter): 24 bits of splitmix64 (Steele, Lea, Flood 2014) of both."""
+    """Return a number in [0, 1) for each (seed, counter): 24 bits of splitmix64 (Steele, Lea, Flood 2014)."""
     with np.errstate(over="ignore"):
         x = _mix(seeds + _GOLDEN) ^ _mix((counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
         return ((_mix(x + _GOLDEN) >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
@@ -31,7 +31,7 @@ def sample(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Sample from logits [rows, vocabulary]; return ids [rows] and their log-probabilities [rows].
 
-    The log-probability is that of the distribution that the token is drawn from: at the row's temperature, cut by
+    The log-probability refers to the distribution that the token is drawn from: at the row's temperature, truncated by
     `top_p` and `top_k`. A row at temperature 0 takes the most likely token and its log-probability at temperature 1.
     """
     device = logits.device
@@ -74,7 +74,7 @@ def _draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 def _draw_cut(
     logprobs: torch.Tensor, u: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `top_k` most likely tokens, and the fewest of these whose mass reaches `top_p`.
+    """Draw from the `top_k` most likely tokens, reduced to the smallest set whose probability reaches `top_p`.
 
     Returns ids and their log-probabilities among these tokens, both [rows].
     """

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from agentloop.engines.hf.cache import SlotCache
 
 MIN_SHARED = 16
-"""Tokens that two prompts must share before one waits for, or copies, the keys and values of the other."""
+"""Number of tokens that two prompts must share before one waits for, or copies, keys and values of the other."""
 
 
 class SlotTable:
-    """Slots are taken by running turns, parked for a trajectory between its turns, or free.
+    """Slots are used by running turns, parked for a trajectory between its turns, or free.
 
-    The content of a free slot stays useful until the slot is taken: other prompts may share its prefix (a system
-    prompt, the prompt of a group). Free slots are taken first, oldest first, then the slots parked longest.
+    A free slot keeps its content until it is taken, because other prompts may share its prefix (a system prompt, the
+    prompt of a group). Free slots are taken first, least recently used first, then parked slots in the same order.
     """
 
     def __init__(self, cache: SlotCache) -> None:
@@ -27,7 +27,7 @@ class SlotTable:
         self._clock = 0
 
     def take(self, trajectory_id: str, prompt: NDArray[np.int32], active: NDArray[np.bool_]) -> int | None:
-        """Return a slot that holds `prompt`. Its `kv_len` counts the tokens that are computed already.
+        """Return a slot that holds `prompt`. Its `kv_len` counts the tokens that are already computed.
 
         Return None if all slots are running, or if another turn is about to compute the same prefix.
         """
@@ -59,7 +59,7 @@ class SlotTable:
         return row
 
     def _victim(self, active: NDArray[np.bool_], source: int | None) -> int | None:
-        """Return the idle slot that was used least recently, free slots first; None if all run."""
+        """Return the least recently used idle slot, free slots first; None if all slots run."""
         idle = np.flatnonzero(~active)
         if not len(idle):
             return None
@@ -92,9 +92,9 @@ class SlotTable:
         """Discard the content of a slot."""
         self._disown(row)
         self._cache.kv_len[row] = self._cache.tok_len[row] = 0
-        # Masked keys that are NaN would still spoil a sum.
+        # NaN in masked keys would still spread through sums.
         self._cache.kv[:, :, row] = 0
 
     def outdate(self) -> None:
-        """Note that the weights changed: turns that start from now on use no content of any slot."""
+        """Mark the content of all slots as outdated: turns that start later do not reuse it."""
         self._fresh[:] = False

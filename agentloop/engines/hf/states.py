@@ -1,7 +1,7 @@
-"""States of recurrent layers, one for each slot: what Mamba, gated delta nets and convolutions keep between steps.
+"""States of recurrent layers (Mamba, gated delta nets, convolutions), one for each slot.
 
-The forward of each recurrent layer is replaced. It divides the packed row of a step, and computes the tokens of each
-slot with the state of that slot, one slot after the other.
+The forward method of each recurrent layer is replaced: it splits the packed row of a step, and computes one slot after
+another with the state of that slot.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 _STEP: ContextVar[tuple[SlotStates, NDArray[np.int64]] | None] = ContextVar("step", default=None)
-"""The states, and the slot of each token of the step that is computed; None outside of steps."""
+"""The states, and the slots of the tokens in the current step; None outside of steps."""
 _CACHES = ("cache_params", "past_key_values", "past_key_value")
-"""Names that transformers has for the argument with the state."""
+"""Names of the argument with the state in transformers."""
 _NOT_OURS = ("slot_step", "attention_mask", "conv_mask", "seq_idx", "use_cache", *_CACHES)
 
 
 class SlotStates:
-    """The state of each slot after its `kv_len` tokens. Unlike keys and values, it cannot be cut to fewer tokens."""
+    """The state of each slot after its `kv_len` tokens. Unlike keys and values, a state cannot be truncated."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -35,9 +35,9 @@ class SlotStates:
 
     @contextmanager
     def reading(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[None]:
-        """Let recurrent layers compute a step; `rows` and `positions` [tokens] are those of `SlotStep`.
+        """Use these states in recurrent layers for one step; `rows` and `positions` [tokens] are fields of `SlotStep`.
 
-        Slots that start at their first token start with an empty state.
+        Slots whose first token is in the step start with an empty state.
         """
         from transformers import DynamicCache
 
@@ -54,7 +54,7 @@ class SlotStates:
         return self._of_slot[slot]
 
     def copy(self, source: int, target: int) -> None:
-        """Give `target` the state of `source`."""
+        """Copy the state of slot `source` to `target`."""
         self._of_slot[target] = copy.deepcopy(self._of_slot[source])
 
     def drop(self) -> None:
@@ -63,7 +63,7 @@ class SlotStates:
 
 
 def replace_forward(module: torch.nn.Module) -> None:
-    """Let a recurrent layer keep its state for each slot. Raises `NotImplementedError` if it takes no state."""
+    """Make a recurrent layer keep one state per slot. Raises `NotImplementedError` if its forward takes no state."""
     names = inspect.signature(type(module).forward).parameters
     cache = next((name for name in _CACHES if name in names), None)
     if cache is None:
@@ -94,7 +94,7 @@ def _forward(
 
 
 def _cut(value: Any, start: int, end: int, num_tokens: int) -> Any:
-    """Return the part of an argument that is of these tokens."""
+    """Return the part of an argument that belongs to the tokens `start:end`."""
     if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == num_tokens:
         return value[:, start:end]
     return tuple(_cut(part, start, end, num_tokens) for part in value) if isinstance(value, tuple) else value

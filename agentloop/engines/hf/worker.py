@@ -1,4 +1,4 @@
-"""`Worker`: the thread of the `hf` engine. Continuous batching over slots, one packed forward pass per step."""
+"""`Worker`: the thread of the `hf` engine, which batches continuously over slots, one packed forward pass per step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from agentloop.engines.hf.sampler import sample, uniform
 from agentloop.engines.hf.slots import SlotTable
 from agentloop.engines.stop_strings import StopStrings
 from agentloop.errors import EngineError
+from agentloop.grammars.compiler import GrammarState
+from agentloop.grammars.logits import forbid_
 from agentloop.types.routed_experts import RoutedExperts
 from agentloop.vision.loading import tower_of
 
@@ -32,15 +34,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One turn. It belongs to the worker thread after `submit`."""
+    """One turn; only the worker thread may use it after `submit`."""
 
     trajectory_id: str
     prompt: NDArray[np.int32]
     params: SamplingParams
     stops: StopStrings | None
+    grammar: GrammarState | None
     seed: int
     limit: int
-    """Length of the slot, in tokens, at which the turn is cut."""
+    """Number of tokens in the slot at which the turn is cut."""
     done: Callable[[Generation | BaseException], None]
     tell: Callable[[int], None] | None = None
     """Called with each token as it is sampled."""
@@ -56,7 +59,7 @@ Command = Callable[[], None]
 
 
 class Worker:
-    """Own the model and the cache. Everything but `start`, `post` and `join` runs in the worker's own thread."""
+    """Owns the model and the cache. All methods except `start`, `post` and `join` run in the worker thread."""
 
     def __init__(self, model: Any, cache: SlotCache, *, max_batch_tokens: int) -> None:
         self.model = model
@@ -115,7 +118,7 @@ class Worker:
         self._table.release(trajectory_id)
 
     def weights_changed(self, version: int) -> None:
-        """Note new weights. Running turns keep their keys and values; a later turn computes its own."""
+        """Record new weights. Running turns keep their keys and values; later turns recompute them."""
         self.version = version
         self._table.outdate()
         if self._images is not None:
@@ -127,7 +130,7 @@ class Worker:
             request.marks.append((sampled, version))
 
     def sleep(self) -> None:
-        """Move the weights to the host and drop keys and values, which running turns compute again after `wake`."""
+        """Move the weights to the host, and drop keys and values, which running turns recompute after `wake`."""
         self._asleep = True
         self._table.outdate()
         self._cache.drop()
@@ -162,7 +165,7 @@ class Worker:
                     continue
                 try:
                     self._step()
-                except Exception as error:  # a failed step fails the turns in it, and the thread lives on
+                except Exception as error:  # a failed step fails its turns, but not the thread
                     self._fail_all(error)
 
     def _drain(self, block: bool) -> None:
@@ -199,7 +202,7 @@ class Worker:
         step, rows, counts = self._plan(decode, prompts, counts)
         ends = np.cumsum(counts)
         complete = counts == missing[rows]
-        # Names of images are negative, not ids: their tokens have features instead of an embedding.
+        # Negative ids stand for images: their tokens have features instead of embeddings.
         tokens = np.maximum(cache.tokens[step.rows, step.positions], 0).astype(np.int64)
         ids = torch.from_numpy(tokens).to(cache.kv.device)
         keep = torch.from_numpy(ends[complete] - 1).to(cache.kv.device)
@@ -213,7 +216,7 @@ class Worker:
     def _plan(
         self, decode: NDArray[np.int64], prompts: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> tuple[SlotStep, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the step, its slots in packed order, and the number of tokens of each."""
+        """Return the step, its slots in packed order, and the number of tokens of each slot."""
         cache = self._cache
         order = np.argsort(-counts, kind="stable")
         prompts, counts = prompts[order], counts[order]
@@ -228,7 +231,7 @@ class Worker:
         )
         begin, offset = 0, len(decode)
         while begin < len(prompts):
-            # Group chunks of similar length: at most half of a padded group is padding.
+            # Group chunks of similar length, so that at most half of a group is padding.
             end = begin + int(np.count_nonzero(counts[begin:] * 2 >= counts[begin]))
             part = slice(begin, end)
             step.prompts.append(PromptChunks(cache, prompts[part], cache.kv_len[prompts[part]], counts[part], offset))
@@ -249,12 +252,14 @@ class Worker:
         cache = self._cache
         index = cache.tok_len[rows]
         cache.reserve(int(rows.max()), int(index.max()) + 1)
+        logits = self._constrain(rows, logits)
         noise = uniform(self._seed[rows], index - self._prompt_len[rows])
         ids, logprobs = sample(logits, noise, self._temperature[rows], self._top_p[rows], self._top_k[rows])
         cache.tokens[rows, index] = ids
         cache.logprobs[rows, index] = logprobs
         cache.tok_len[rows] = index + 1
         self._tell(rows, ids)
+        self._advance_grammars(rows, ids)
         stopped = (ids[:, None] == self._stops[rows]).any(axis=1) | self._at_stop_string(rows)
         broken = np.isnan(logprobs)
         over = stopped | broken | (index + 1 >= self._limit[rows])
@@ -263,6 +268,30 @@ class Worker:
                 self._break(int(rows[i]))
             else:
                 self._finish(int(rows[i]), FinishReason.STOP if stopped[i] else FinishReason.LENGTH)
+
+    def _constrain(self, rows: NDArray[np.int64], logits: torch.Tensor) -> torch.Tensor:
+        """Forbid the tokens that the grammars of these rows do not allow; `logits` [rows, vocabulary]."""
+        places, bits = [], []
+        for place, state in self._grammars_of(rows):
+            allowed = state.allowed()
+            if allowed is not None:
+                places.append(place)
+                bits.append(allowed)
+        if not places:
+            return logits
+        return forbid_(logits, np.array(places), torch.from_numpy(np.stack(bits)).to(logits.device))
+
+    def _advance_grammars(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        for place, state in self._grammars_of(rows):
+            is_allowed = state.accept(int(ids[place]))
+            assert is_allowed, "a token was sampled that the grammar does not allow"
+
+    def _grammars_of(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, GrammarState]]:
+        """Yield the rows with a grammar as indices into `rows`."""
+        for place, row in enumerate(rows):
+            request = self._requests[row]
+            if request is not None and request.grammar is not None:
+                yield place, request.grammar
 
     def _tell(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
         for row, token in zip(rows, ids, strict=True):
@@ -282,7 +311,7 @@ class Worker:
         return found
 
     def _admit(self) -> None:
-        """Give slots to waiting turns as long as slots are free."""
+        """Assign slots to waiting turns while slots are free."""
         blocked: list[Request] = []
         while self._waiting and not self._active.all():
             request = self._waiting.popleft()
@@ -334,7 +363,7 @@ class Worker:
 
     def _break(self, row: int) -> None:
         self._table.forget(row)
-        self._leave(row).done(EngineError("the model computed a log-probability that is NaN"))
+        self._leave(row).done(EngineError("the model computed NaN as a log-probability: check its weights"))
 
 
 def _generation(

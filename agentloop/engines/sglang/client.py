@@ -7,15 +7,16 @@ log-probabilities are those of the whole distribution at the temperature, before
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from agentloop.engines.base import EngineDead
+from agentloop.engines.sglang.parts import Part, PartStream, read_part
+from agentloop.engines.token_listeners import Listener
 from agentloop.errors import EngineError, UserError
 from agentloop.process.offloading import off_loop
 
@@ -34,18 +35,7 @@ TESTED = "0.5.17"
 MEMORY = ("weights", "kv_cache")
 """SGLang's names of the parts of its memory that it can release."""
 _CHARACTERS_PER_TOKEN = 6
-
-
-@dataclass(slots=True, frozen=True)
-class Part:
-    """Tokens of one request: a turn, or the part of it that one policy version sampled."""
-
-    ids: array[int]
-    logprobs: array[float]
-    reason: str
-    """`stop`, `length` or `abort`."""
-    message: str = ""
-    """Cause of an abort."""
+_JSON = {"content-type": "application/json"}
 
 
 class SglangClient:
@@ -104,12 +94,19 @@ class SglangClient:
         except httpx.HTTPError:
             return False
 
-    async def generate(self, request: Mapping[str, Any]) -> Part:
-        """Sample; `request` is the body of `/generate`. Raises `EngineError`, or `EngineDead` if the server is gone."""
+    async def generate(self, request: Mapping[str, Any], hear: Listener | None = None) -> Part:
+        """Sample; `request` is the body of `/generate`, whose answer is a stream if `hear` listens to the tokens.
+
+        Raises `EngineError`, or `EngineDead` if the server is gone.
+        """
         size = len(request["input_ids"]) * _CHARACTERS_PER_TOKEN
+        if hear is not None:
+            request = {**request, "stream": True}
         body = await off_loop(size, lambda: json.dumps(request).encode())
+        if hear is not None:
+            return await self._stream("/generate", body, PartStream(hear))
         response = await self._post("/generate", body)
-        return await off_loop(len(response.content), _part, response.content)
+        return await off_loop(len(response.content), read_part, response.content)
 
     async def abort(self, name: str | None = None) -> None:
         """Abort one request, or all. The server aborts all whose names begin with `name`."""
@@ -142,13 +139,33 @@ class SglangClient:
         return response.json()
 
     async def _post(self, route: str, body: bytes) -> httpx.Response:
+        with self._naming_death():
+            response = await self._http.post(route, content=body, headers=_JSON)
+        self._check(response, route)
+        return response
+
+    async def _stream(self, route: str, body: bytes, part: PartStream) -> Part:
+        with self._naming_death():
+            async with self._http.stream("POST", route, content=body, headers=_JSON) as response:
+                if response.is_error:
+                    await response.aread()
+                    self._check(response, route)
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        await part.read(line.removeprefix("data: "))
+        return await part.end()
+
+    @contextmanager
+    def _naming_death(self) -> Iterator[None]:
         try:
-            response = await self._http.post(route, content=body, headers={"content-type": "application/json"})
+            yield
         except httpx.TransportError as error:
             raise EngineDead(f"the SGLang server at {self.url} is gone ({type(error).__name__}: {error})") from error
+
+    @staticmethod
+    def _check(response: httpx.Response, route: str) -> None:
         if response.is_error:
             raise EngineError(f"SGLang answered {route} with {response.status_code}: {_reason(response)}")
-        return response
 
 
 def _json(data: Mapping[str, Any]) -> bytes:
@@ -163,16 +180,3 @@ def _reason(response: httpx.Response) -> str:
         return str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         return response.text[:500]
-
-
-def _part(content: bytes) -> Part:
-    meta = json.loads(content)["meta_info"]
-    # The server leaves the field out if nothing was sampled.
-    sampled = meta.get("output_token_logprobs") or ()
-    finish = meta["finish_reason"]
-    return Part(
-        array("i", [entry[1] for entry in sampled]),
-        array("f", [entry[0] for entry in sampled]),
-        str(finish["type"]),
-        str(finish.get("message", "")),
-    )

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.sglang.client import MEMORY, Part, SglangClient
+from agentloop.engines.sglang.client import MEMORY, SglangClient
+from agentloop.engines.sglang.parts import Part
 from agentloop.engines.sglang.server import SglangServer
 from agentloop.engines.sglang.weights import FileTransport, HalfLoaded, MemoryTransport, NotThisTransport, Transport
 from agentloop.engines.sglang.worker import LOADER
 from agentloop.engines.stop_strings import StopFinder
+from agentloop.engines.token_listeners import listener
 from agentloop.errors import EngineError, UserError
 from agentloop.process.threads import DECODING
 from agentloop.weights.files import checkpoint_shapes
@@ -219,7 +221,7 @@ class SglangEngine(Engine):
         self._running.add(name)
         version = self.policy_version
         try:
-            part = await self._client.generate(request)
+            part = await self._client.generate(request, listener())
         except asyncio.CancelledError:
             with suppress(EngineError):
                 await asyncio.shield(self._client.abort(name))

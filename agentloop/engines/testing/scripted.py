@@ -1,4 +1,4 @@
-"""`ScriptedEngine`: replays turns that a script gives. For tests and for measuring everything around an engine."""
+"""`ScriptedEngine`: replays the turns of a script, for tests and for benchmarks of everything around an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError
+from agentloop.grammars.of_model import ModelGrammars
+from agentloop.process.threads import DECODING
 from agentloop.registry.named_objects import load_object
+from agentloop.types.grammar import Grammar
 
 if TYPE_CHECKING:
     from agentloop.weights.handle import WeightHandle
@@ -20,12 +23,12 @@ Script = Callable[[str, int, Sequence[int], SamplingParams], Sequence[int]]
 
 
 class ScriptedEngine(Engine):
-    """Says what it is told to.
+    """Returns the turns of a script instead of sampling.
 
-    `script` is a function, the spec of one ('module:function'), or a sequence of turns that every trajectory
-    replays (the last turn again and again once they are used up). A turn that does not end in one of the stop tokens
-    is reported as cut, as is one that is longer than `max_tokens`. What a script says behind a stop string is left
-    out; for that `model` has the tokenizer. Every token has the log-probability `logprob`.
+    `script` is a function, its spec ('module:function'), or a sequence of turns that every trajectory replays; its last
+    turn is repeated at the end. A turn is reported as cut if it does not end in a stop token or is longer than
+    `max_tokens`. Text after a stop string is omitted, which needs the tokenizer of `model`. Every token has the
+    log-probability `logprob`.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ScriptedEngine(Engine):
         else:
             self._script = script if callable(script) else _Replay(script)
         self._stops = StopFinder(model)
+        self._grammars = ModelGrammars(model)
         self._logprob = logprob
         self._seconds_per_turn = seconds_per_turn
         self._turns: dict[str, int] = {}
@@ -57,6 +61,9 @@ class ScriptedEngine(Engine):
 
     async def start(self) -> None:
         """Do nothing, because there is no model."""
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        await DECODING.run(self._grammars.check, grammar)
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()
@@ -78,12 +85,20 @@ class ScriptedEngine(Engine):
             ids = ids[:end]
         complete = 0 < len(ids) <= room and (end is not None or ids[-1] in params.stop_token_ids)
         ids = ids[:room]
+        if params.grammar is not None:
+            self._check_form(ids, params.grammar)
         return Generation(
             ids,
             array("f", [self._logprob]) * len(ids),
             array("i", [self.policy_version]) * len(ids),
             FinishReason.STOP if complete else FinishReason.LENGTH,
         )
+
+    def _check_form(self, ids: Sequence[int], grammar: Grammar) -> None:
+        state = self._grammars.begin(grammar)
+        for place, token in enumerate(ids):
+            if not state.accept(token):
+                raise EngineError(f"the grammar of the turn does not allow the token {token} at place {place}")
 
     def release(self, trajectory_id: str) -> None:
         self._turns.pop(trajectory_id, None)
@@ -101,7 +116,7 @@ class ScriptedEngine(Engine):
         self._awake.set()
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Take the version alone: a script has no weights."""
+        """Set only the version, because a script has no weights."""
         self.policy_version = version
 
     async def close(self) -> None:
@@ -114,7 +129,7 @@ class _Replay:
     """The same turns for every trajectory."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
-        assert turns, "a script has at least one turn"
+        assert turns, "a script needs at least one turn"
         self._turns = [array("i", turn) for turn in turns]
 
     def __call__(self, trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The names of vLLM that the adapter uses. A test checks this table, and the engine does when it starts."""
+"""Names of vLLM that the adapter uses. A test checks this table, and so does the engine when it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
     "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb "
-    "enable_sleep_mode enable_return_routed_experts"
+    "enable_sleep_mode enable_return_routed_experts structured_outputs_config"
 )
 
 NAMES: dict[str, str] = {
@@ -57,8 +57,10 @@ NAMES: dict[str, str] = {
     "vllm.v1.engine.async_llm:AsyncLLM.get_supported_tasks": "",
     "vllm.sampling_params:SamplingParams": (
         "max_tokens temperature top_p top_k seed stop_token_ids ignore_eos logprobs flat_logprobs detokenize "
-        "output_kind stop include_stop_str_in_output skip_special_tokens routed_experts_prompt_start"
+        "output_kind stop include_stop_str_in_output skip_special_tokens routed_experts_prompt_start structured_outputs"
     ),
+    "vllm.sampling_params:StructuredOutputsParams": "structural_tag",
+    "vllm.v1.structured_output.backend_xgrammar:XgrammarBackend.compile_grammar": "request_type grammar_spec",
     "vllm.sampling_params:RequestOutputKind.FINAL_ONLY": "",
     "vllm.logprobs:FlatLogprobs": "logprobs",
     "vllm.v1.worker.gpu_worker:Worker.reload_weights": "",
@@ -69,7 +71,7 @@ NAMES: dict[str, str] = {
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": "",
     "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply": "layer x bias",
 }
-"""Names that all tested versions have, with the parameters used."""
+"""Names that all tested versions have, with the parameters or attributes that the adapter uses."""
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # attributes that constructors set
@@ -79,6 +81,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "renderer": ("mm_processor_cache",),
     "input_processor": ("mm_encoder_cache_size",),
 }
+
+
+def takes_stop_tokens() -> bool:
+    """Return whether the stop tokens of a request end a constrained turn; else only the tokenizer's own does."""
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    return "stop_token_ids" in inspect.signature(XgrammarBackend.compile_grammar).parameters
 
 
 def missing_names() -> list[str]:
@@ -113,7 +122,7 @@ def missing_attributes(llm: Any) -> list[str]:
 
 
 def require_vllm() -> None:
-    """Check that vLLM is installed and has all `NAMES`. Raises `UserError` if not."""
+    """Raise `UserError` unless vLLM is installed and has all `NAMES`."""
     try:
         import vllm
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Wait for vLLM's engine core: for the tokens that it has sent, and for answers unless it has ended."""
+"""Wait for vLLM's engine core: for tokens that it has sent, and for replies unless it has died."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LOOK_SECONDS = 0.2
 
 
 class OutputFence:
-    """Wait until all tokens that the engine core sent have reached the requests' states in this process.
+    """Waits until this process has handled all tokens that the engine core has sent.
 
-    The engine core sends a step's tokens and the reply to a pause through one ordered stream. So the tokens arrive
-    before the reply, but may still be in the queue of vLLM's output handler. The handler has processed all of them
-    when it asks for more and the queue is empty.
+    The engine core sends the tokens of a step and the reply to a pause through one ordered stream. So the tokens arrive
+    before the reply, but may still be in the queue of vLLM's output handler. The handler has processed all of them when
+    it waits for more and the queue is empty.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -35,7 +35,7 @@ class OutputFence:
         return outputs
 
     async def wait(self) -> None:
-        """Wait. Call it only while requests are in flight: the handler starts with the first one."""
+        """Wait. Call it only while requests are in flight, because the handler starts with the first request."""
         while not (self._asking and self._core.outputs_queue.empty()):
             if self._llm.errored:
                 raise EngineDead(DEAD)
@@ -43,9 +43,9 @@ class OutputFence:
 
 
 async def unless_dead(llm: Any, answer: Awaitable[T]) -> T:
-    """Return the answer of the engine core. Raises `EngineDead` if the core ends before it answers.
+    """Return the reply of the engine core. Raises `EngineDead` if the core dies before it replies.
 
-    vLLM itself would then never answer, or raise an error of its own.
+    vLLM itself would wait forever, or raise its own error.
     """
     task = asyncio.ensure_future(answer)
     try:

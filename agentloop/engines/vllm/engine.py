@@ -1,4 +1,4 @@
-"""`VllmEngine`: vLLM's `AsyncLLM` in this process, its engine core in a process of its own."""
+"""`VllmEngine`: vLLM's `AsyncLLM` in this process, with its engine core in another process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.token_listeners import listener
-from agentloop.engines.vllm.compat import missing_attributes
+from agentloop.engines.vllm.compat import missing_attributes, takes_stop_tokens
 from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
 from agentloop.engines.vllm.images import ImageSender
 from agentloop.engines.vllm.launch import VllmLauncher
 from agentloop.engines.vllm.requests import generation_of, up_to_stop, versions_of, vllm_params
 from agentloop.engines.vllm.sleep import SleepMode
 from agentloop.errors import EngineError, UserError
+from agentloop.grammars.of_model import ModelGrammars
 from agentloop.process.threads import DECODING
+from agentloop.types.grammar import Grammar
 from agentloop.weights.files import check_names
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.weights.wire import to_json
@@ -39,23 +41,23 @@ class _Turn:
     marks: list[tuple[int, int]]
     """Pairs (index of a token, policy version that samples from there on)."""
     added: bool = False
-    """Whether vLLM has the request."""
+    """Whether vLLM has received the request."""
 
 
 class VllmEngine(Engine):
-    """Sample with vLLM, on CUDA or CPU (`compat.TESTED`): token ids in and out, one output per turn.
+    """Samples with vLLM, on CUDA or CPU (`compat.TESTED`): token ids in and out, one output per turn.
 
-    `shares_gpu`: other processes allocate on the GPU while this engine starts. `sleeps`: `sleep` will be called, which
-    vLLM must know at its start and supports on GPUs only. `max_pixels` is the size of the largest image, for which vLLM
-    makes room; the default is the limit of the model's processor. `engine_args` are further fields of vLLM's
+    `shares_gpu`: other processes allocate GPU memory while this engine starts. `sleeps`: `sleep` will be called; vLLM
+    must know this when it starts, and supports it only on GPUs. `max_pixels` is the size of the largest image, for
+    which vLLM reserves memory (default: the limit of the model's processor). `engine_args` are further fields of vLLM's
     `AsyncEngineArgs`.
 
-    Log-probabilities are vLLM's `processed_logprobs`: temperature included. With `top_p` or `top_k` they are those of
-    the truncated, renormalised distribution, as in the hf engine. At temperature 0 they are those at temperature 1.
-    Logits are float32 (`head.py`) unless the head is quantised.
+    Log-probabilities are vLLM's `processed_logprobs`: at the sampling temperature, and renormalised over the tokens
+    that `top_p` and `top_k` leave, as in the hf engine. At temperature 0 they are those at temperature 1. Logits are
+    float32 (`head.py`) unless the head is quantised.
 
-    After `update_weights`, running turns keep their keys and values. Turns that start later never use the prefix cache
-    of older weights: its salt is the number of updates, and old blocks leave it as they age. vLLM cannot reset the
+    After `update_weights`, running turns keep their keys and values. Turns that start later never reuse the prefix
+    cache of older weights: its salt is the number of updates, and old blocks are evicted in time. vLLM cannot reset the
     cache while a turn is running.
     """
 
@@ -76,6 +78,7 @@ class VllmEngine(Engine):
         **engine_args: Any,
     ) -> None:
         self._stops = StopFinder(os.fspath(model))
+        self._grammars = ModelGrammars(os.fspath(model))
         arguments = {
             "dtype": dtype,
             "max_model_len": max_model_len,
@@ -92,9 +95,9 @@ class VllmEngine(Engine):
         self._sleeps = sleeps
         self._sleep = SleepMode()
         self._resumes_awake = True
-        """Whether sampling continues after `wake`: no pause began before the sleep or during it."""
+        """Whether sampling continues after `wake`: the engine was not paused before or during the sleep."""
         self.llm: Any = None
-        """vLLM's `AsyncLLM` once the engine has started, for its metrics."""
+        """vLLM's `AsyncLLM`, once the engine has started; public for its metrics."""
         self._closed = False
         self._count = 0
         self._updates = 0
@@ -102,9 +105,9 @@ class VllmEngine(Engine):
         self._turns: set[_Turn] = set()
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self.loads_by = ""
-        """How the last weights were loaded, as `WeightReceiver.agentloop_load` returns it."""
+        """How the last weights were loaded: the result of `WeightReceiver.agentloop_load`."""
         self._maps_devices = True
-        """Whether vLLM's workers can map the memory of the GPU that has the weights."""
+        """Whether vLLM's workers can map the GPU memory that has the weights."""
         self._images: ImageSender | None = None
         """None for a model without a vision tower."""
         self._lock = asyncio.Lock()
@@ -128,6 +131,19 @@ class VllmEngine(Engine):
             await self._images.start(self.llm)
         self.max_model_len = int(self.llm.vllm_config.model_config.max_model_len)
 
+    async def check_grammar(self, grammar: Grammar) -> None:
+        if not self._launcher.takes_grammars:
+            raise UserError(
+                "vLLM was started without a tokenizer, which constrained turns need. Save the tokenizer into the model "
+                "folder, and leave skip_tokenizer_init out of engine.options."
+            )
+        await DECODING.run(self._grammars.check, grammar)
+        if not takes_stop_tokens() and set(grammar.stop_token_ids) != {self._stops.tokenizer.eos_token_id}:
+            raise UserError(
+                "The installed vLLM ends constrained turns with the tokenizer's own end token alone, but turns of this "
+                f"model end with {list(grammar.stop_token_ids)}. Install vLLM 0.32."
+            )
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[PlacedImage] = ()
     ) -> Generation:
@@ -139,7 +155,7 @@ class VllmEngine(Engine):
         ids = list(prompt)
         room = self.max_model_len - len(ids)
         if not 0 < len(ids) < self.max_model_len:
-            raise EngineError(f"a prompt of {len(ids)} tokens; the engine takes 1 to {self.max_model_len - 1}")
+            raise EngineError(f"the prompt has {len(ids)} tokens, but the engine takes 1 to {self.max_model_len - 1}")
         stops = await self._stops_of(llm, params)
         self._count += 1
         turn = _Turn(f"{trajectory_id}-{self._count}", [(0, self.policy_version)])
@@ -163,7 +179,7 @@ class VllmEngine(Engine):
         return generation if stops is None else up_to_stop(generation, stops)
 
     async def _stops_of(self, llm: Any, params: SamplingParams) -> StopStrings | None:
-        """Give vLLM, which was started without a tokenizer, one to end turns with stop strings early."""
+        """Return the stop strings of a turn; for these vLLM, which starts without a tokenizer, gets one."""
         if not params.stop_strings:
             return None
         stops = await DECODING.run(self._stops.of, params.stop_strings)
@@ -175,7 +191,7 @@ class VllmEngine(Engine):
         collector = await llm.add_request(turn.name, prompt, params)
         turn.added = True
         output, hear, heard = await collector.get(), listener(), 0
-        while not output.finished:  # happens only with a listener
+        while not output.finished:  # only with a listener
             assert hear is not None
             hear(output.outputs[0].token_ids[heard:])
             heard = len(output.outputs[0].token_ids)
@@ -196,25 +212,25 @@ class VllmEngine(Engine):
 
     @property
     def _salt(self) -> str:
-        """Salt of vLLM's caches: a turn finds only entries with its own salt."""
+        """Salt of vLLM's caches: a turn reuses only entries with the same salt."""
         return f"{self._updates}"
 
     def _sampled(self, turn: _Turn) -> Generation | None:
-        """Return the tokens of a turn that a dead engine core had sent."""
+        """Return the tokens of a turn that a dead engine core sent before it died."""
         state = self._states().get(turn.name)
         if state is None or not (ids := array("i", state.detokenizer.output_token_ids)):
             return None
         logprobs = array("f", state.logprobs_processor.logprobs.logprobs)
-        count = min(len(ids), len(logprobs))  # the core may have died between the two
+        count = min(len(ids), len(logprobs))  # the core may have died between the two messages
         return Generation(ids[:count], logprobs[:count], versions_of(turn.marks, count), FinishReason.ABORT)
 
     def _states(self) -> dict[str, Any]:
-        """Return vLLM's states of the requests in flight, by name."""
+        """Return vLLM's states of requests in flight, by name."""
         return {state.external_req_id: state for state in self.llm.output_processor.request_states.values()}
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache of keys and values holds."""
+        """Capacity of the KV cache in tokens."""
         cache = self._alive().vllm_config.cache_config
         return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
@@ -227,8 +243,8 @@ class VllmEngine(Engine):
             self._resumes_awake = False
         if self._paused:
             return
-        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. The cache is kept: without it vLLM would
-        # compute all running turns again.
+        # AsyncLLM.pause_generation does the same and then sleeps 20 ms. Keep the cache: otherwise vLLM would recompute
+        # all running turns.
         llm = self._alive()
         await unless_dead(llm, llm.engine_core.pause_scheduler_async("keep", False))
         self._paused = True
@@ -248,14 +264,14 @@ class VllmEngine(Engine):
             self._paused = False
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        assert self._sleeps, "set `sleeps` to use sleep"
+        assert self._sleeps, "create the engine with sleeps=True to use sleep"
         async with self._lock:
             llm = self._alive()
             if not self._sleep.is_on:
                 self._resumes_awake = not self._paused
                 await self._pause()
                 await self._sleep.begin(llm, keep_weights=keep_weights)
-                self._updates += 1  # the content of its caches is gone
+                self._updates += 1  # the content of its caches is lost
 
     async def wake(self) -> None:
         async with self._lock:
@@ -267,11 +283,11 @@ class VllmEngine(Engine):
                     await self._pause()
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Load weights from memory that vLLM's workers map. It is filled before sampling stops.
+        """Load weights from memory that vLLM's workers map, and that is filled before sampling stops.
 
-        Raises `EngineError` for a missing, unknown or misshapen weight, and `CannotMap` if the workers cannot map
-        `SharedWeights` of another process; the weights are unchanged then. If vLLM fails while it loads, or the weights
-        are `Overwritten` meanwhile, the engine refuses turns until an update succeeds.
+        Raises `EngineError` for a missing or unknown weight or a wrong shape, and `CannotMap` if the workers cannot map
+        `SharedWeights` of another process; the weights are then unchanged. If vLLM fails while it loads, or the weights
+        are `Overwritten` meanwhile, the engine rejects turns until an update succeeds.
         """
         llm = self._alive()
         shared = await asyncio.to_thread(weights.shared, self._shelf)
@@ -288,7 +304,7 @@ class VllmEngine(Engine):
                 ways = await unless_dead(llm, llm.collective_rpc("agentloop_load"))
             except EngineDead:
                 raise
-            except Exception as error:  # the boundary to vLLM: any failure leaves the weights half written
+            except Exception as error:  # vLLM may raise anything, and leaves the weights half written
                 self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
                 await self._abort_all()
                 raise EngineError(self._failure) from error
@@ -308,20 +324,20 @@ class VllmEngine(Engine):
         self._mark(version)
 
     async def _open(self, llm: Any, shared: SharedWeights) -> None:
-        """Let the workers map the weights, or a copy on the host if they cannot reach the GPU that has them."""
+        """Let the workers map the weights, or a copy in host memory if they cannot map the GPU memory."""
         if self._maps_devices or not shared.is_of_this_process:
             problem = await self._try_open(llm, shared)
             if not problem:
                 return
             if not shared.is_of_this_process:
                 raise CannotMap(problem)
-            _log.warning("New weights go through the memory of the host from now on: %s.", problem)
+            _log.warning("New weights are sent through host memory from now on: %s.", problem)
             self._maps_devices = False
         if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared.tensors())):
             raise CannotMap(problem)
 
     async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
-        """Return why the workers cannot map the weights, or ''."""
+        """Return why the workers cannot map the weights; '' if they can."""
         try:
             asked = llm.collective_rpc("agentloop_open", args=(to_json(shared),))
             problems: list[str] = await unless_dead(llm, asked)
@@ -332,12 +348,12 @@ class VllmEngine(Engine):
         return next(filter(None, problems), "")
 
     def _mark(self, version: int) -> None:
-        """Note that running turns continue with `version`. Sampling is paused, and all outputs have arrived."""
+        """Record that running turns continue with `version`; sampling is paused, and all outputs have arrived."""
         states = self._states()
         for turn in self._turns:
             if (state := states.get(turn.name)) is not None:
                 turn.marks.append((state.detokenizer.num_output_tokens(), version))
-            elif not turn.added:  # any other turn has ended, and its output is on the way
+            elif not turn.added:  # any other turn has ended, and its output is about to be returned
                 turn.marks.append((0, version))
         self.policy_version = version
         self._updates += 1
@@ -360,6 +376,6 @@ class VllmEngine(Engine):
             if not self.llm.errored:
                 await self._abort_all()
             if (handler := getattr(self.llm, "output_handler", None)) is not None:
-                handler.cancel()  # it would report the end of the engine core as a crash
+                handler.cancel()  # it would report the shutdown of the engine core as a crash
             await asyncio.to_thread(self.llm.shutdown, 10.0)
             await asyncio.to_thread(self._launcher.sockets.remove)

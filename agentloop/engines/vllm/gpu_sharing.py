@@ -1,4 +1,4 @@
-"""`SharingWorker`: a vLLM worker that shares its GPU with others, all of which start at the same time."""
+"""`SharingWorker`: a vLLM worker that shares its GPU with other workers that start at the same time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from vllm.v1.worker.gpu_worker import Worker
 
 _OUTSIDE_TORCH = 2 << 30
-"""Bytes for CUDA's context, the graphs captured after the cache is made, and workspaces of libraries."""
+"""Bytes reserved for the CUDA context, graphs captured after the cache is allocated, and workspaces of libraries."""
 
 
 class SharingWorker(Worker):  # type: ignore[misc]
-    """Count only the memory of this process, and keep to `gpu_memory_utilization` of the GPU.
+    """Counts only the memory of this process, and uses at most `gpu_memory_utilization` of the GPU.
 
-    vLLM's own worker counts all memory that disappears from the GPU while it starts, and fails if some comes back.
+    vLLM's own worker counts all memory that is allocated on the GPU while it starts, and fails if some is freed.
     """
 
     def determine_available_memory(self) -> int:
-        """Return the number of bytes for the cache of keys and values."""
+        """Return the number of bytes for the KV cache."""
         if self.cache_config.kv_cache_memory_bytes:
             return int(super().determine_available_memory())
         self.model_runner.profile_run()
@@ -26,7 +26,7 @@ class SharingWorker(Worker):  # type: ignore[misc]
             share = self.cache_config.gpu_memory_utilization
             raise ValueError(
                 f"gpu_memory_utilization={share} is {self.requested_memory >> 30} GiB of this GPU, but the model needs "
-                f"{taken >> 30} GiB without any cache. Give each worker a larger part of a GPU (workers.gpus), or "
+                f"{taken >> 30} GiB without any cache. Set workers.gpus to a larger fraction, or "
                 "lower max_num_seqs or max_num_batched_tokens in engine.options."
             )
         return left

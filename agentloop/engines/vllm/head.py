@@ -1,6 +1,7 @@
-"""Logits in float32: vLLM's head multiplies matrices as before, but does not round their product to the model's dtype.
+"""Keep logits in float32: vLLM's LM head multiplies as before, but does not round the product to the model's dtype.
 
-Logits of trained models reach 30, where bfloat16 has steps of 0.125. The product itself is summed in float32 anyway.
+Logits of trained models reach 30, where bfloat16 has steps of 0.125. The product itself is accumulated in float32
+anyway.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS = 4096
-"""Rows of the head that a CPU converts at once, so that they stay in its cache."""
+"""Number of rows of the head that a CPU converts at once, so that they fit in its cache."""
 
 
 def keep_logits_float32(model: torch.nn.Module) -> None:
-    """Let the heads of vLLM's `model` return float32. Quantised heads stay as they are."""
+    """Make the LM heads of vLLM's `model` return float32. Quantised heads are left unchanged."""
     import torch
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
@@ -24,11 +25,11 @@ def keep_logits_float32(model: torch.nn.Module) -> None:
         if isinstance(layer, VocabParallelEmbedding):
             method = layer.quant_method
             if type(method) is UnquantizedEmbeddingMethod and layer.weight.dtype != torch.float32:
-                vars(method)["apply"] = float32_logits  # of this layer alone: vLLM makes a method for each
+                vars(method)["apply"] = float32_logits  # affects only this layer: vLLM creates one method per layer
 
 
 def float32_logits(layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias in float32: x [..., hidden_size] -> [..., vocab]. It replaces `quant_method.apply`."""
+    """Return x @ weight.T + bias in float32: x [..., hidden_size] -> [..., vocab]. Replaces `quant_method.apply`."""
     import torch
 
     flat, weight = x.flatten(0, -2), layer.weight

@@ -1,6 +1,6 @@
-"""Send images to vLLM, ready for its vision tower: token ids, the tower's input, and the place of each image.
+"""Send images to vLLM, ready for its vision tower: token ids, the tower's input, and the position of each image.
 
-vLLM's own processor is never used: it would scale images and expand image tokens a second time.
+vLLM's own processor is not used: it would scale images and expand image tokens a second time.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_IMAGES = 1024
-"""Images that vLLM allows in a prompt. The real limit is the number of their tokens."""
+"""Number of images that vLLM allows in a prompt. The number of their tokens is the real limit."""
 
 
 def start_arguments(known: Collection[str], max_pixels: int | None, *, on_cpu: bool) -> dict[str, Any]:
     """Return engine arguments for a model with a vision tower; `known` has the argument names of this vLLM."""
     arguments: dict[str, Any] = {
-        # vLLM makes its processor at the start, and that needs a tokenizer.
+        # vLLM creates its processor when it starts, which needs a tokenizer.
         "skip_tokenizer_init": False,
         "limit_mm_per_prompt": {"image": _MAX_IMAGES, "video": 0},
     }
     if "mm_device_do_normalize" in known:
-        arguments["mm_device_do_normalize"] = False  # pixels are normalised here, as for the learner
+        arguments["mm_device_do_normalize"] = False  # agentloop normalises pixels, as for the learner
     if max_pixels is not None:
         arguments["mm_processor_kwargs"] = {"max_pixels": max_pixels}
     if on_cpu:
-        arguments["skip_mm_profiling"] = True  # it measures the memory of GPUs
+        arguments["skip_mm_profiling"] = True  # profiling measures GPU memory
     return arguments
 
 
 class ImageSender:
-    """Make vLLM's inputs from prompts with images, and send each image once instead of in every turn.
+    """Builds vLLM's inputs from prompts with images, and sends each image once instead of in every turn.
 
     The engine core keeps received pixels in host memory (`mm_processor_cache_gb`); this process records which ones.
     """
@@ -44,12 +44,12 @@ class ImageSender:
     _llm: Any
     _dtype: torch.dtype
     _cache: Any
-    """Record of vLLM, in this process, of the images that the engine core has; None if the core keeps none."""
+    """vLLM's record, in this process, of the images that the engine core has; None if the core keeps none."""
 
     async def start(self, llm: Any) -> None:
-        """Empty the caches, and let vLLM do its lookups of a first request now.
+        """Empty the caches, and make vLLM do the lookups of a first request now.
 
-        No such lookup may happen later, between an entry in the record and its request.
+        Later, such a lookup could happen between an entry in the record and its request.
         """
         self._llm = llm
         self._dtype = llm.vllm_config.model_config.dtype
@@ -60,7 +60,7 @@ class ImageSender:
     async def prepare(self, images: Sequence[PlacedImage], salt: str) -> dict[str, Any]:
         """Return vLLM's items, by digest, for images that the engine core may lack.
 
-        Raises `EngineError` for images that are too large for it.
+        Raises `EngineError` for images that are too large.
         """
         seen = {image.digest: image for image, _ in images}
         self._check(list(seen.values()))
@@ -68,9 +68,9 @@ class ImageSender:
         return await DECODING.run(lambda: {image.digest: _item(image, self._dtype) for image in needed})
 
     def input(self, ids: list[int], images: Sequence[PlacedImage], items: dict[str, Any], salt: str) -> Any | None:
-        """Return the input for vLLM, which must get it at once; None if `items` lack an image that the cache lost.
+        """Return the input for vLLM, to be sent immediately; None if `items` lack an image that the cache has evicted.
 
-        `salt` separates cached features, keys and values: entries computed with another salt are not used.
+        `salt` separates cached features, keys and values: entries with another salt are not reused.
         """
         from vllm.inputs import mm_input
         from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
@@ -99,14 +99,14 @@ class ImageSender:
         for image in images:
             if image.num_tokens > longest:
                 raise EngineError(
-                    f"an image of {image.num_tokens} tokens, but vLLM has room for {longest}. Raise max_pixels of the "
+                    f"an image has {image.num_tokens} tokens, but vLLM has room for {longest}. Raise max_pixels of the "
                     "engine (in a run: rendering.max_pixels)."
                 )
         size = sum(_size(image, self._dtype) for image in images)
         kept = float(self._llm.vllm_config.model_config.multimodal_config.mm_processor_cache_gb)
         if self._cache is not None and size > kept * 2**30:
             raise EngineError(
-                f"images of {size / 2**30:.1f} GiB in one prompt; vLLM keeps {kept:g}. Raise "
+                f"the images of one prompt take {size / 2**30:.1f} GiB, but vLLM keeps {kept:g}. Raise "
                 "engine.options.mm_processor_cache_gb."
             )
 
@@ -116,12 +116,12 @@ def _name(digest: str, salt: str) -> str:
 
 
 def _size(image: SeenImage, dtype: torch.dtype) -> int:
-    """Return the bytes of the tower's input, with a margin for vLLM's metadata."""
+    """Return the size of the tower's input in bytes, with a margin for vLLM's metadata."""
     return image.pixels.size * image.format.temporal_patch_size * dtype.itemsize + 1024
 
 
 def _item(image: SeenImage, dtype: torch.dtype) -> Any:
-    """Make vLLM's item in the `dtype` of the tower, which computes the same from it as from float32."""
+    """Build vLLM's item in the `dtype` of the tower, which computes the same from it as from float32."""
     import torch
     from transformers import BatchFeature
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems

@@ -1,4 +1,4 @@
-"""`VllmLauncher`: check the model, set arguments and environment, and start vLLM."""
+"""`VllmLauncher`: checks the model, sets arguments and environment, and starts vLLM."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agentloop.vision.processor import FAMILIES
 from agentloop.weights.files import checkpoint_shapes
 
 ENVIRONMENT = {
-    # At WARNING, a start and every weight update print a screen of normal events.
+    # At WARNING, each start and weight update logs a screenful of normal events.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # flashinfer's sampler compiles at first use; vLLM's own does not.
+    # flashinfer's sampler compiles on first use; vLLM's own does not.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # A fork cannot use CUDA after this process has queried it, which vLLM does not notice.
+    # After this process has queried CUDA, forks cannot use it, which vLLM does not detect.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_CACHE_GIB = "2"
 
 
 class VllmLauncher:
-    """Start vLLM for one engine. `arguments` go to `AsyncEngineArgs`; the others are those of `VllmEngine`."""
+    """Starts vLLM for one engine. `arguments` are for `AsyncEngineArgs`, the others as in `VllmEngine`."""
 
     def __init__(
         self, model: str, arguments: Mapping[str, Any], *, shares_gpu: bool, sleeps: bool, max_pixels: int | None
@@ -43,17 +43,21 @@ class VllmLauncher:
         """Shapes of the weights in the model folder; None for a name on the hub."""
         self.sees_images = False
         """Whether the model has a vision tower of a known family."""
+        self.takes_grammars = False
+        """Whether vLLM has the tokenizer that constrained turns need."""
 
     def launch(self) -> Any:
         """Start an `AsyncLLM`, which takes 20 s or more. Raises `UserError` if it cannot start."""
         folder = Path(self._model)
         if folder.is_dir():
             if not (folder / "config.json").is_file():
-                raise UserError(f"The model folder {self._model!r} has no config.json; `save_pretrained` writes one.")
+                raise UserError(
+                    f"The model folder {self._model!r} has no config.json: write the model with `save_pretrained`."
+                )
             self.shapes = checkpoint_shapes(folder)
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         elif folder.is_absolute():
-            raise UserError(f"There is no model folder {self._model!r}.")
+            raise UserError(f"There is no model folder {self._model!r}: correct the path.")
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         require_vllm()
@@ -62,9 +66,7 @@ class VllmLauncher:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._sleeps and current_platform.is_cpu():
-            raise UserError(
-                "vLLM cannot sleep on CPUs, so it cannot give its memory to the learner. Set placement.sleep=false."
-            )
+            raise UserError("vLLM cannot sleep on CPUs. Set placement.sleep=false.")
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
             with self.sockets.used():
@@ -74,7 +76,7 @@ class VllmLauncher:
         except Exception as error:  # the boundary to vLLM, which may raise anything
             raise UserError(
                 f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
-                "The log above has more; VLLM_LOGGING_LEVEL=INFO makes it longer."
+                "See the log above; VLLM_LOGGING_LEVEL=INFO adds details."
             ) from error
 
     def _arguments(self, known: Collection[str]) -> dict[str, Any]:
@@ -83,7 +85,9 @@ class VllmLauncher:
 
         args: dict[str, Any] = {
             "model": self._model,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not (Path(self._model) / "tokenizer.json").is_file(),
+            # Not `auto`, which may pick another library for a schema.
+            "structured_outputs_config": {"backend": "xgrammar"},
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
@@ -95,14 +99,15 @@ class VllmLauncher:
         if self.sees_images:
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._given
+        self.takes_grammars = not args["skip_tokenizer_init"]
         if self._sleeps:
             args["enable_sleep_mode"] = True
         if current_platform.is_cpu():
-            # Otherwise vLLM takes most of the machine's memory. Threads stay as vLLM binds them (one a physical core).
+            # Otherwise vLLM takes most of the machine's memory. vLLM itself binds threads, one per physical core.
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
             args.setdefault("kv_cache_memory_bytes", gib << 30)
-            # A chunked prompt of a turn with a seed ends vLLM on CPUs: it rewinds the generator by the numbers drawn
-            # for unfinished chunks, which only CUDA generators can do.
+            # On CPUs a chunked prompt of a turn with a seed crashes vLLM: it rewinds the generator by the numbers drawn
+            # for unfinished chunks, which only CUDA generators support.
             args.setdefault("enable_chunked_prefill", False)
         elif self._shares_gpu:
             args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")

@@ -17,14 +17,14 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fi
 
 
 def vllm_params(params: SamplingParams, room: int, *, in_parts: bool = False) -> Any:
-    """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: all tokens so far after each step."""
-    if params.seed is not None:
+    """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: return all tokens so far after each step."""
+    if params.seed is not None or params.grammar is not None:
         return _build_params(params, min(params.max_tokens, room), in_parts)
     return _cached_params(params, min(params.max_tokens, room), in_parts)
 
 
 def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> Any:
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
     from vllm.sampling_params import SamplingParams as VllmParams
 
     return VllmParams(
@@ -35,13 +35,16 @@ def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> An
         seed=params.seed,
         stop_token_ids=list(params.stop_token_ids),
         ignore_eos=True,  # only the stop tokens of `params` end the turn
-        logprobs=0,  # only for the sampled token
+        logprobs=0,  # of the sampled token only
         flat_logprobs=True,
         stop=list(params.stop_strings),
         include_stop_str_in_output=True,
         skip_special_tokens=False,
         detokenize=bool(params.stop_strings),
         routed_experts_prompt_start=params.routed_from,
+        structured_outputs=None
+        if params.grammar is None
+        else StructuredOutputsParams(structural_tag=params.grammar.text),
         output_kind=RequestOutputKind.CUMULATIVE if in_parts else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -50,7 +53,7 @@ _cached_params = lru_cache(maxsize=64)(_build_params)
 
 
 def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
-    """Cut a turn after its first stop string: vLLM checks once a step, which may sample several tokens."""
+    """Cut a turn after its first stop string: vLLM checks only once per step, which may sample several tokens."""
     end = stops.end(turn.ids)
     if end is None:
         return turn
@@ -59,9 +62,9 @@ def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
 
 
 def generation_of(output: Any, marks: list[tuple[int, int]], routed_from: int = 0) -> Generation:
-    """Convert a finished request; `marks` as in `versions_of`. Raises `EngineError` if vLLM gave it up.
+    """Convert a finished request; `marks` as in `versions_of`. Raises `EngineError` if vLLM gave up the request.
 
-    If vLLM returns routed experts, they are those of the tokens from `routed_from` on.
+    If vLLM returns routed experts, they belong to the tokens from `routed_from` on.
     """
     sampled = output.outputs[0]
     reason = _FINISH.get(sampled.finish_reason)

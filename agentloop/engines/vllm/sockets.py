@@ -13,7 +13,7 @@ from agentloop.process import owned_folders
 
 _BASE = "VLLM_RPC_BASE_PATH"
 _starting = threading.Lock()
-"""Held while VLLM_RPC_BASE_PATH is changed: all engines of this process share the environment."""
+"""Held while VLLM_RPC_BASE_PATH is changed, because all engines of this process share the environment."""
 
 
 class SocketFolder:
@@ -24,7 +24,7 @@ class SocketFolder:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Make the folder and let processes that vLLM starts use it. Remove it if the start fails."""
+        """Create the folder for processes that vLLM starts in this block; remove it if the start fails."""
         with _starting:
             base = os.environ.get(_BASE)
             self._path = owned_folders.make("agentloop-vllm-", base)

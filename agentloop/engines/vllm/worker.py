@@ -1,4 +1,4 @@
-"""Code in vLLM's worker processes: load new weights, and end with the process that owns the engine."""
+"""Code in vLLM's worker processes: load new weights, and exit with the process that owns the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WeightReceiver:
     _agentloop_copies: Callable[[], None] | None
 
     def agentloop_open(self, described: str) -> str:
-        """Map weights described by `to_json` for the next `agentloop_load`. Return why that is impossible, or ''."""
+        """Map the weights described by `to_json` for the next `agentloop_load`; return why this fails, or ''."""
         shared = from_json(described)
         mapped: MappedWeights | None = getattr(self, "_agentloop_mapped", None)
         if mapped is not None and mapped.again(shared):
@@ -43,10 +43,10 @@ class WeightReceiver:
         return ""
 
     def agentloop_load(self) -> str:
-        """Load the weights opened last, and return how: `copies`, `loader`, `reload` or `overwritten`.
+        """Load the weights opened last; return how: `copies`, `loader`, `reload` or `overwritten`.
 
-        `copies` were recorded before, `loader` is the model's, `reload` is vLLM's. After `overwritten` the model has
-        weights of mixed versions.
+        `copies` repeats recorded copies, `loader` uses the loader of the model, `reload` that of vLLM. After
+        `overwritten` the model has weights of mixed versions.
         """
         import torch
 
@@ -63,19 +63,19 @@ class WeightReceiver:
                 self._agentloop_reload(mapped)
                 way = "reload"
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the shelf may be filled again as soon as this returns
+            torch.cuda.synchronize(self.device)  # the shelf may be refilled as soon as this returns
         try:
             mapped.check()
         except Overwritten:
-            return "overwritten"  # vLLM would pass on only the text of an exception
+            return "overwritten"  # vLLM passes on only the text of an exception
         return way
 
     def _agentloop_reload(self, mapped: MappedWeights) -> None:
-        """Use vLLM's own reload, and keep the features of images.
+        """Use vLLM's own reload, but keep the features of images.
 
         The reload repeats vLLM's processing after loading, such as packing matrices for CPU kernels, and keeps the
-        storage that CUDA graphs captured. It also discards image features without telling vLLM's scheduler, so a turn
-        in flight would end the engine core. Features stay, as keys and values do; later turns do not look for them.
+        storage that CUDA graphs captured. It also discards image features without informing vLLM's scheduler, so a turn
+        in flight would crash the engine core. Keep them, like keys and values; later turns do not use them.
         """
         features = self.model_runner.encoder_cache
         kept = dict(features) if isinstance(features, dict) else {}
@@ -89,16 +89,16 @@ class WeightReceiver:
         keep_logits_float32(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:
-        """End when process `owner` ends, and end the engine core in between: vLLM outlives a killed owner."""
+        """Exit when process `owner` exits, and end the engine core in between, because vLLM outlives a killed owner."""
         rendezvous = str(getattr(self, "distributed_init_method", ""))
         file = rendezvous.removeprefix("file://") if rendezvous.startswith("file://") else None
         threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack heads that share the matrix of the embedding again.
+    """Pack LM heads that share the matrix of the embedding again.
 
-    The reload skips such a head, as no weight has its name. On CPUs it would keep the copy packed from old weights.
+    The reload skips such a head, because no weight has its name. On CPUs it would keep the copy of old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -108,11 +108,11 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _end_with(owner: int, file: str | None) -> None:
-    """End after `owner` ends. `file` is the rendezvous of the workers, which vLLM removes only at a normal end."""
+    """Exit after `owner` exits. `file` is the rendezvous of the workers, which vLLM removes only on a normal exit."""
     between = os.getppid()  # the engine core, or the owner if the worker lives in the engine core
     try:
         handle = os.pidfd_open(owner)
-    except ProcessLookupError:  # it has ended already
+    except ProcessLookupError:  # it has already exited
         pass
     else:
         select.select([handle], [], [])

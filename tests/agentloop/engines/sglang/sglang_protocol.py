@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import base64
 import importlib
+import json
 import os
 import pickle
 import time
@@ -20,7 +21,7 @@ import uvicorn
 import yaml
 from safetensors.numpy import load_file
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 EOS = 3
@@ -36,6 +37,8 @@ def log_softmax_of(weights, ids, temperature):
 
 class Server:
     quantized = False
+    in_parts = False
+    """Whether an event of a stream has the new tokens only."""
 
     def __init__(self, folder, context, loader):
         self.loader = loader
@@ -71,6 +74,26 @@ class Server:
         body = await request.json()
         self.asked.append({key: value for key, value in body.items() if key != "input_ids"})
         assert not self.away, "there is memory to sample with"
+        if body["sampling_params"]["max_new_tokens"] == 13 and body.get("stream"):
+            return StreamingResponse(iter(['data: {"error": {"message": "13 tokens are too few"}}\n\n']))
+        if body.get("stream"):
+            return StreamingResponse(self.events(body), media_type="text/event-stream")
+        async for answer in self.answers(body):
+            last = answer
+        return JSONResponse(last)
+
+    async def events(self, body):
+        num_told = 0
+        async for answer in self.answers(body):
+            if self.in_parts:
+                logprobs = answer["meta_info"].get("output_token_logprobs", [])
+                answer["meta_info"]["output_token_logprobs"] = logprobs[num_told:]
+                num_told = len(logprobs)
+            yield f"data: {json.dumps(answer)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    async def answers(self, body):
+        """After each token what there is so far."""
         name, params, ids = body["rid"], body["sampling_params"], list(body["input_ids"])
         num_prompt = len(ids)
         self.running[name] = False
@@ -87,8 +110,13 @@ class Server:
                 finish = {"type": "length", "length": params["max_new_tokens"]}
             elif token in params["stop_token_ids"] or token == EOS:
                 finish = {"type": "stop", "matched": token}
+            if finish is None:
+                yield self.answer(name, ids, num_prompt, logprobs, None)
             await asyncio.sleep(0.001)
         del self.running[name]
+        yield self.answer(name, ids, num_prompt, logprobs, finish)
+
+    def answer(self, name, ids, num_prompt, logprobs, finish):
         meta = {
             "id": name,
             "finish_reason": finish,
@@ -98,8 +126,8 @@ class Server:
             "cached_tokens": 0,
         }
         if logprobs:
-            meta |= {"input_token_logprobs": [], "output_token_logprobs": logprobs}
-        return JSONResponse({"output_ids": ids[num_prompt:], "meta_info": meta})
+            meta |= {"input_token_logprobs": [], "output_token_logprobs": list(logprobs)}
+        return {"output_ids": ids[num_prompt:], "meta_info": meta}
 
     def sample(self, ids, params, generator):
         logprobs = log_softmax_of(self.weights, ids, params["temperature"])
@@ -225,11 +253,13 @@ if __name__ == "__main__":
     parser.add_argument("--custom-weight-loader")
     parser.add_argument("--config")
     parser.add_argument("--quantized", action="store_true")
+    parser.add_argument("--incremental-streaming-output", action="store_true")
     parser.add_argument("--fail")
     options, _ = parser.parse_known_args()
     if options.fail:
         raise SystemExit(options.fail)
     Server.quantized = options.quantized
+    Server.in_parts = options.incremental_streaming_output
     server = Server(options.model_path, options.context_length, options.custom_weight_loader)
     key = yaml.safe_load(Path(options.config).read_text())["api-key"] if options.config else None
     app = Starlette(routes=[Route(path, endpoint, methods=[method]) for path, method, endpoint in server.paths])

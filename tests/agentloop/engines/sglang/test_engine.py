@@ -21,8 +21,10 @@ from agentloop.engines.base import EngineDead, FinishReason, SamplingParams
 from agentloop.engines.sglang import client as sglang_client
 from agentloop.engines.sglang.engine import SglangEngine
 from agentloop.engines.sglang.server import SglangServer
+from agentloop.engines.token_listeners import listening
 from agentloop.errors import EngineError, UserError
 from agentloop.registry.named_objects import load_object
+from agentloop.types.grammar import Grammar
 from agentloop.weights.buckets import HostHandle
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.weights.tensors import TensorWeights
@@ -236,6 +238,43 @@ async def test_weights_use_shared_memory_and_are_copied_after_the_first_update(m
         ways.append(engine.loads_by)
         assert list((await engine.generate([7, 8], GREEDY, trajectory_id="a")).ids) == [version] * 8
     assert ways == ["loader", "copies", "copies"]
+
+
+@pytest.mark.parametrize("server_args", [{}, {"incremental_streaming_output": True}])
+async def test_a_listener_gets_the_tokens_of_a_turn_over_a_weight_update(make, server_args):
+    engine = await make(server_args=server_args)
+    params = SamplingParams(max_tokens=90_000, temperature=0.0, stop_token_ids=(5,))
+    await engine.update_weights(TensorWeights(parrot(9)), 1)
+    heard, has_begun = [], asyncio.Event()
+
+    def hear(ids):
+        heard.extend(ids)
+        has_begun.set()
+
+    with listening(hear):
+        running = asyncio.create_task(engine.generate([7, 8], params, trajectory_id="a"))
+    await has_begun.wait()
+    assert not running.done()
+    await engine.update_weights(TensorWeights(parrot(5)), 2)
+    turn = await running
+    assert heard == list(turn.ids)
+    assert list(turn.ids) == [9] * (len(turn.ids) - 1) + [5]
+    assert list(turn.versions) == [1] * (len(turn.ids) - 1) + [2]
+    alone = await engine.generate([7, 8], GREEDY, trajectory_id="b")
+    with listening(lambda ids: None):
+        assert await engine.generate([7, 8], GREEDY, trajectory_id="c") == alone
+
+
+async def test_an_error_within_a_stream_is_that_of_the_server(make):
+    engine = await make()
+    with listening(lambda ids: None), pytest.raises(EngineError, match="13 tokens are too few"):
+        await engine.generate([7, 8], SamplingParams(max_tokens=13), trajectory_id="a")
+
+
+async def test_a_turn_of_the_server_cannot_be_constrained(make):
+    engine = await make()
+    with pytest.raises(UserError, match="This engine cannot constrain turns"):
+        await engine.check_grammar(Grammar("{}", (EOS,)))
 
 
 async def test_unmappable_weights_raise(make, caplog):
