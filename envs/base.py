@@ -56,6 +56,13 @@ class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
         super().__init_subclass__(**options)
         run_in_threads(cls, ("score", "close"))
 
+    def prepare(self) -> None:  # noqa: B027 - most begin in no time
+        """Begin in the background what takes long, such as the start of a machine, and return at once.
+
+        The worker calls it for episodes that wait for their turn, `env.prepare_ahead` of them at a time. `close` has to
+        undo it, also if the episode never begins.
+        """
+
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of the outcome, which is added to the rewards of the turns. Default: that of the config.
 

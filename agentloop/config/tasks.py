@@ -134,6 +134,9 @@ class EnvConfig(Config):
     'package.module:name'. Each episode calls factory(row, toolset=..., reward=..., **options)."""
     options: ConfigOptions = Field(default_factory=dict)
     """Further arguments of the factory."""
+    prepare_ahead: int = Field(default=8, ge=0)
+    """Number of waiting episodes whose environment is prepared while others play: boxes of Harbor tasks start. 0
+    prepares none."""
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that the model may call; a plain string is a name."""
     reward: RewardSpec | None = None

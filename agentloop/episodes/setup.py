@@ -15,7 +15,7 @@ from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.config.run import RunConfig
 from agentloop.config.tasks import SourceConfig
 from agentloop.envs.agent.program import AgentProgram
-from agentloop.envs.base import Env
+from agentloop.envs.base import BaseEnv, Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
 from agentloop.envs.mixture import MixedSampler, Source
@@ -103,6 +103,8 @@ class RolloutSetup:
     """Sources of the training tasks; empty if `data.train` has no weighted sources."""
     needs_prompt: bool = True
     """Whether rows contain the prompts; otherwise the environment writes its own."""
+    can_prepare: bool = False
+    """Whether the environments begin something in `prepare`."""
 
     @classmethod
     def load(cls, config: RunConfig, model: Path) -> RolloutSetup:
@@ -125,6 +127,7 @@ class RolloutSetup:
             renderer=renderer,
             make_env=partial(make_env, tasks.factory, toolset=toolset, reward=reward, options=config.env.options),
             needs_prompt=tasks.needs_prompt,
+            can_prepare=getattr(tasks.factory, "prepare", BaseEnv.prepare) is not BaseEnv.prepare,
         )
         episodes._check_images()
         longest = config.max_tokens(context_length(model))
@@ -169,7 +172,12 @@ class RolloutSetup:
     def worker(self, engine: Engine) -> RolloutWorker:
         """Return a worker that plays requests of this run against an engine."""
         loop = AgentLoop(engine, self.renderer, limits=self.config.limits, sampling=self.sampling)
-        return RolloutWorker(loop, self._env_of, max_concurrency=self.config.engine.max_concurrency)
+        return RolloutWorker(
+            loop,
+            self._env_of,
+            max_concurrency=self.config.engine.max_concurrency,
+            prepare_ahead=self.config.env.prepare_ahead if self.can_prepare else 0,
+        )
 
     def _env_of(self, request: RolloutRequest) -> Env | AgentProgram:
         rows = self.train if request.split == "train" else self.eval

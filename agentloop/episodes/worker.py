@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from agentloop.engines.episodes import Episode, playing
 from agentloop.episodes.loop import AgentLoop
 from agentloop.errors import FailureKind, UserError, raised
+from agentloop.process.group_scope import GroupScope
 from agentloop.types.limits import StopReason
 from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
@@ -26,11 +27,17 @@ _COLLECTION_THRESHOLD = 10_000
 class RolloutWorker:
     """Plays groups of episodes; at most `max_concurrency` episodes are in flight.
 
-    `make_env` creates a new environment for each episode of a request.
+    `make_env` creates a new environment for each episode of a request. Of the episodes that wait, the first
+    `prepare_ahead` create theirs early and prepare it.
     """
 
     def __init__(
-        self, loop: AgentLoop, make_env: Callable[[RolloutRequest], Env | AgentProgram], *, max_concurrency: int = 256
+        self,
+        loop: AgentLoop,
+        make_env: Callable[[RolloutRequest], Env | AgentProgram],
+        *,
+        max_concurrency: int = 256,
+        prepare_ahead: int = 0,
     ) -> None:
         if max_concurrency < 1:
             raise UserError(f"max_concurrency must be at least 1, got {max_concurrency}.")
@@ -38,6 +45,9 @@ class RolloutWorker:
         self._make_env = make_env
         self._max_concurrency = max_concurrency
         self._slots = asyncio.Semaphore(max_concurrency)
+        self._prepares = prepare_ahead > 0
+        self._next = asyncio.Semaphore(max(prepare_ahead, 1))
+        """Held by the episodes that get a slot next."""
         self._open: set[asyncio.Task[Trajectory] | None] = set()
         """Episodes that run or wait for a slot."""
 
@@ -52,7 +62,7 @@ class RolloutWorker:
         Raises an `ExceptionGroup` with a `UserError` if no episode could ever work.
         """
         with _collecting_less():
-            async with asyncio.TaskGroup() as tasks:
+            async with GroupScope(len(request.played)), asyncio.TaskGroup() as tasks:
                 episodes = [tasks.create_task(self._episode(request, k, on_trajectory)) for k in request.played]
                 for task in episodes:
                     self._open.add(task)
@@ -62,19 +72,39 @@ class RolloutWorker:
     async def _episode(
         self, request: RolloutRequest, k: int, on_trajectory: Callable[[Trajectory], None] | None
     ) -> Trajectory:
-        async with self._slots:
-            with playing(Episode(request.group_id, k)):
-                trajectory = await self._play(request, k)
+        with playing(Episode(request.group_id, k)):
+            async with self._next:
+                env = await self._prepared_at_slot(request)
+            try:
+                trajectory = await self._play(request, k, env)
+            finally:
+                self._slots.release()
         trajectory.place = k
         self._open.discard(asyncio.current_task())  # before `on_trajectory`, which may read `room`
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
 
-    async def _play(self, request: RolloutRequest, k: int) -> Trajectory:
+    async def _prepared_at_slot(self, request: RolloutRequest) -> Env | AgentProgram | None:
+        """Wait for a slot, and return the environment if it was prepared meanwhile."""
+        env = None
+        if self._prepares and self._slots.locked():
+            with suppress(Exception):  # the episode tries again, and its trajectory has the error
+                env = self._make_env(request)
+        try:
+            if env is not None:
+                env.prepare()
+            await self._slots.acquire()
+        except BaseException:
+            if env is not None:
+                await env.close()
+            raise
+        return env
+
+    async def _play(self, request: RolloutRequest, k: int, env: Env | AgentProgram | None) -> Trajectory:
         trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
         try:
-            env = self._make_env(request)
+            env = env or self._make_env(request)
         except UserError:
             raise
         except Exception as error:

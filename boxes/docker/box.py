@@ -17,7 +17,7 @@ from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.docker.process import DockerProcess
 from agentloop.boxes.docker.streams import Streams
-from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxResult, OnOutput
+from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
 from agentloop.boxes.network import proxy
 from agentloop.boxes.network.namespaces import listen_in
@@ -63,10 +63,10 @@ class DockerBox:
         container: str,
         lease: socket.socket,
         spec: BoxSpec,
-        copy: Callable[[str], Awaitable[Box]],
+        copy: Callable[[DockerBox], Awaitable[DockerBox]],
         ended: Callable[[DockerBox], None],
     ) -> None:
-        """`copy` starts a box from an image of this one; `ended` is called when the container is gone."""
+        """`copy` starts a box with the files of this one; `ended` is called when the container is gone."""
         self.id = name
         self.generation = container
         self.spec = spec
@@ -318,9 +318,13 @@ class DockerBox:
             await asyncio.sleep(0.05)
         raise BoxError(f"Processes of the box {self.id} cannot be killed: {', '.join(left[:5])}.")
 
-    async def fork(self) -> Box:
+    async def fork(self) -> DockerBox:
         """Return another box whose files are as here now; no process is copied."""
-        return await self._copy(await self._call(self._engine.commit))
+        return await self._copy(self)
+
+    async def commit(self) -> str:
+        """Make an image of the files, and return its id. Raises `BoxError`."""
+        return await self._call(self._engine.commit)
 
     async def stop(self) -> None:
         """End the box and remove everything of it."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from agentloop.boxes.docker.box import DockerBox
 from agentloop.boxes.docker.engine import BoxEngine
@@ -33,6 +36,7 @@ class DockerProvider:
         self._limits_storage = False
         self._images = PreparedImages(self._image)
         self._boxes: set[DockerBox] = set()
+        self._undoing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect to the engine, and remove the boxes that dead owners left. Raises `UserError` without an engine."""
@@ -56,7 +60,20 @@ class DockerProvider:
         """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
         image, user = await self._images.get(spec.image)
         ways = variables() if spec.network.mode == "allowlist" else {}
-        return await self._start(image, replace(spec, user=spec.user or user, env=ways | dict(spec.env)))
+        return await self._finished(
+            self._start(image, replace(spec, user=spec.user or user, env=ways | dict(spec.env)))
+        )
+
+    async def _finished(self, starting: Coroutine[Any, Any, DockerBox]) -> DockerBox:
+        """Return a box that starts in threads. If the caller is cancelled, the box is stopped when it is there."""
+        task = asyncio.create_task(starting)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            undoing = asyncio.create_task(_stop_at_once(task))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
 
     async def _start(self, image: str, spec: BoxSpec) -> DockerBox:
         assert self._engine is not None
@@ -68,7 +85,7 @@ class DockerProvider:
         limited = replace(spec, memory_mb=spec.memory_mb or self._memory_mb)
         container, lease = await asyncio.to_thread(self._engine.start, name, image, limited, storage_mb)
         box = DockerBox(
-            self._engine, name, container, lease, spec, lambda copy: self._fork(copy, spec), self._boxes.discard
+            self._engine, name, container, lease, spec, lambda box: self._finished(self._fork(box)), self._boxes.discard
         )
         self._boxes.add(box)
         try:
@@ -78,10 +95,11 @@ class DockerProvider:
             raise
         return box
 
-    async def _fork(self, image: str, spec: BoxSpec) -> DockerBox:
+    async def _fork(self, original: DockerBox) -> DockerBox:
         assert self._engine is not None
+        image = await original.commit()
         try:
-            box = await self._start(image, spec)
+            box = await self._start(image, original.spec)
         except BoxError:
             await asyncio.to_thread(self._engine.remove_image, image)
             raise
@@ -90,7 +108,13 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Stop all boxes that are left, and close the connection."""
+        await asyncio.gather(*self._undoing)
         await asyncio.gather(*(box.stop() for box in list(self._boxes)))
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
             self._engine = None
+
+
+async def _stop_at_once(starting: asyncio.Task[DockerBox]) -> None:
+    with contextlib.suppress(BoxError):
+        await (await starting).stop()

@@ -75,14 +75,16 @@ class RootfsProvider:
             workdir=spec.workdir or image.workdir,
             user=spec.user or image.user,
         )
-        box = await self._start(spec, image)
-        await box.open_network()
-        return box
+        return await self._open(await self._start(spec, image), None)
 
     async def _fork(self, original: RootfsBox) -> RootfsBox:
-        box = await self._start(original.spec, await self._images.get(original.spec.image), is_fork=True)
+        image = await self._images.get(original.spec.image)
+        return await self._open(await self._start(original.spec, image, is_fork=True), original)
+
+    async def _open(self, box: RootfsBox, original: RootfsBox | None) -> RootfsBox:
         try:
-            await box.fill_from(original)
+            if original is not None:
+                await box.fill_from(original)
             await box.open_network()
         except BaseException:
             await box.stop()

@@ -27,7 +27,7 @@ from agentloop.envs.agent.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 from agentloop.envs.agent.harnesses.running import asking_version, check_version, harness_named, write_files
 from agentloop.envs.agent.program import AgentProgram, SampledBy
-from agentloop.envs.harbor.attempt import Attempt, BoxOptions
+from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
 from agentloop.envs.harbor.env import check_row
 from agentloop.envs.harbor.verification.boxes import as_root
 from agentloop.errors import EnvError, UserError
@@ -99,23 +99,25 @@ class HarborAgent(AgentProgram):
         self._program_in_box = program
         self._command_in_box = command
         self._compact_at = compact_at
-        self._uploads = {Path(source).expanduser(): target for source, target in (uploads or {}).items()}
-        if missing := [str(source) for source in self._uploads if not source.exists()]:
+        brought = {Path(source).expanduser(): target for source, target in (uploads or {}).items()}
+        if missing := [str(source) for source in brought if not source.exists()]:
             raise UserError(f"`uploads` in env.options has {missing[0]!r}, which does not exist: correct its path.")
-        self._options = BoxOptions(
+        options = BoxOptions(
             provider=provider,
             provider_options=provider_options,
             images=images,
             network=network,
             carried=tuple(carried),
+            uploads=brought,
         )
+        self._early = EarlyAttempt(options, row)
         self._attempt: Attempt | None = None
 
+    def prepare(self) -> None:
+        self._early.begin()
+
     async def _work(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
-        attempt = self._attempt = await self._options.attempt(task)
-        await attempt.start()
-        for source, target in self._uploads.items():
-            await attempt.box.upload(source, target)
+        attempt = self._attempt = await self._early.get()
         reached = await _reached_from(attempt.box, endpoint)
         while True:
             answer, problem = await self._run(attempt, reached)
@@ -154,12 +156,12 @@ class HarborAgent(AgentProgram):
         """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
         if self._attempt is None:
             raise EnvError("the episode ended before its box started")
+        trajectory.metrics["env/seconds_waiting_for_box"] = self._early.seconds_waiting
         own = await self._attempt.reward(trajectory.metrics)
         return own if self.reward_function is None else own + await super().score(trajectory)
 
     async def close(self) -> None:
-        if self._attempt is not None:
-            await self._attempt.stop()
+        await self._early.stop()
 
 
 async def _reached_from(box: Box, endpoint: Endpoint) -> Endpoint:

@@ -6,12 +6,13 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from agentloop.boxes.interface.box import Box, BoxProvider
 from agentloop.boxes.interface.spec import Network
+from agentloop.boxes.prepared import PreparedBox
 from agentloop.boxes.shared import provider_of
 from agentloop.envs.harbor.tasks.config import MAIN
 from agentloop.envs.harbor.tasks.task import HarborTask, TaskStep
@@ -30,6 +31,7 @@ from agentloop.envs.harbor.verification.boxes import (
 from agentloop.envs.harbor.verification.rewards import Rewards, VerifierError, combined, reaches
 from agentloop.envs.harbor.verification.verifier import verify
 from agentloop.errors import EnvError, UserError
+from agentloop.process.group_scope import current_group
 
 _SETUP_SECONDS = 600.0
 
@@ -48,11 +50,18 @@ class BoxOptions:
     carried: tuple[str, ...] = ()
     """With these paths, tests run in new boxes that get only them."""
 
-    async def attempt(self, row: Mapping[str, Any]) -> Attempt:
-        """Return an attempt at the task of a row, not started. Raises `UserError` and `EnvError`."""
+    uploads: Mapping[Path, str] = field(default_factory=dict)
+    """Files and directories of this machine that every box gets, and their paths in the box."""
+
+    async def start(self, row: Mapping[str, Any]) -> Attempt:
+        """Return an attempt at the task of a row, whose box is ready. Raises `UserError`, `EnvError` and `BoxError`."""
         task = await asyncio.to_thread(HarborTask.load, row["task"])
         provider = await provider_of(self.provider, self.provider_options)
-        return Attempt(task, provider, images=self.images, network=self.network, carried=self.carried)
+        attempt = Attempt(
+            task, provider, images=self.images, network=self.network, carried=self.carried, uploads=self.uploads
+        )
+        await attempt.start()
+        return attempt
 
 
 class Attempt:
@@ -77,8 +86,9 @@ class Attempt:
         images: Mapping[str, str] | None = None,
         network: Literal["none", "public"] | None = None,
         carried: tuple[str, ...] = (),
+        uploads: Mapping[Path, str] | None = None,
     ) -> None:
-        """`images` are those of `image_of`. `network` replaces what the task may reach.
+        """`images` are those of `image_of`. `network` replaces what the task may reach. `uploads` go into the box.
 
         With `carried` the tests of every step run in a new box that gets these paths of the agent's: nothing else that
         the agent did can reach them. Raises `UserError` for a task that no box can run.
@@ -89,6 +99,7 @@ class Attempt:
         self._images = images or {}
         self._network = None if network is None else Network(mode=network)
         self._carried = carried
+        self._uploads = uploads or {}
         self._number = 0
         self._box: Box | None = None
         self._judged: list[Rewards] = []
@@ -112,14 +123,39 @@ class Attempt:
         return user_of(self.step.agent_user)
 
     async def start(self) -> None:
-        """Start the box and prepare the first step. Raises `EnvError` if the task cannot be played now."""
+        """Start the box and prepare the first step. Raises `EnvError` if the task cannot be played now.
+
+        Episodes of a group get copies of one box, if its preparation is more than a start.
+        """
         begin = time.monotonic()
-        environment = self.task.config.environment
-        self._box = await self._start(environment.docker_image, self.task.environment)
-        await make_folders(self._box)
-        await wait_until_healthy(self._box, environment.healthcheck)
-        await self._prepare()
+        group = current_group()
+        if group is None or group.episodes == 1 or not await asyncio.to_thread(self._has_preparation):
+            self._box = await self._ready_box()
+        else:
+            key = ("box of a task", self.task.folder)
+            shared = group.share(key, lambda: PreparedBox(self._ready_box, takers=group.episodes))
+            self._box = await shared.take()
         self.seconds_starting = time.monotonic() - begin
+
+    def _has_preparation(self) -> bool:
+        step = self.step
+        checks = self.task.config.environment.healthcheck or (step.config.name and step.config.healthcheck)
+        return bool(self._uploads or checks or (step.config.name and (step.folder / "workdir").is_dir()))
+
+    async def _ready_box(self) -> Box:
+        """Return a new box that is ready for the first step."""
+        environment = self.task.config.environment
+        box = await self._start(environment.docker_image, self.task.environment)
+        try:
+            await make_folders(box)
+            await wait_until_healthy(box, environment.healthcheck)
+            await self._prepare(box)
+            for source, target in self._uploads.items():
+                await box.upload(source, target)
+        except BaseException:
+            await box.stop()
+            raise
+        return box
 
     async def _start(self, image: str | None, folder: Path, *, is_verifier: bool = False) -> Box:
         where = self.step.verifier_box if is_verifier else None
@@ -130,9 +166,9 @@ class Attempt:
         except UserError as error:  # of this task alone; others may play
             raise EnvError(f"the box of {self.task.name} cannot be started: {error}") from error
 
-    async def _prepare(self) -> None:
-        """Upload the files of a step, and run its setup.sh and its health check."""
-        step, box = self.step, self.box
+    async def _prepare(self, box: Box) -> None:
+        """Upload the files of the current step, and run its setup.sh and its health check."""
+        step = self.step
         if not step.config.name:
             return
         files = step.folder / "workdir"
@@ -171,7 +207,7 @@ class Attempt:
         # Neither the tests of this step nor what they wrote may be seen in the next one.
         await as_root(self.box, f"rm -rf -- {TESTS}; {emptied(VERIFIER, AGENT)}")
         self._number += 1
-        await self._prepare()
+        await self._prepare(self.box)
         return True
 
     @property
@@ -196,14 +232,49 @@ class Attempt:
             await self.judge()
         rewards = self.rewards
         metrics |= {f"reward/{name}": value for name, value in rewards.items() if name != "reward"}
-        metrics["seconds_starting_box"] = self.seconds_starting
-        metrics["seconds_testing"] = time.monotonic() - begin
+        metrics["env/seconds_starting_box"] = self.seconds_starting
+        metrics["env/seconds_testing"] = time.monotonic() - begin
         return reward_of(rewards)
 
     async def stop(self) -> None:
         """End the box. A second call does nothing."""
         if self._box is not None:
             await self._box.stop()
+
+
+class EarlyAttempt:
+    """An attempt that can start before its episode begins, while other episodes play."""
+
+    def __init__(self, options: BoxOptions, row: Mapping[str, Any]) -> None:
+        self._options = options
+        self._row = row
+        self._starting: asyncio.Task[Attempt] | None = None
+        self.seconds_waiting = 0.0
+        """Time that the episode waited for its box."""
+
+    def begin(self) -> None:
+        """Start the box in the background."""
+        self._starting = asyncio.create_task(self._options.start(self._row))
+
+    async def get(self) -> Attempt:
+        """Return the attempt when its box is ready. Raises what `BoxOptions.start` raises."""
+        since = time.monotonic()
+        if self._starting is None:
+            self.begin()
+        assert self._starting is not None
+        try:
+            return await asyncio.shield(self._starting)
+        finally:
+            self.seconds_waiting = time.monotonic() - since
+
+    async def stop(self) -> None:
+        """End the box, also one that is starting."""
+        if self._starting is None:
+            return
+        self._starting.cancel()
+        await asyncio.wait([self._starting])
+        if not self._starting.cancelled() and self._starting.exception() is None:
+            await self._starting.result().stop()
 
 
 def reward_of(rewards: Rewards) -> float:

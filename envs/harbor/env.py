@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.envs.base import Env, Observation
-from agentloop.envs.harbor.attempt import Attempt, BoxOptions
+from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
 from agentloop.types.messages import Message
@@ -58,7 +58,7 @@ class HarborEnv(Env):
         """
         super().__init__(row, toolset=toolset, reward=reward)
         check_row(row)
-        self._options = BoxOptions(
+        options = BoxOptions(
             provider=provider,
             provider_options=provider_options,
             images=images,
@@ -66,6 +66,7 @@ class HarborEnv(Env):
             carried=tuple(carried),
         )
         self._system = system
+        self._early = EarlyAttempt(options, self.task)
         self._attempt: Attempt | None = None
         self.deadline = math.inf
 
@@ -79,9 +80,11 @@ class HarborEnv(Env):
         """User of the tools; None is that of the image."""
         return None if self._attempt is None else self._attempt.agent_user
 
+    def prepare(self) -> None:
+        self._early.begin()
+
     async def reset(self) -> Observation:
-        self._attempt = await self._options.attempt(self.task)
-        await self._attempt.start()
+        self._attempt = await self._early.get()
         system: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
         return Observation([*system, self._instruction(self._attempt)])
 
@@ -102,11 +105,11 @@ class HarborEnv(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
         assert self._attempt is not None, "reset comes first"
+        trajectory.metrics["env/seconds_waiting_for_box"] = self._early.seconds_waiting
         return await self._attempt.reward(trajectory.metrics) + await super().score(trajectory)
 
     async def close(self) -> None:
-        if self._attempt is not None:
-            await self._attempt.stop()
+        await self._early.stop()
 
 
 def check_row(row: Mapping[str, Any]) -> None:

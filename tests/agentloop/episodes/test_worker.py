@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from agentloop import AgentLoop, Env, Observation, StopReason
 from agentloop.engines.testing.scripted import ScriptedEngine
@@ -31,6 +32,30 @@ class Quiz(Env):
 
     async def close(self):
         Quiz.in_flight -= 1
+
+
+class Prepared(Quiz):
+    """Counts environments that are prepared and not closed yet."""
+
+    prepared: ClassVar = []
+    most_waiting = 0
+
+    def prepare(self):
+        Prepared.prepared.append(self)
+        waiting = sum(not each.is_playing for each in Prepared.prepared)
+        Prepared.most_waiting = max(Prepared.most_waiting, waiting)
+
+    is_playing = False
+
+    async def reset(self):
+        self.is_playing = True
+        return await super().reset()
+
+    async def close(self):
+        if self.is_playing:
+            await super().close()
+        if self in Prepared.prepared:
+            Prepared.prepared.remove(self)
 
 
 def request(name, n=3, sampling=None):
@@ -92,3 +117,54 @@ def test_a_request_may_be_sampled_differently(renderer, ids_of):
     for own in (None, replace(sampling, temperature=0.0), Sampling(top_p=0.5), None):
         asyncio.run(RolloutWorker(loop, quiz_of).play(request("a", 1, sampling=own)))
     assert seen == [(0.8, 0.9, ("</answer>",)), (0.0, 0.9, ("</answer>",)), (1.0, 0.5, ()), seen[0]]
+
+
+def prepared_of(request):
+    return Prepared(request.group_id)
+
+
+def test_environments_of_the_next_episodes_are_prepared_while_others_play(renderer, ids_of):
+    Prepared.prepared, Prepared.most_waiting, Quiz.most_in_flight = [], 0, 0
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    worker = RolloutWorker(loop, prepared_of, max_concurrency=2, prepare_ahead=3)
+    groups = asyncio.run(play_all(worker, [request("a", n=6), request("b", n=6)]))
+    assert [t.stop_reason for group in groups for t in group.trajectories] == [StopReason.COMPLETED] * 12
+    assert Prepared.most_waiting == 3
+    assert Quiz.most_in_flight == 2
+    assert Prepared.prepared == []
+
+
+def test_prepared_environments_are_closed_when_a_group_is_cancelled(renderer, ids_of):
+    async def cancel():
+        worker = RolloutWorker(loop, prepared_of, max_concurrency=1, prepare_ahead=2)
+        playing = asyncio.ensure_future(worker.play(request("a", n=8)))
+        while len(Prepared.prepared) < 2:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        assert playing.cancelled()
+        assert Prepared.prepared == []
+        return await worker.play(request("b", n=2))
+
+    Prepared.prepared = []
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    assert [t.stop_reason for t in asyncio.run(cancel()).trajectories] == [StopReason.COMPLETED] * 2
+    assert Quiz.in_flight == 0
+
+
+def test_an_environment_that_cannot_be_made_early_fails_its_own_episode(renderer, ids_of):
+    made = []
+
+    def make(request):
+        made.append(request.group_id)
+        if request.group_id == "bad":
+            raise ValueError("no such quiz")
+        return Prepared(request.group_id)
+
+    Prepared.prepared = []
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    worker = RolloutWorker(loop, make, max_concurrency=1, prepare_ahead=1)
+    good, bad = asyncio.run(play_all(worker, [request("good", n=1), request("bad", n=1)]))
+    assert good.trajectories[0].stop_reason is StopReason.COMPLETED
+    assert "the environment cannot be created: ValueError: no such quiz" in bad.trajectories[0].error
+    assert made == ["good", "bad", "bad"]

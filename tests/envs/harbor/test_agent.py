@@ -79,7 +79,7 @@ def test_a_program_in_a_box_without_a_network_asks_the_model(tmp_path, tree, pro
     assert (found.stop_reason, found.error, found.reward) == (StopReason.COMPLETED, None, 1.0)
     assert sampled(found) == turns[0]
     assert found.messages[0]["content"] == "Write world to /app/hello."
-    assert found.metrics["seconds_starting_box"] > 0
+    assert found.metrics["env/seconds_starting_box"] > 0
 
 
 def test_work_that_the_tests_refuse_has_reward_zero(tmp_path, tree):

@@ -66,8 +66,8 @@ def test_a_model_solves_a_task_with_tools(tmp_path, tree):
         "/app\nls: /tests: No such file or directory\n[exit code 1]",
         "Wrote hello.",
     ]
-    assert found.metrics["seconds_starting_box"] > 0
-    assert found.metrics["seconds_testing"] > 0
+    assert found.metrics["env/seconds_starting_box"] > 0
+    assert found.metrics["env/seconds_testing"] > 0
 
 
 def test_a_model_that_does_nothing_gets_the_reward_of_the_tests(tmp_path, tree):

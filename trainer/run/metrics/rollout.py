@@ -72,7 +72,7 @@ def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/tokens_max": float(max(len(t) for t in trajectories)),
         "rollout/sampled_tokens": _mean(t.num_sampled for t in trajectories),
         "rollout/truncated": _mean(t.stop_reason is not None and t.stop_reason.is_truncated for t in trajectories),
-    } | _means(trajectories, "tool/")
+    } | {name: value for prefix in ("tool/", "env/") for name, value in _means(trajectories, prefix).items()}
 
 
 def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
