@@ -1,6 +1,6 @@
-"""Engines: token ids in, sampled token ids out. The rollout loop is above them; weights reach them from the learner.
+"""Engines: token ids in, sampled token ids out. The rollout loop calls them; the learner sends them weights.
 
-Those of `api` take messages: their ids are a transcript (`agentloop.rendering.transcript`).
+Engines in `api` take messages: their ids encode a transcript (`agentloop.rendering.transcript`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ __all__ = ["ENGINES", "Engine", "EngineKind", "FinishReason", "Generation", "Sam
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class EngineKind:
-    """An engine and what a run must know about it before it is imported."""
+    """An engine, and the facts that a run needs before it imports the engine."""
 
     target: str
-    """Its class as 'module:Class'."""
+    """Class as 'module:Class'."""
     runs_on_gpus: bool = False
-    """It has processes of its own on GPUs: it is restarted when they die, and may sleep while the learner trains."""
+    """Whether it has its own processes on GPUs: it is restarted if they die, and may sleep while the learner trains."""
     takes_images: bool = True
     bounds_pixels: bool = False
-    """It takes the option max_pixels."""
+    """Whether it takes the option max_pixels."""
     takes_learner_dtype: bool = False
-    """Its option dtype follows learner.compute_dtype; its own default depends on the device."""
+    """Whether its option dtype follows learner.compute_dtype; its own default depends on the device."""
     reports_cut: bool = True
-    """Its log-probabilities are those of the distribution that top_p and top_k leave, from which it samples."""
+    """Whether its log-probabilities are normalised over the tokens that top_p and top_k leave."""
     read_turn: str | None = None
-    """Function that parses its turns, as 'module:function', for an engine that takes messages instead of token ids. It
-    evaluates only: the learner needs token ids and their log-probabilities."""
+    """Function that parses its turns, as 'module:function', for an engine that takes messages instead of token ids.
+    Such an engine is for evaluation only: the learner needs token ids and their log-probabilities."""
     returns_routing: str | None = None
-    """Its option that lets turns have their routed experts (`Generation.routed`)."""
+    """Option that makes it return routed experts (`Generation.routed`)."""
     may_share_gpu: bool = False
-    """It takes the option shares_gpu: several of them run on one GPU."""
+    """Whether it takes the option shares_gpu: several engines can run on one GPU."""
 
 
 ENGINES: Registry[EngineKind] = Registry(
@@ -75,7 +75,7 @@ ENGINES: Registry[EngineKind] = Registry(
 
 
 def create(name: str, **options: Any) -> Engine:
-    """Make an engine, without starting it; `options` are the keyword arguments of its class.
+    """Create an engine without starting it; `options` are the keyword arguments of its class.
 
     Raises `UserError` for an unknown name or option.
     """
@@ -83,4 +83,4 @@ def create(name: str, **options: Any) -> Engine:
     try:
         return engine_class(**options)
     except TypeError as error:
-        raise UserError(f"The engine {name!r} cannot be made with the options {sorted(options)}: {error}.") from error
+        raise UserError(f"The engine {name!r} does not take the options {sorted(options)}: {error}.") from error

@@ -56,8 +56,8 @@ class Generation:
     ids: array[int]
     """Typecode i."""
     logprobs: array[float]
-    """Typecode f. Log-probability of each sampled id at the sampling temperature, among the tokens that top_p and top_k
-    leave (sglang: among all tokens, `EngineKind.reports_cut`), and among those that the grammar allows."""
+    """Typecode f. Log-probability of each sampled id at the sampling temperature, normalised over the tokens that the
+    grammar allows and, except for sglang (`EngineKind.reports_cut`), that top_p and top_k leave."""
     versions: array[int]
     """Typecode i. Policy version that sampled each id."""
     finish_reason: FinishReason

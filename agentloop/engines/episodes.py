@@ -1,9 +1,9 @@
-"""Which episode a turn is sampled for.
+"""Context variable with the episode that turns are sampled for.
 
     with playing(Episode("12-0", 3)):
-        turn = await engine.generate(...)      # `current_episode()` is known to everything that runs for this turn
+        turn = await engine.generate(...)      # all code that runs for this turn can call `current_episode()`
 
-An episode may have several token streams, each with a trajectory id of its own. No id says which episode it is of.
+An episode may have several token streams, each with its own trajectory id, which does not identify the episode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _episode: ContextVar[Episode | None] = ContextVar("episode", default=None)
 
 @contextmanager
 def playing(episode: Episode | None) -> Iterator[None]:
-    """Sample the turns within for `episode`."""
+    """Sample the turns inside the block for `episode`."""
     token = _episode.set(episode)
     try:
         yield
@@ -36,5 +36,5 @@ def playing(episode: Episode | None) -> Iterator[None]:
 
 
 def current_episode() -> Episode | None:
-    """Return the episode that is played here, or None outside of any."""
+    """Return the episode of the current context; None outside of episodes."""
     return _episode.get()

@@ -1,8 +1,8 @@
-"""Replay turns that are known, instead of sampling them again.
+"""Replay known turns instead of sampling them again.
 
-An episode that was cut off starts again elsewhere, with its environment and tools. As long as the model is shown the
-same prompts, token for token, its known turns are replayed with their logprobs and policy versions. The first prompt
-that differs ends the replay, and the engine samples from there on.
+An interrupted episode starts again on another engine or worker, with a new environment and tools. While its prompts are
+the same, token for token, its known turns are replayed with their logprobs and policy versions. From the first prompt
+that differs, the engine samples.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from agentloop.engines.episodes import Episode, current_episode
 
 @dataclass(slots=True, frozen=True)
 class Turn:
-    """One sampled turn, as it travels between processes: 12 bytes a token."""
+    """One sampled turn in the form that is sent between processes: 12 bytes per token."""
 
     episode: Episode
     trajectory_id: str
     """Token stream of the episode."""
     index: int
-    """Number of the turn in its token stream, from 0."""
+    """Index of the turn in its token stream."""
     prompt: bytes
     """Digest of the token ids before the turn."""
     generation: Generation
@@ -40,33 +40,33 @@ class OpenTurn:
     prompt: bytes
     num_prompt_tokens: int
     known: Generation | None
-    """The turn itself if it is replayed."""
+    """The known turn to replay; None: sample it."""
 
 
 class TurnRecord:
-    """Turns that the token streams in flight have sampled, and those that they will replay."""
+    """Turns that the token streams in flight have sampled, and known turns to replay."""
 
     def __init__(self) -> None:
         self._known: dict[str, Sequence[Turn]] = {}
         self._new: deque[Turn] = deque()
         self._num_turns: dict[str, int] = {}
-        """Turns so far of each token stream in flight."""
+        """Number of turns so far in each token stream in flight."""
         self._lengths: dict[str, int] = {}
         self.num_turns = 0
-        """Turns sampled or replayed so far; grows as long as there is progress."""
+        """Number of turns sampled or replayed so far, a measure of progress."""
         self.num_replayed = 0
 
     @property
     def resident_tokens(self) -> int:
-        """Tokens of all streams in flight, whether a turn is sampled or a tool runs. Any thread may read it."""
+        """Total tokens of all streams in flight, even while their tools run. Any thread may read it."""
         return sum(list(self._lengths.values()))
 
     def replay(self, turns: Mapping[str, Sequence[Turn]]) -> None:
-        """Replay these turns, by token stream and in order, when their prompts come."""
+        """Register known turns, in order for each token stream, to replay when their prompts come."""
         self._known.update(turns)
 
     def forget(self, trajectory_ids: Iterable[str]) -> None:
-        """Drop the turns that these token streams had still to replay."""
+        """Drop the known turns of these token streams."""
         for name in trajectory_ids:
             self._known.pop(name, None)
 
@@ -81,7 +81,7 @@ class TurnRecord:
         return OpenTurn(trajectory_id, index, digest, len(prompt), self._find(trajectory_id, index, digest))
 
     def close(self, turn: OpenTurn, generation: Generation) -> None:
-        """Note the result of a turn. One that was aborted, or that belongs to no episode, is not kept for a replay."""
+        """Record the result of a turn. Aborted turns, and turns outside of episodes, are not kept for replay."""
         if turn.known is not None:
             self.num_replayed += 1
         elif generation.finish_reason is not FinishReason.ABORT and (episode := current_episode()) is not None:

@@ -1,7 +1,6 @@
 """Stop strings: a turn ends with the token that completes one of them in its text.
 
-No token is cut: if the last one has text after the stop string, that text is part of the turn. The ids stay as they
-were sampled.
+The ids stay as they were sampled: if the last token has text after the stop string, that text is part of the turn.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ class StopStrings:
         assert all(strings), "an empty string would stop everywhere"
         self._tokenizer = tokenizer
         self._strings = tuple(strings)
-        # Each visible token has at least one byte. Two more tokens: one may complete a character, and some tokenizers
-        # decode the first word of a text without the space before it.
+        # Each visible token has at least one byte. Add two tokens: one may complete a character, and some tokenizers
+        # decode the first word of a text without its leading space.
         self._window = max(len(string.encode()) for string in strings) + 2
 
     def completed_by(self, ids: Sequence[int]) -> bool:
-        """Return whether the last token of a turn completes a stop string, if no earlier token does."""
+        """Return whether the last token of a turn completes a stop string, assuming that no earlier token does."""
         return self._is_in(ids[-self._window :])
 
     def end(self, ids: Sequence[int]) -> int | None:
-        """Return the number of tokens up to the one that completes the first stop string, inclusive; None without one.
+        """Return the number of tokens up to and including the one that completes the first stop string, or None.
 
-        The search starts at the end, where the string mostly is, so that a turn is not decoded once per token.
+        The search starts at the end, where stop strings usually are, so that a turn is not decoded once per token.
         """
         if not self._is_in(ids):
             return None
@@ -51,10 +50,10 @@ class StopStrings:
 
 
 class StopFinder:
-    """`StopStrings` of one model. Its tokenizer is loaded when the first turn has stop strings."""
+    """`StopStrings` of one model, whose tokenizer is loaded for the first turn with stop strings."""
 
     def __init__(self, model: object) -> None:
-        """Take the tokenizer of `model`, a folder or a name."""
+        """Set the model, a folder or a name, whose tokenizer is used."""
         self._model = model
         self._tokenizer: Any = None
         self._made: dict[tuple[str, ...], StopStrings] = {}
@@ -64,17 +63,19 @@ class StopFinder:
         """Tokenizer of transformers. Raises `EngineError` if the engine has no model folder or name."""
         if self._tokenizer is None:
             if not isinstance(self._model, str | Path):
-                raise EngineError("stop strings need the model's tokenizer: give the engine a folder or a name")
+                raise EngineError("stop strings need the model's tokenizer: create the engine with a folder or a name")
             from transformers import AutoTokenizer
 
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(self._model)
             except (OSError, ValueError) as error:
-                raise EngineError(f"stop strings need the model's tokenizer, which cannot be read: {error}") from error
+                raise EngineError(
+                    f"stop strings need the model's tokenizer, but it cannot be loaded: {error}"
+                ) from error
         return self._tokenizer
 
     def of(self, strings: tuple[str, ...]) -> StopStrings | None:
-        """Return the search for some strings, or None without strings."""
+        """Return the `StopStrings` of some strings; None without strings."""
         if not strings:
             return None
         if strings not in self._made:

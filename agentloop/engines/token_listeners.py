@@ -1,11 +1,11 @@
 """Listen to the tokens of a turn while it is sampled.
 
     with listening(hear):
-        turn = await engine.generate(...)      # meanwhile: hear([17, 4]), hear([9]), ...
+        turn = await engine.generate(...)      # calls hear([17, 4]), hear([9]), ... while it samples
 
-A context variable holds the listener, so that engines which wrap others need not pass it on. An engine reports ids in
-their order, from its event loop; ids that it does not report come with the turn. Only the returned turn is valid: if an
-engine is lost in the middle, the next one may sample other tokens.
+A context variable holds the listener, so that wrapping engines need not pass it on. An engine reports ids in order,
+from its event loop, but not necessarily all of them. Only the returned turn is final: if an engine dies during a turn,
+the next engine may sample other tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Renderers: messages to token ids and back, for one model family.
+"""Renderers: convert messages to token ids and back, for one model family.
 
-The rollout loop calls them before and after the engine. transformers is imported only when a tokenizer is loaded.
+The rollout loop calls them before and after the engine. Loading a tokenizer imports transformers.
 """
 
 from agentloop.rendering.base import Continuation, Renderer, ToolSchemas

@@ -175,8 +175,7 @@ class Trajectory:
         self._ends.append(len(self._ids))
 
     def add_routed(self, routed: RoutedExperts | None) -> None:
-        """Record the experts of tokens that have none yet. Known experts are kept, because their tokens were sampled
-        with them."""
+        """Record the experts of tokens that have none yet; known experts are kept."""
         if routed is not None and (new := routed.part(self.num_routed, len(self))) is not None:
             self.routed = joined(self.routed, new)
 
@@ -247,8 +246,7 @@ class Trajectory:
 
     @property
     def final_text(self) -> str:
-        """`answer`, or else the text of the last assistant message without thinking and calls; empty if there is
-        none."""
+        """`answer`, or else the text of the last assistant message without thinking and calls, or else ""."""
         if self.answer is not None:
             return self.answer
         for message in reversed(self.messages):

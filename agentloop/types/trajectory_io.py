@@ -150,8 +150,7 @@ def _routed_of(entry: dict[str, Any], images: ImageTable) -> RoutedExperts:
 
 
 def _image_entry(image: Any, start: int, images: ImageTable) -> Any:
-    """Return the entry of an image in the segment that begins at `start`: its number, and its position if it has
-    one."""
+    """Return the entry of an image in the segment that begins at `start`: its number, and perhaps its position."""
     if not isinstance(image, PlacedImage):
         return images.number(image)
     seen = image.image

@@ -1,1 +1,1 @@
-"""Engines behind HTTP APIs. They take messages, not token ids, so they evaluate models and cannot be trained with."""
+"""Engines behind HTTP APIs. They take messages, not token ids, so they can evaluate models but not train them."""

@@ -1,4 +1,4 @@
-"""`AnthropicMessages`: the Messages API of Anthropic, which some other services speak, too."""
+"""`AnthropicMessages`: Anthropic's Messages API, which some other services also implement."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Block = dict[str, Any]
 
 
 class AnthropicMessages:
-    """Messages. Blocks of thinking are sent back with their signatures, as the API demands between tool calls.
+    """The Messages API. Thinking blocks are sent back with their signatures, as the API requires between tool calls.
 
-    With `cache` the service caches the prompt of a request, so that the next turn of the episode costs less. Newer
-    models take no temperature, so the one that is the default is left out.
+    With `cache` the service caches prompts, so that later turns of an episode cost less. A temperature of 1, the
+    default, is not sent, because newer models reject the field.
     """
 
     name = "anthropic"
@@ -58,10 +58,10 @@ class AnthropicMessages:
     def answer(self, body: Any) -> Answer:
         reason = body["stop_reason"]
         if reason not in _FINISH_REASONS:
-            raise ValueError(f"the stop_reason {reason!r} is unknown")
+            raise ValueError(f"unknown stop_reason {reason!r}")
         finish, blocks = _FINISH_REASONS[reason], list(body["content"])
         if finish is FinishReason.LENGTH:
-            blocks = [block for block in blocks if block["type"] != "tool_use"]  # the last one is cut
+            blocks = [block for block in blocks if block["type"] != "tool_use"]  # the last one is incomplete
         usage = body["usage"]
         cached, written = (usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
         total = usage["input_tokens"] + cached + written
@@ -85,7 +85,7 @@ def read_turn(message: Mapping[str, Any]) -> ParsedTurn:
 
 
 def _conversation(lines: Sequence[Line], images: Iterator[Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the system prompt and the messages, in which user and assistant take turns."""
+    """Return the system prompt and the messages, in which user and assistant alternate."""
     system: list[str] = []
     messages: list[dict[str, Any]] = []
     for line in lines:
@@ -99,7 +99,7 @@ def _conversation(lines: Sequence[Line], images: Iterator[Any]) -> tuple[str, li
         blocks = list(message["content"]) if "sampled" in line else _blocks(message, images)
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
-        elif blocks:  # the API refuses empty messages
+        elif blocks:  # the API rejects empty messages
             messages.append({"role": role, "content": blocks})
     return "\n\n".join(system), messages
 
@@ -116,7 +116,7 @@ def _blocks(message: Mapping[str, Any], images: Iterator[Any]) -> list[Block]:
 
 
 def _content(message: Mapping[str, Any], images: Iterator[Any]) -> list[Block]:
-    """Return the blocks of a message's content, without empty texts, which the API refuses."""
+    """Return the blocks of a message's content, without empty texts, which the API rejects."""
     parts = parts_of(message.get("content", ""), images, _image)
     blocks = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
     return [block for block in blocks if block.get("text") != ""]

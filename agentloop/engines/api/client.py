@@ -1,4 +1,4 @@
-"""`ApiClient`: requests to an API, with retries, and errors that say what to do."""
+"""`ApiClient`: sends requests to an API, with retries and helpful errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agentloop.errors import EngineError, UserError, nearest
 from agentloop.process.retries import RETRIED, seconds_before_retry
 
 _FINAL_CODES = ("insufficient_quota", "billing_not_active")
-"""Codes of errors that have the status of overload, but stay."""
+"""Error codes that come with an overload status although retries do not help."""
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window", "max_tokens")
-"""Texts by which services say that a prompt is longer than the model's context."""
+"""Texts by which services report that a prompt exceeds the model's context."""
 _CONNECT_SECONDS = 15.0
 
 
 class ApiClient:
-    """At most `concurrency` requests run at once. It belongs to one event loop."""
+    """Client of one event loop that runs at most `concurrency` requests at once."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ApiClient:
         key = os.environ.get(self._key_variable)
         if not key and (base_url is None or api_key_env is not None):
             raise UserError(
-                f"The environment variable {self._key_variable} is not set, and {self.url} needs an API key. Set it, "
+                f"The environment variable {self._key_variable} is not set, but {self.url} needs an API key. Set it, "
                 "or name another variable in engine.options.api_key_env."
             )
         try:
@@ -54,22 +54,20 @@ class ApiClient:
                 limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise UserError(
-                f"engine.options.base_url is {base_url!r}: {error}. Give a URL that ends in /v1."
-            ) from error
+            raise UserError(f"engine.options.base_url is {base_url!r}: {error}. Set a URL that ends in /v1.") from error
         self._attempts = attempts
         self._pause = pause
         self._models: list[str] = []
         """Models that the service lists."""
 
     async def start(self) -> None:
-        """Ask which models there are. Raises `UserError` if nothing answers or the key is refused."""
+        """Fetch the list of models. Raises `UserError` if the service does not respond or rejects the key."""
         try:
             response = await self._client.get("/models")
         except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             reason = f"{type(error).__name__} {error}".strip()
             raise UserError(
-                f"Nothing answers at {self.url}: {reason}. Start the server, or set engine.options.base_url to a URL "
+                f"No response from {self.url}: {reason}. Start the server, or set engine.options.base_url to a URL "
                 "that ends in /v1."
             ) from error
         if response.status_code in (401, 403):
@@ -77,10 +75,10 @@ class ApiClient:
         try:
             self._models = [str(model["id"]) for model in response.json()["data"]]
         except (ValueError, LookupError, TypeError):
-            self._models = []  # some services have no list; the first request tells
+            self._models = []  # some services have no list; the first request shows problems
 
     async def send(self, body: dict[str, Any]) -> tuple[Answer, int]:
-        """Return the answer to a request and the number of attempts that failed before.
+        """Return the answer to a request, and the number of failed attempts before it.
 
         Raises `ContextExceeded`, `EngineError`, or `UserError` if no request could ever work.
         """
@@ -96,14 +94,14 @@ class ApiClient:
                     try:
                         return self._protocol.answer(response.json()), attempt - 1
                     except (LookupError, TypeError, ValueError) as error:
-                        problem = f"its answer cannot be read: {type(error).__name__}: {error}"
+                        problem = f"invalid response: {type(error).__name__}: {error}"
                 else:
                     problem, headers = f"status {response.status_code}: {_message(response)}", response.headers
                     if response.status_code not in RETRIED or _code(response) in _FINAL_CODES:
                         raise self._refusal(response, problem)
             if attempt < self._attempts:
                 await asyncio.sleep(seconds_before_retry(attempt, self._pause, headers))
-        raise EngineError(f"{self.url} gave no answer in {self._attempts} attempts: {problem}")
+        raise EngineError(f"no valid response from {self.url} in {self._attempts} attempts: {problem}")
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -121,18 +119,18 @@ class ApiClient:
             )
         if response.status_code in (400, 413, 422) and any(each in text for each in _TOO_LONG):
             return ContextExceeded(f"{self.url}: {_message(response)}")
-        return EngineError(f"{self.url} refused the request: {problem}")
+        return EngineError(f"{self.url} rejected the request: {problem}")
 
     def _refused_key(self, response: httpx.Response) -> UserError:
         return UserError(
-            f"{self.url} refuses the API key (status {response.status_code}: {_message(response)}). Set the "
+            f"{self.url} rejects the API key (status {response.status_code}: {_message(response)}). Set the "
             f"environment variable {self._key_variable} to a valid key, or name another variable in "
             "engine.options.api_key_env."
         )
 
 
 def _error(response: httpx.Response) -> dict[str, Any]:
-    """Return the error object of an answer; services put it at different places."""
+    """Return the error object of a response; services put it in different places."""
     try:
         body = response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""`ApiEngine`: the model behind an API as an engine."""
+"""`ApiEngine`: a model behind an HTTP API as an engine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class ApiEngine(Engine):
-    """Sends the messages of an episode and returns the turn as a line of its transcript.
+    """Sends the messages of an episode, and returns the turn as a line of its transcript.
 
-    Nothing is known of the tokens: log-probabilities are NaN. Temperature, top_p, top_k, seed and stop strings are sent
-    if the API has them; services leave a stop string out of the text that it ends.
+    Token ids are unknown, so log-probabilities are NaN. Temperature, top_p, top_k, seed and stop strings are sent if
+    the API has them; services omit the stop string from the text that it ends.
     """
 
     policy_version = 0
@@ -52,11 +52,11 @@ class ApiEngine(Engine):
 
         `base_url` ends in /v1. `api_key_env` is the environment variable with the key. `headers` are added to every
         request, and `extra_body` to its body: a value of None removes a field. At most `concurrency` requests run at
-        once. Each gets `attempts` attempts of `timeout` seconds; the pause before the second is `pause` seconds, and
-        further ones double. `prices` are those of `Prices`.
+        once. Each gets `attempts` attempts of `timeout` seconds; the first pause between attempts is `pause` seconds,
+        and each further pause doubles. `prices` are fields of `Prices`.
         """
         if not (concurrency > 0 and attempts > 0 and timeout > 0 and pause >= 0):
-            raise UserError("engine.options: concurrency, attempts and timeout must be above 0, and pause not below.")
+            raise UserError("engine.options: concurrency, attempts and timeout must be above 0, and pause 0 or more.")
         self.max_model_len = max_model_len
         self._protocol = protocol
         self._prices = None
@@ -107,7 +107,7 @@ class ApiEngine(Engine):
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
         """Raise `EngineError`: the weights belong to the service."""
-        raise EngineError(f"the {self._protocol.name} engine cannot take weights")
+        raise EngineError(f"the {self._protocol.name} engine cannot take weights: use it for evaluation only")
 
     async def close(self) -> None:
         self._closed = True
@@ -118,7 +118,7 @@ class ApiEngine(Engine):
         await self._client.close()
 
     async def _send(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[Any]) -> tuple[Answer, int]:
-        if images:  # encoding them takes long
+        if images:  # encoding them takes milliseconds
             body = await DECODING.run(self._protocol.request, lines_of(prompt), params, images)
         else:
             body = self._protocol.request(lines_of(prompt), params, images)

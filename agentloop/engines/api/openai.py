@@ -1,4 +1,4 @@
-"""`OpenAiChat`: OpenAI's chat completions, which vLLM, SGLang, llama.cpp and most services speak, too."""
+"""`OpenAiChat`: OpenAI's Chat Completions API, which vLLM, SGLang, llama.cpp and most services implement."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FINISH_REASONS = {
     "length": FinishReason.LENGTH,
 }
 _REASONING = ("reasoning_content", "reasoning")
-"""Names under which services return the reasoning of a turn."""
+"""Fields in which services return the reasoning of a turn."""
 _KEPT = ("content", "refusal", "tool_calls", *_REASONING)
 """Fields of an assistant message that are sent back."""
 
 
 class OpenAiChat:
-    """Chat completions. `max_tokens_field` is the name of the limit of a turn: older servers know `max_tokens` only."""
+    """The Chat Completions API. `max_tokens_field` has the token limit; older servers need `max_tokens`."""
 
     name = "openai"
     default_url = "https://api.openai.com/v1"
@@ -58,11 +58,11 @@ class OpenAiChat:
         choice = body["choices"][0]
         given, reason = choice["message"], choice["finish_reason"]
         if reason not in _FINISH_REASONS:
-            raise ValueError(f"the finish_reason {reason!r} is unknown")
+            raise ValueError(f"unknown finish_reason {reason!r}")
         finish = _FINISH_REASONS[reason]
         message = {"role": "assistant"} | {name: given[name] for name in _KEPT if given.get(name) is not None}
         if finish is FinishReason.LENGTH:
-            message.pop("tool_calls", None)  # the last one is cut
+            message.pop("tool_calls", None)  # the last one is incomplete
         message.setdefault("content", None if "tool_calls" in message else "")
         usage = body.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -102,7 +102,7 @@ def _message(line: Line, images: Iterator[Any]) -> dict[str, Any]:
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in calls]
     if message["role"] == "tool":
-        message.pop("name", None)  # the id of the call names the function
+        message.pop("name", None)  # the call id identifies the function
     return message
 
 

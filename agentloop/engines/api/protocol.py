@@ -1,4 +1,4 @@
-"""`ApiProtocol`: how an engine writes a request to an API and reads its answer."""
+"""`ApiProtocol`: how an API engine writes requests and reads responses."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class Answer:
     finish_reason: FinishReason
     usage: Usage
     refused: bool = False
-    """Whether the model or a filter of the service refused to answer."""
+    """Whether the model, or a filter of the service, declined to answer."""
 
 
 class ApiProtocol(Protocol):
+    """Format of the requests and responses of one API."""
+
     """One API."""
 
     name: str
     default_url: str
     key_variable: str
-    """Environment variable that usually has the key."""
+    """Environment variable that contains the key by default."""
     path: str
 
     def headers(self, key: str) -> dict[str, str]:
@@ -45,7 +47,7 @@ class ApiProtocol(Protocol):
         ...
 
     def answer(self, body: Any) -> Answer:
-        """Read the body of an answer. Raises `KeyError`, `IndexError`, `TypeError` or `ValueError` if it is none."""
+        """Read the body of a response. Raises `LookupError`, `TypeError` or `ValueError` if it is malformed."""
         ...
 
 
@@ -64,7 +66,7 @@ def png(image: Any) -> str:
 def parts_of(
     content: Any, images: Iterator[Any], of_image: Callable[[str], dict[str, Any]]
 ) -> str | list[dict[str, Any]]:
-    """Return content for an API: text as it is, and the next of the images at each mark of one."""
+    """Return content for an API: text unchanged, and the next of the images in place of each image mark."""
     if isinstance(content, str):
         return content
     return [dict(part) if part["type"] == "text" else of_image(png(next(images))) for part in content]

@@ -20,7 +20,7 @@ class Usage:
     cached_input: int = 0
     """Tokens of the prompt that were read from the service's cache."""
     cache_write: int = 0
-    """Tokens of the prompt that were written to the service's cache at a price of their own."""
+    """Tokens of the prompt that were written to the service's cache, which has its own price."""
 
 
 class Prices(Config):

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.vllm.direct_copies import seen_by_reload
 from agentloop.engines.vllm.head import keep_logits_float32
+from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
 from agentloop.weights.wire import from_json
@@ -26,6 +28,7 @@ class WeightReceiver:
     get_model: Any
     model_runner: Any
     device: Any
+    _agentloop_converter: CheckpointNames
     _agentloop_mapped: MappedWeights | None
     _agentloop_copies: Callable[[], None] | None
 
@@ -79,10 +82,19 @@ class WeightReceiver:
         """
         features = self.model_runner.encoder_cache
         kept = dict(features) if isinstance(features, dict) else {}
-        self.reload_weights(weights_iterator=iter(mapped), is_checkpoint_format=True)
+        if self.device.type == "cpu":
+            _pack_experts_again(self.get_model())
+        with seen_by_reload(self.get_model()):
+            self.reload_weights(weights_iterator=self._agentloop_names().converted(mapped), is_checkpoint_format=True)
         if kept:
             features.update(kept)
         _pack_tied_heads(self.get_model())
+
+    def _agentloop_names(self) -> CheckpointNames:
+        names: CheckpointNames | None = getattr(self, "_agentloop_converter", None)
+        if names is None:
+            names = self._agentloop_converter = CheckpointNames(self.model_runner.model_config.model)
+        return names
 
     def agentloop_float32_logits(self) -> None:
         """Keep logits in float32 from now on."""
@@ -93,6 +105,14 @@ class WeightReceiver:
         rendezvous = str(getattr(self, "distributed_init_method", ""))
         file = rendezvous.removeprefix("file://") if rendezvous.startswith("file://") else None
         threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
+
+
+def _pack_experts_again(model: torch.nn.Module) -> None:
+    """Let the next reload pack the weights of experts for CPU kernels, which vLLM does only with a new kernel."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            vars(method)["moe_kernel"] = None
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:

@@ -268,7 +268,7 @@ async def test_close_during_a_restart_closes_both_engines_and_fails_the_turns():
 async def test_exhausted_restart_budget_fails_all_turns_with_the_reason():
     make = Makes(0, "no start", "no start", "no start")
     engine = await started(make, budget=RestartBudget(2))
-    with pytest.raises(EngineError, match=r"too often \(died 1, start 3\); the last time: no memory"):
+    with pytest.raises(EngineError, match=r"too often \(died 1, start 3\); last cause: no memory"):
         await engine.generate([10], PARAMS, trajectory_id="a")
     with pytest.raises(EngineError, match="too often"):
         await engine.generate([10], PARAMS, trajectory_id="b")
@@ -390,7 +390,7 @@ async def test_failed_restart_of_a_sleeping_engine_fails_its_turns():
     engine = await started(make, budget=RestartBudget(0))
     await engine.sleep()
     await engine.wake()
-    with pytest.raises(EngineError, match=r"restarted too often.*could not wake"):
+    with pytest.raises(EngineError, match=r"failed too often.*could not wake"):
         await engine.generate([10], PARAMS, trajectory_id="a")
     await engine.sleep()
     await engine.wake()

@@ -41,13 +41,13 @@ async def test_a_failure_that_stays_ends_the_episode(service, play, reply):
     trajectory = await play("openai", QUESTION, attempts=2)
     assert trajectory.stop_reason is StopReason.ENGINE_ERROR
     assert trajectory.failures == {"engine": 1}
-    assert trajectory.error.startswith(f"{service.url} gave no answer in 2 attempts: ")
+    assert trajectory.error.startswith(f"no valid response from {service.url} in 2 attempts: ")
 
 
 async def test_an_error_of_the_request_is_not_retried(service, play):
     service.script += [(400, {"error": {"message": "Unsupported value: 'temperature'"}}, {})]
     trajectory = await play("openai", QUESTION)
-    assert trajectory.error == (f"{service.url} refused the request: status 400: Unsupported value: 'temperature'")
+    assert trajectory.error == (f"{service.url} rejected the request: status 400: Unsupported value: 'temperature'")
 
 
 async def test_a_spent_quota_is_not_retried(service, play):
@@ -101,18 +101,18 @@ async def test_closing_aborts_running_turns(service):
 
 def test_a_missing_key_is_one_sentence(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UserError, match=r"OPENAI_API_KEY is not set, and https://api\.openai\.com/v1 needs an API key"):
+    with pytest.raises(UserError, match=r"OPENAI_API_KEY is not set, but https://api\.openai\.com/v1 needs an API key"):
         create("openai", model="m")
 
 
 async def test_a_wrong_key_is_one_sentence(service, play):
     service.models_status = 401
-    with pytest.raises(UserError, match=r"refuses the API key .* ANTHROPIC_API_KEY"):
+    with pytest.raises(UserError, match=r"rejects the API key .* ANTHROPIC_API_KEY"):
         await play("anthropic", QUESTION)
 
 
 async def test_a_wrong_address_is_one_sentence(play):
-    with pytest.raises(UserError, match=r"Nothing answers at http://127.0.0.1:9/v1: ConnectError .*base_url"):
+    with pytest.raises(UserError, match=r"No response from http://127.0.0.1:9/v1: ConnectError .*base_url"):
         await play("openai", QUESTION, base_url="http://127.0.0.1:9/v1")
 
 

@@ -92,7 +92,7 @@ def test_training_is_refused(sums, capsys):
     ("override", "complaint"),
     [
         ("rendering.chat_template_kwargs={enable_thinking: false}", "rendering.chat_template_kwargs cannot apply"),
-        ("model=some-model", "Nothing answers at http://127.0.0.1:9/v1"),
+        ("model=some-model", "No response from http://127.0.0.1:9/v1"),
     ],
 )
 def test_settings_that_a_service_cannot_follow_are_refused(sums, capsys, override, complaint):

@@ -146,7 +146,7 @@ async def test_unsupported_image_is_rejected_before_sending(engine, renderer, mo
     trajectory = opened(renderer, [picture(112, 112, 41)])
     params = SamplingParams(max_tokens=2, seed=0)
     monkeypatch.setattr(engine.llm.input_processor, "mm_encoder_cache_size", 8)
-    with pytest.raises(EngineError, match=r"an image of 16 tokens, but vLLM has room for 8\. Raise max_pixels"):
+    with pytest.raises(EngineError, match=r"an image has 16 tokens, but vLLM has room for 8\. Raise max_pixels"):
         await engine.generate(trajectory.ids, params, trajectory_id="t", images=trajectory.images)
     monkeypatch.undo()
     multimodal = engine.llm.vllm_config.model_config.multimodal_config

@@ -39,7 +39,7 @@ class Refusing:
 async def test_failed_wake_counts_as_engine_death(refused, what):
     llm, mode = Refusing(refused), SleepMode()
     await mode.begin(llm, keep_weights=False)
-    with pytest.raises(EngineDead, match=f"get memory for {what}: RuntimeError: CUDA out of memory"):
+    with pytest.raises(EngineDead, match=f"allocate memory for {what}: RuntimeError: CUDA out of memory"):
         await mode.end(llm)
     assert mode.is_on
     assert llm.heard[0] == (2, "keep")
