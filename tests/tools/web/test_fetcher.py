@@ -161,7 +161,7 @@ def test_gzip_is_decoded(serving):
     [
         (b"", [], "404 Not Found", "HTTP 404"),
         (b"", [], "500 Oops", "HTTP 500"),
-        (b"\x89PNG", ["Content-Type: image/png"], "200 OK", "no text but image/png"),
+        (b"\x89PNG", ["Content-Type: image/png"], "200 OK", "not text but image/png"),
         (b"x", ["Content-Type: text/plain", "Content-Encoding: br"], "200 OK", "encoded as br"),
         (b"x", ["Content-Type: text/plain", "Content-Encoding: gzip, gzip"], "200 OK", "encoded as gzip, gzip"),
         (b"no gzip", ["Content-Type: text/plain", "Content-Encoding: gzip"], "200 OK", "not valid gzip"),
