@@ -55,11 +55,14 @@ _GPT_OSS = {
     "tie_word_embeddings": False,
     "vocab_size": 201_088,
 }
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 4}
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3.5-4B": _QWEN3_5,
     "Qwen3-30B-A3B": _QWEN3_MOE,
     "gpt-oss-20b": _GPT_OSS,
-    "tiny-hybrid": _QWEN3_5 | {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 4},
+    "tiny-hybrid": _QWEN3_5 | _TINY,
+    "tiny-moe": _QWEN3_MOE | _TINY | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
+    "tiny-gpt-oss": _GPT_OSS | _TINY | {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
 
 

@@ -6,7 +6,8 @@
 Each system runs in a process of its own. `agentloop` is the learner, and settings of `learner` can follow it after a
 comma. `packed` is a loop over transformers' own model with the learner's attention kernel and rows, the recurrence of
 flash-linear-attention, the LM head at trained positions alone, fused AdamW and gradient checkpointing; its convolutions
-run over the boundaries of sequences. `padded` is that loop with padded batches of sequences of similar length and sdpa.
+run over the boundaries of sequences. `padded` is that loop with padded batches of sequences of similar length and sdpa,
+or plain torch for gpt-oss, which has no other attention there.
 MFU counts the necessary FLOPs (`families.flops`). Weights are random, so this shows speed and memory, not quality.
 """
 
@@ -44,6 +45,14 @@ def learner_step(system: str, args: argparse.Namespace, folder: Path) -> Any:
     return FsdpLearner(LearnerConfig.model_validate(config | options)).step
 
 
+def _padded_attention(folder: Path) -> str:
+    """Return the attention of transformers for padded batches: `sdpa`, or `eager` for models with sinks."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.from_pretrained(folder))]
+    return "sdpa" if kind._supports_sdpa else "eager"
+
+
 class PlainLoop:
     """The training loop that one would write around transformers."""
 
@@ -52,7 +61,7 @@ class PlainLoop:
 
         self._padded, self._budget, self._device = padded, args.token_budget, torch.device(args.device)
         kernel = choose(args.attention, self._device, torch.bfloat16)
-        name = "sdpa" if padded else attention.register(kernel)
+        name = _padded_attention(folder) if padded else attention.register(kernel)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=name)
         self.model.to(self._device).train().gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
