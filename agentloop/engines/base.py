@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
     """The engine was closed, or aborted the turn."""
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """How to sample one turn."""
 
@@ -49,7 +49,7 @@ class SamplingParams:
     """Index of the first prompt token whose routed experts are returned, if the engine returns them."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Generation:
     """One sampled turn. The three arrays have one entry per token."""
 

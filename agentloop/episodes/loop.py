@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
@@ -145,6 +144,7 @@ class TurnEpisode:
         self.sessions: ToolSessions | None = None
         self.images: list[Any] = []
         """Images as the environment returned them, for tools: a crop is taken from the original."""
+        self.stop_strings = (*self.renderer.stop_strings, *sampling.stop_strings)
         self.deadline = time.monotonic() + loop.limits.max_seconds
         self.invalid_turns = 0
         self.max_tokens = loop.limits.most_tokens(loop.engine.max_model_len)
@@ -204,48 +204,47 @@ class TurnEpisode:
                     trajectory.trajectory_id, self.env.task, self.seed, self.images, self.env
                 )
             prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
-            seen = await self._see(messages)
-        self._show(SegmentKind.PROMPT, prompt, messages, seen)
+            images = images_of(messages)
+            seen = await self._see(images) if images else []
+        self._show(SegmentKind.PROMPT, prompt, images, seen)
         trajectory.messages.extend(messages)
         return len(prompt) < self.max_tokens
 
     async def _sample(self, turn: int) -> Generation:
         started = self.clock()
-        room = self.max_tokens - len(self.trajectory)
+        trajectory, sampling = self.trajectory, self.sampling
         params = SamplingParams(
-            max_tokens=min(room, self.limits.max_turn_tokens),
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
+            max_tokens=min(self.max_tokens - len(trajectory), self.limits.max_turn_tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             stop_token_ids=self.renderer.stop_token_ids,
-            stop_strings=(*self.renderer.stop_strings, *self.sampling.stop_strings),
+            stop_strings=self.stop_strings,
             seed=(self.seed * 1_000_003 + turn) & 0x7FFFFFFF,
-            routed_from=self.trajectory.num_routed,
+            routed_from=trajectory.num_routed,
         )
         generation = await self.engine.generate(
-            self.trajectory.ids,
-            params,
-            trajectory_id=self.trajectory.trajectory_id,
-            images=self.trajectory.images,
+            trajectory.ids, params, trajectory_id=trajectory.trajectory_id, images=trajectory.images
         )
-        self.trajectory.append(
+        trajectory.append(
             SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions
         )
-        self.trajectory.add_routed(generation.routed)
-        self.trajectory.turn_rewards.append(0.0)
+        trajectory.add_routed(generation.routed)
+        trajectory.turn_rewards.append(0.0)
         for name, value in generation.metrics.items():
             self._add(name, value)
         self.seconds_generating += self.clock() - started
         return generation
 
     async def _parse(self, turn: int, generation: Generation) -> ParsedTurn:
-        parse = partial(
+        parsed = await off_loop(
+            len(generation.ids),
             self.renderer.parse,
+            generation.ids,
             complete=generation.finish_reason is FinishReason.STOP,
             tools=self.schemas,
             call_id_prefix=f"call_{turn}_",
         )
-        parsed = await off_loop(len(generation.ids), parse, generation.ids)
         self.trajectory.messages.append(parsed.message())
         return parsed
 
@@ -310,23 +309,22 @@ class TurnEpisode:
             num_new = len(continuation.closing) + len(continuation.observation)
             if len(self.trajectory) + num_new >= self.max_tokens:
                 return False
-            seen = await self._see(messages)
+            images = images_of(messages)
+            seen = await self._see(images) if images else []
         self.trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
-        self._show(SegmentKind.OBSERVATION, continuation.observation, messages, seen)
+        self._show(SegmentKind.OBSERVATION, continuation.observation, images, seen)
         return True
 
-    async def _see(self, messages: Sequence[Message]) -> list[SeenImage]:
-        images, vision = images_of(messages), self.renderer.vision
-        if not images or vision is None:
-            return []
-        return await DECODING.run(lambda: [vision.see(image) for image in images])
+    async def _see(self, images: Sequence[Any]) -> list[SeenImage]:
+        vision = self.renderer.vision
+        return [] if vision is None else await DECODING.run(lambda: [vision.see(image) for image in images])
 
-    def _show(self, kind: SegmentKind, ids: Sequence[int], messages: Sequence[Message], seen: list[SeenImage]) -> None:
+    def _show(self, kind: SegmentKind, ids: Sequence[int], images: Sequence[Any], seen: list[SeenImage]) -> None:
         """Append rendered ids: the segment gets the processed images, tools get the originals."""
         start, vision = len(self.trajectory), self.renderer.vision
         placed = vision.place(ids, seen, start) if vision is not None and seen else []
         self.trajectory.append(kind, ids, images=placed)
-        self.images.extend(images_of(messages))
+        self.images.extend(images)
 
     async def close(self) -> None:
         """Release the engine's cache and the tool sessions."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Call = ToolCall | InvalidCall
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class CallAnswers:
     """Results and tool messages of a turn, one of each per answer, in the order of the calls."""
 
@@ -30,9 +30,10 @@ class CallAnswers:
     @property
     def stop(self) -> StopReason | None:
         """Stop reason of the first result that ends the episode; None if none does."""
-        stops = (result.stop for result in self.results if result.stop)
-        stop = next(stops, None)
-        return StopReason.TOOL_STOPPED if stop is True else stop or None
+        for result in self.results:
+            if result.stop:
+                return StopReason.TOOL_STOPPED if result.stop is True else result.stop
+        return None
 
     @property
     def all_invalid(self) -> bool:
@@ -48,6 +49,9 @@ async def answer_calls(
     The first `max_answered_calls` calls get an answer each. Later calls, which do not run, share one answer, because
     some policies write hundreds of calls in a turn. `deadline` is the `time.monotonic()` at which the episode ends.
     """
+    if len(calls) == 1 and sessions is not None and isinstance(call := calls[0], ToolCall):
+        result = await _fit(await sessions.call(call, deadline), limits.max_observation_tokens, renderer)
+        return CallAnswers([result], [_message(call, result)])  # most turns need no task and no bookkeeping
     runnable: dict[int, ToolCall] = {}
     for index, call in enumerate(calls):
         if isinstance(call, ToolCall) and len(runnable) < limits.max_parallel_calls:
@@ -71,8 +75,6 @@ async def answer_calls(
 async def _run(calls: Sequence[ToolCall], sessions: ToolSessions | None, deadline: float) -> Sequence[ToolResult]:
     if sessions is None:
         return [_failed(f"There is no tool {call.name!r}: this task has no tools.") for call in calls]
-    if len(calls) == 1:  # the common case needs no task
-        return (await sessions.call(calls[0], deadline),)
     return await asyncio.gather(*(sessions.call(call, deadline) for call in calls))
 
 

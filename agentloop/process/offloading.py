@@ -14,8 +14,8 @@ OFF_LOOP_SIZE = 20_000
 it, switching to a thread (about 100 us) costs more than the work."""
 
 
-async def off_loop(size: int, function: Callable[..., R], *arguments: Any) -> R:
-    """Return `function(*arguments)`, computed in a thread if `size` is large."""
+async def off_loop(size: int, function: Callable[..., R], *arguments: Any, **options: Any) -> R:
+    """Return `function(*arguments, **options)`, computed in a thread if `size` is large."""
     if size < OFF_LOOP_SIZE:
-        return function(*arguments)
-    return await DECODING.run(function, *arguments)
+        return function(*arguments, **options)
+    return await DECODING.run(function, *arguments, **options)

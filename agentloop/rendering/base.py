@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Continuation", "Renderer", "ToolSchemas"]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Continuation:
     """Token ids that follow a sampled turn in the stream."""
 

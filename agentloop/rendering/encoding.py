@@ -38,6 +38,7 @@ class TextEncoder:
         self.plain, self._anchor = _plain_copy(backend, list(self.added))
         """Tokenizer without added tokens."""
         self._leaks = self._find_leaks()
+        self._pieces = _BytesOfTokens(backend) if _is_byte_level(backend) else None
         self.words = word_cache_for(self.plain) if not self._anchor and not self._leaks else None
         """Cache of encoded words; None if the tokenizer does not encode word by word."""
 
@@ -77,6 +78,8 @@ class TextEncoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, added tokens included."""
+        if self._pieces is not None:
+            return b"".join(map(self._pieces.__getitem__, ids)).decode("utf-8", "replace")
         return str(self._backend.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False))
 
     def _find_leaks(self) -> re.Pattern[str] | None:
@@ -95,6 +98,42 @@ class TextEncoder:
         cuts = [0, *(match.start() for match in self._leaks.finditer(text)), len(text)]
         pieces = (text[start:end] for start, end in pairwise(cuts))
         return [token_id for piece in pieces for token_id in self.plain.encode(piece, add_special_tokens=False).ids]
+
+
+class _BytesOfTokens(dict[int, bytes]):
+    """The bytes that each id stands for, if the decoder is ByteLevel: it joins them, whatever stands beside them.
+
+    Joining them here takes a fifth of the time of the decoder, which makes a string of every token first.
+    """
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__()
+        self._token_of = backend.id_to_token
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._token_of(token_id) or ""  # the decoder skips ids beyond the vocabulary, too
+        try:
+            piece = bytes(map(_BYTE_OF.__getitem__, token))
+        except KeyError:  # an added token: its text stands for itself
+            piece = token.encode()
+        self[token_id] = piece
+        return piece
+
+
+def _byte_of_each_character() -> dict[str, int]:
+    """Return the alphabet of ByteLevel: printable bytes are themselves, the others follow from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of_each_character()
+
+
+def _is_byte_level(backend: Tokenizer) -> bool:
+    from tokenizers import decoders
+
+    return isinstance(backend.decoder, decoders.ByteLevel)
 
 
 def _longest_first(tokens: Iterable[AddedToken]) -> list[AddedToken]:

@@ -56,7 +56,7 @@ class Message(TypedDict, total=False):
     """How a turn ended, in the message that `Env.step` gets; "length": a token limit cut it."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class ToolCall:
     """A well-formed call: a name and a JSON object. The tool may not exist."""
 
@@ -79,7 +79,7 @@ class InvalidCall:
     """Name of the function if it could be parsed; some chat templates show it with the result."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class ParsedTurn:
     """One sampled turn, split into text, thinking and calls."""
 

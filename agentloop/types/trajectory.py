@@ -161,7 +161,8 @@ class Trajectory:
         shown = tuple(images)
         if num_new == 0 and not shown:
             return
-        _check_places(shown, len(self._ids), len(self._ids) + num_new)
+        if shown:
+            _check_places(shown, len(self._ids), len(self._ids) + num_new)
         self._ids.extend(new_ids)  # raises if a caller exports the buffer
         # The lines below can fail only for lack of memory.
         if kind is SegmentKind.SAMPLED:

@@ -40,6 +40,14 @@ def test_escaped_text_has_no_added_tokens_and_round_trips(encoder_of, kind, text
         assert encoder.decode(encoder.encode_plain(text)) == text
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(ids=st.lists(st.integers(0, 720), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_ids_decode_like_the_tokenizer_also_if_they_are_half_a_character_or_unknown(encoder_of, kind, ids):
+    encoder, backend = encoder_of(kind)
+    assert encoder.decode(ids) == backend.decode(ids, skip_special_tokens=False)
+
+
 @pytest.fixture(scope="session")
 def encoder_of(make_tokenizer):
     """Return `encoder_of(kind)`, which builds the encoder of a tokenizer, and the tokenizer."""
