@@ -23,6 +23,7 @@ import torch
 from agentloop import engines
 from agentloop.config.learner import LearnerConfig
 from agentloop.engines import Generation, SamplingParams
+from agentloop.engines.vllm.head import keep_logits_float32
 from agentloop.engines.vllm.worker import WeightReceiver
 from agentloop.trainer.batch.making import Sample, make_batch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
@@ -59,9 +60,12 @@ class SwitchedHead(WeightReceiver):
             if method is not None and "apply" in vars(method):
                 del method.apply
 
+    def float32_logits(self) -> None:
+        keep_logits_float32(self.get_model())
+
 
 async def _switch(engine: Any, head: Head) -> None:
-    method = "rounded_logits" if head == "rounded" else "agentloop_float32_logits"
+    method = "rounded_logits" if head == "rounded" else "float32_logits"
     await engine.llm.collective_rpc(method)
 
 

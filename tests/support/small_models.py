@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
-_SIZES: dict[str, int] = {
+_COUNTS: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size"), 128),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("embedding_size", "input_embedding_size", "output_embedding_size", "backbone_hidden_size"), 32),
-    **dict.fromkeys(("attention_hidden_size", "lru_width"), 32),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks"), 4),
     **dict.fromkeys(("encoder_layers", "num_encoder_layers", "num_layers_per_stack"), 1),
     **dict.fromkeys(("decoder_layers", "num_decoder_layers"), 2),
@@ -26,23 +24,12 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads", "swa_num_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), 2),
-    **dict.fromkeys(("head_dim", "dim_head", "d_head", "swa_head_dim", "kv_channels", "linear_head_dim"), 8),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "rotary_dim"), 8),
-    **dict.fromkeys(("qk_head_dim", "kv_lora_rank", "q_lora_rank", "o_lora_rank", "laurel_rank", "adapter_rank"), 16),
-    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 48),
-    **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff"), 48),
-    **dict.fromkeys(("d_inner", "feed_forward_size", "expert_ffn_hidden_size", "dense_intermediate_size"), 48),
-    **dict.fromkeys(("intermediate_size_mlp", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 48),
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "zero_expert_num"), 2),
     **dict.fromkeys(("n_group", "topk_group", "n_groups", "mamba_n_groups", "first_k_dense_replace"), 1),
     **dict.fromkeys(("linear_num_key_heads", "index_n_heads", "o_groups"), 2),
     **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), 4),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 8),
-    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "time_step_rank", "mamba_dt_rank"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 8),
-    "mamba_d_ssm": 64,
     "n_shared_experts": 1,
     "index_topk": 8,
     "index_block_size": 4,
@@ -51,11 +38,27 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("attention_window_size", "max_window_layers", "attention_chunk_size"), 8),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"), 128),
     **dict.fromkeys(("model_max_length", "max_source_positions", "max_target_positions"), 128),
-    **dict.fromkeys(
-        ("mamba_chunk_size", "chunk_size", "query_pre_attn_scalar", "rel_extent", "router_hidden_size"), 16
-    ),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "rel_extent"), 16),
 }
-"""Sizes by their names in configurations."""
+"""Numbers of layers, heads, experts and tokens by their names in configurations."""
+_WIDTHS: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("embedding_size", "input_embedding_size", "output_embedding_size", "backbone_hidden_size"), 32),
+    **dict.fromkeys(("attention_hidden_size", "lru_width"), 32),
+    **dict.fromkeys(("head_dim", "dim_head", "d_head", "swa_head_dim", "kv_channels", "linear_head_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("qk_head_dim", "kv_lora_rank", "q_lora_rank", "o_lora_rank", "laurel_rank", "adapter_rank"), 16),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 48),
+    **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff"), 48),
+    **dict.fromkeys(("d_inner", "feed_forward_size", "expert_ffn_hidden_size", "dense_intermediate_size"), 48),
+    **dict.fromkeys(("intermediate_size_mlp", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 48),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "time_step_rank", "mamba_dt_rank"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 8),
+    "mamba_d_ssm": 64,
+    **dict.fromkeys(("query_pre_attn_scalar", "router_hidden_size"), 16),
+}
+"""Widths of a layer or a head."""
 
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
@@ -99,16 +102,16 @@ NOT_BUILT = {
 """Families that cannot be made small, and why."""
 
 
-def save_small_model(model_type: str, folder: Path) -> Path:
+def save_small_model(model_type: str, folder: Path, *, width: int = 1) -> Path:
     """Write random weights to a folder, far enough from zero for every part of the model to matter."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config(model_type))
+    model = AutoModelForCausalLM.from_config(small_config(model_type, width=width))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = partial(torch.randn, parameter.shape, generator=generator)
             if parameter.dim() > 1:
-                parameter.copy_(0.2 * noise())
+                parameter.copy_(0.2 * noise() / math.sqrt(width))
             else:
                 parameter.add_(0.1 * noise())
         # Incompatible sizes often fail only in the forward. With flash-linear-attention it runs only on CUDA.
@@ -118,14 +121,18 @@ def save_small_model(model_type: str, folder: Path) -> Path:
     return folder
 
 
-def small_config(model_type: str) -> Any:
-    """Return the configuration of a family with every large size made small."""
-    return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}))
+def small_config(model_type: str, *, width: int = 1) -> Any:
+    """Return the configuration of a family with every large size made small; layers and heads are `width` times wider.
+
+    vLLM for CPU has no attention for heads of fewer than 32 features.
+    """
+    return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}), width)
 
 
-def _small(kind: Any, own: dict[str, Any]) -> Any:
+def _small(kind: Any, own: dict[str, Any], width: int) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
-    values: dict[str, Any] = {name: size for name, size in _SIZES.items() if name in names}
+    values: dict[str, Any] = {name: size for name, size in _COUNTS.items() if name in names}
+    values |= {name: size * width for name, size in _WIDTHS.items() if name in names}
     if "kv_lora_rank" in names:  # there are as many of keys and values, whatever is said
         values["num_key_value_heads"] = values["num_attention_heads"]
     values |= {name: word for name, word in SPECIAL.items() if name in names}
@@ -133,5 +140,6 @@ def _small(kind: Any, own: dict[str, Any]) -> Any:
         if part is AutoConfig:  # one of several families: the one that it has where nothing is said
             part = type(getattr(kind(), name))
         if part is not type(None):
-            values[name] = _small(part, own.get(name, {}))
+            values[name] = _small(part, own.get(name, {}), width)
+    own = {name: size * width if name in _WIDTHS else size for name, size in own.items()}
     return kind(**values | {name: value for name, value in own.items() if name not in kind.sub_configs})

@@ -24,6 +24,7 @@ from agentloop.errors import EngineError, UserError
 from agentloop.grammars.of_model import ModelGrammars
 from agentloop.process.threads import DECODING
 from agentloop.types.grammar import Grammar
+from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.files import check_names
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.weights.wire import to_json
@@ -77,7 +78,9 @@ class VllmEngine(Engine):
         max_pixels: int | None = None,
         **engine_args: Any,
     ) -> None:
-        self._stops = StopFinder(os.fspath(model))
+        self._model = os.fspath(model)
+        self._names: CheckpointNames | None = None
+        self._stops = StopFinder(self._model)
         self._grammars = ModelGrammars(os.fspath(model))
         arguments = {
             "dtype": dtype,
@@ -125,7 +128,7 @@ class VllmEngine(Engine):
             raise UserError(f"The installed vLLM lacks attributes that the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self.llm)
         await self.llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
-        await self.llm.collective_rpc("agentloop_float32_logits")
+        await self.llm.collective_rpc("agentloop_prepare")
         if self._launcher.sees_images:
             self._images = ImageSender()
             await self._images.start(self.llm)
@@ -292,7 +295,7 @@ class VllmEngine(Engine):
         llm = self._alive()
         shared = await asyncio.to_thread(weights.shared, self._shelf)
         if self._launcher.shapes is not None:
-            check_names(shared.shapes, self._launcher.shapes)
+            check_names(await asyncio.to_thread(self._checkpoint_shapes, shared), self._launcher.shapes)
         await self._open(llm, shared)
         async with self._lock:
             was_paused = self._paused
@@ -313,6 +316,11 @@ class VllmEngine(Engine):
             finally:
                 if not was_paused and not llm.errored:
                     await self._resume()
+
+    def _checkpoint_shapes(self, shared: SharedWeights) -> dict[str, tuple[int, ...]]:
+        if self._names is None:
+            self._names = CheckpointNames(self._model)
+        return self._names.shapes(shared.shapes)
 
     async def _loaded(self, ways: list[str], version: int) -> None:
         if "overwritten" in ways:

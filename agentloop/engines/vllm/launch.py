@@ -106,9 +106,6 @@ class VllmLauncher:
             # Otherwise vLLM takes most of the machine's memory. vLLM itself binds threads, one per physical core.
             gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
             args.setdefault("kv_cache_memory_bytes", gib << 30)
-            # On CPUs a chunked prompt of a turn with a seed crashes vLLM: it rewinds the generator by the numbers drawn
-            # for unfinished chunks, which only CUDA generators support.
-            args.setdefault("enable_chunked_prefill", False)
         elif self._shares_gpu:
             args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
         if args["enforce_eager"] is None:

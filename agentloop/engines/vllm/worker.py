@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.vllm.direct_copies import seen_by_reload
 from agentloop.engines.vllm.head import keep_logits_float32
+from agentloop.engines.vllm.seeds import let_generators_rewind
 from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
@@ -96,9 +97,11 @@ class WeightReceiver:
             names = self._agentloop_converter = CheckpointNames(self.model_runner.model_config.model)
         return names
 
-    def agentloop_float32_logits(self) -> None:
-        """Keep logits in float32 from now on."""
+    def agentloop_prepare(self) -> None:
+        """Keep logits in float32 from now on, and let seeded turns of CPUs have chunked prompts."""
         keep_logits_float32(self.get_model())
+        if self.device.type == "cpu":
+            let_generators_rewind(self.model_runner)
 
     def agentloop_watch(self, owner: int) -> None:
         """Exit when process `owner` exits, and end the engine core in between, because vLLM outlives a killed owner."""

@@ -1,0 +1,163 @@
+"""Compare vLLM's log-probabilities with those of plain transformers, for small models of many families in one process.
+
+    python -m tests.support.vllm_families qwen3_moe qwen3_5_text ...
+
+writes one line of JSON for each family. vLLM runs inside this process, which saves the 20 s of import that each engine
+of its own would take. Arguments, weight updates and sampling parameters are those of `VllmEngine`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from agentloop.engines.base import Generation, SamplingParams
+from tests.support.small_models import save_small_model
+
+_WIDTH = 4
+"""vLLM for CPU needs heads of 32 features or more."""
+_LONGEST = 128
+_UPDATE = 0.02
+"""Standard deviation of what an update adds to each weight."""
+
+
+class InProcess:
+    """A vLLM engine in this process. Raises `UserError` if vLLM refuses the model."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from agentloop.engines.vllm.launch import VllmLauncher
+        from agentloop.weights.shelf import WeightShelf
+
+        given = {"dtype": dtype, "max_model_len": _LONGEST, "max_num_seqs": 8, "seed": 0, "enforce_eager": None}
+        given["block_size"] = 32  # the default on CPUs, 128, is longer than the prompts here
+        self._folder = folder
+        self._launcher = VllmLauncher(str(folder), given, shares_gpu=False, sleeps=False, max_pixels=None)
+        start = partial(LLMEngine.from_engine_args, enable_multiprocessing=False)
+        with mock.patch.object(AsyncLLM, "from_engine_args", start):
+            self._llm = self._launcher.launch()
+        self._llm.collective_rpc("agentloop_prepare")
+        self._shelf = WeightShelf()
+        self._updates = 0
+        self.cached_tokens = 0
+        """Tokens of the last prompts that were in the prefix cache."""
+
+    def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Generation]:
+        """Play one turn for each prompt, all at once."""
+        from vllm.inputs import tokens_input
+
+        from agentloop.engines.vllm.requests import generation_of, vllm_params
+
+        for number, prompt in enumerate(prompts):
+            inputs = tokens_input(prompt, cache_salt=str(self._updates))
+            self._llm.add_request(str(number), inputs, vllm_params(params, _LONGEST - len(prompt)))
+        found, self.cached_tokens = {}, 0
+        while self._llm.has_unfinished_requests():
+            for output in self._llm.step():
+                found[output.request_id] = generation_of(output, [(0, 0)])
+                self.cached_tokens += output.num_cached_tokens or 0
+        return [found[str(number)] for number in range(len(prompts))]
+
+    def update(self, model: nn.Module) -> None:
+        """Load the weights of `model` under their names in transformers."""
+        from agentloop.weights.checkpoint_names import CheckpointNames
+        from agentloop.weights.files import check_names
+        from agentloop.weights.tensors import TensorWeights
+        from agentloop.weights.wire import to_json
+
+        shared = TensorWeights(list(model.named_parameters())).shared(self._shelf)
+        check_names(CheckpointNames(self._folder).shapes(shared.shapes), self._launcher.shapes or {})
+        (problem,) = self._llm.collective_rpc("agentloop_open", args=(to_json(shared),))
+        assert not problem, problem
+        self._llm.collective_rpc("agentloop_load")
+        self._updates += 1
+
+    def close(self) -> None:
+        """Free the engine, so that another one can start in this process."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._llm.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+
+
+def compared(family: str) -> dict[str, Any]:
+    """Return the largest differences of a log-probability, before and after an update, or why vLLM has none.
+
+    vLLM computes in float32, or in bfloat16 if it cannot run the family in float32.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = save_small_model(family, Path(name), width=_WIDTH)
+        found = _outcome(folder, "float32")
+        if "error" in found:
+            again = _outcome(folder, "bfloat16")
+            found = found if "error" in again else again
+        return found
+
+
+def _outcome(folder: Path, dtype: str) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    engine = None
+    try:
+        engine = InProcess(folder, dtype)
+        return {"dtype": dtype, **_compared(engine, model)}
+    except Exception as error:  # the boundary to vLLM, which may raise anything
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _compared(engine: InProcess, model: nn.Module) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 120, length).tolist() for length in (5, 23, 80)]
+    greedy, sampled = SamplingParams(max_tokens=8, temperature=0.0), SamplingParams(max_tokens=8, seed=3)
+    found: dict[str, Any] = {"greedy": _gap(model, prompts, engine.generate(prompts, greedy))}
+    turns = engine.generate(prompts, sampled)
+    found["sampled"] = _gap(model, prompts, turns)
+    later = [[*prompt, *turn.ids, 7, 8] for prompt, turn in zip(prompts, turns, strict=True)]
+    found["second_turn"] = _gap(model, later, engine.generate(later, sampled))
+    found["cached_tokens"] = engine.cached_tokens
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(_UPDATE * torch.randn(parameter.shape, generator=generator))
+    found["old_weights"] = _gap(model, prompts, turns)
+    engine.update(model)
+    found["updated"] = _gap(model, later, engine.generate(later, sampled))
+    return found
+
+
+def _gap(model: nn.Module, prompts: Sequence[list[int]], turns: Sequence[Generation]) -> float:
+    """Return the largest difference of a log-probability between turns and `model`."""
+    largest = 0.0
+    for prompt, turn in zip(prompts, turns, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *turn.ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits.float(), -1)[range(len(turn.ids)), list(turn.ids)].numpy()
+        largest = max(largest, float(np.abs(np.array(turn.logprobs) - expected).max()))
+    return largest
+
+
+def main() -> None:
+    """Write one line for each family of the arguments."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for family in sys.argv[1:]:
+        print(json.dumps({"family": family, **compared(family)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
