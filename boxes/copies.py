@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -27,6 +28,16 @@ def pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
     stream.flush()
     stream.seek(0)
     return str(target if is_directory else target.parent)
+
+
+def pack_tree(folder: Path) -> IO[bytes]:
+    """Return a tar stream of a root file system, with its owners. The caller closes it."""
+    stream = tempfile.TemporaryFile()  # noqa: SIM115
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, arcname=path.name)
+    stream.seek(0)
+    return stream
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

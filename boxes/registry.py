@@ -17,6 +17,7 @@ PROVIDERS: Registry[type[BoxProvider]] = Registry(
     {
         "docker": "agentloop.boxes.docker.provider:DockerProvider",
         "podman": "agentloop.boxes.docker.podman:PodmanProvider",
+        "remote": "agentloop.boxes.remote.provider:RemoteProvider",
         "rootfs": "agentloop.boxes.rootfs.provider:RootfsProvider",
     },
     group="agentloop.boxes",

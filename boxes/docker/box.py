@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.docker.process import DockerProcess
 from agentloop.boxes.docker.streams import Streams
+from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
 from agentloop.boxes.network import proxy
@@ -277,21 +278,30 @@ class DockerBox:
         """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
         with tempfile.TemporaryFile() as stream:
             folder = await asyncio.to_thread(pack, source, PurePosixPath(target), stream)
-            made = await self.exec(["/bin/sh", "-c", 'mkdir -p -- "$1"', "sh", folder], user="0:0", cwd="/")
-            if made.return_code != 0:
-                raise BoxError(f"{target} cannot be written to the box: {made.stderr.strip()}")
-            await self._call(self._engine.put, stream, folder)
+            await self.receive_archive(stream, folder)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
         """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
         with tempfile.TemporaryFile() as stream:
-            try:
-                is_directory, name = await self._call(self._engine.get, source, stream, max_bytes)
-            except BoxLostError:
-                raise
-            except BoxError as error:
-                raise BoxError(f"{source} cannot be read from the box: {error}") from error
-            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=not is_directory, below=name)
+            sent = await self.send_archive(source, stream, max_bytes)
+            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=sent.is_file, below=sent.below)
+
+    async def receive_archive(self, stream: IO[bytes], folder: str) -> None:
+        """Unpack a tar archive into a directory of the box (`ArchiveBox`)."""
+        made = await self.exec(["/bin/sh", "-c", 'mkdir -p -- "$1"', "sh", folder], user="0:0", cwd="/")
+        if made.return_code != 0:
+            raise BoxError(f"{folder} cannot be written to the box: {made.stderr.strip()}")
+        await self._call(self._engine.put, stream, folder)
+
+    async def send_archive(self, source: str, stream: IO[bytes], max_bytes: int) -> SentArchive:
+        """Write a file, or the content of a directory, as a tar archive (`ArchiveBox`)."""
+        try:
+            is_directory, name = await self._call(self._engine.get, source, stream, max_bytes)
+        except BoxLostError:
+            raise
+        except BoxError as error:
+            raise BoxError(f"{source} cannot be read from the box: {error}") from error
+        return SentArchive(is_file=not is_directory, below=name)
 
     async def forward(self, port: int, host: str, host_port: int) -> None:
         """Lead connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""

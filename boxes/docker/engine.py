@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import socket
-import tarfile
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from agentloop.boxes.copies import pack_tree
 from agentloop.boxes.images.store import BUILTIN, ImageStore
 from agentloop.boxes.interface.box import BoxError, BoxLostError
 from agentloop.boxes.interface.spec import BoxSpec, Image
@@ -92,7 +90,7 @@ class BoxEngine:
         assert path is not None
         if not path.exists():
             raise UserError(f"The image {path} does not exist: correct its path.")
-        with path.open("rb") if path.is_file() else _packed(path) as source:
+        with path.open("rb") if path.is_file() else pack_tree(path) as source:
             name, tag = "localhost/agentloop-box", hashlib.file_digest(source, "sha256").hexdigest()[:20]
             if (found := self._find(f"{name}:{tag}")) is None:
                 source.seek(0)
@@ -253,16 +251,6 @@ class BoxEngine:
 
     def close(self) -> None:
         self._engine.close()
-
-
-def _packed(folder: Path) -> io.BufferedIOBase:
-    """Return a tar stream of a root file system."""
-    stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with tarfile.open(fileobj=stream, mode="w|") as archive:
-        for path in sorted(folder.iterdir()):
-            archive.add(path, arcname=path.name)
-    stream.seek(0)
-    return stream
 
 
 def _raw(connection: Any) -> tuple[socket.socket, bytes]:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from agentloop.boxes.copies import pack, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE
+from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
 from agentloop.boxes.network import proxy
@@ -131,13 +132,21 @@ class RootfsBox:
         """Copy a file, or the content of a directory, to the path `target` of the box (`Box.upload`)."""
         with tempfile.TemporaryFile() as stream:
             folder = await asyncio.to_thread(pack, source, PurePosixPath(target), stream)
-            await self._transfer("receive", folder, stream.fileno())
+            await self.receive_archive(stream, folder)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
         """Copy a file, or the content of a directory, to `target` on this machine (`Box.download`)."""
         with tempfile.TemporaryFile() as stream:
-            is_file = await self._transfer("send", source, stream.fileno()) == SINGLE_FILE
-            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=is_file)
+            sent = await self.send_archive(source, stream, max_bytes)
+            await asyncio.to_thread(unpack, stream, source, target, max_bytes, is_file=sent.is_file)
+
+    async def receive_archive(self, stream: IO[bytes], folder: str) -> None:
+        """Unpack a tar archive into a directory of the box (`ArchiveBox`)."""
+        await self._transfer("receive", folder, stream.fileno())
+
+    async def send_archive(self, source: str, stream: IO[bytes], max_bytes: int) -> SentArchive:
+        """Write a file, or the content of a directory, as a tar archive (`ArchiveBox`)."""
+        return SentArchive(is_file=await self._transfer("send", source, stream.fileno()) == SINGLE_FILE)
 
     async def _transfer(self, op: str, path: str, stream: int) -> int:
         errors = Drain(_ERROR_BYTES)

@@ -67,8 +67,8 @@ class Connection:
     def _read(self) -> None:
         try:
             answer = channel.hear(self._control)
-        except BlockingIOError:
-            return
+        except (BlockingIOError, ConnectionResetError):
+            return  # Linux reports that the other side left requests unread before its last answers
         except (EOFError, OSError, ValueError):
             self.close()
             return

@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest_asyncio
 from agentloop import boxes
 from agentloop.boxes import Box, BoxProvider, BoxSpec, Image
 from agentloop.boxes.images import busybox
+from tests.tools.serving.conftest import ByHand, serving
 
 PODMAN = """
 [containers]
@@ -32,9 +34,10 @@ def tree(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(
-    scope="module", params=["rootfs", *(pytest.param(name, marks=pytest.mark.docker) for name in ("docker", "podman"))]
-)
+DOCKER = (pytest.param(name, marks=pytest.mark.docker) for name in ("docker", "podman"))
+
+
+@pytest.fixture(scope="module", params=["rootfs", "remote", *DOCKER])
 def provider_name(request) -> str:
     return request.param
 
@@ -64,11 +67,15 @@ def podman() -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def provider(request, provider_name) -> AsyncIterator[BoxProvider]:
-    options = {"address": request.getfixturevalue("podman")} if provider_name == "podman" else {}
-    provider = boxes.create(provider_name, **options)
-    await provider.open()
-    yield provider
-    await provider.close()
+    async with AsyncExitStack() as stack:
+        options = {"address": request.getfixturevalue("podman")} if provider_name == "podman" else {}
+        if provider_name == "remote":
+            daemon = await stack.enter_async_context(serving(ByHand(), boxes="rootfs", box_network="public"))
+            options = {"address": str(daemon.base_url)}
+        provider = boxes.create(provider_name, **options)
+        await provider.open()
+        stack.push_async_callback(provider.close)
+        yield provider
 
 
 @pytest.fixture

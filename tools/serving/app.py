@@ -15,11 +15,22 @@ from starlette.exceptions import HTTPException
 from starlette.routing import request_response
 from starlette.types import ASGIApp
 
+from agentloop.boxes.interface.box import BoxLostError
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import ClientGoneError
-from agentloop.tools.serving.routes import fusion, health, notebooks, pages, retrieval, sessions, tool_calls
+from agentloop.tools.serving.routes import (
+    box_processes,
+    boxes,
+    fusion,
+    health,
+    notebooks,
+    pages,
+    retrieval,
+    sessions,
+    tool_calls,
+)
 from agentloop.tools.serving.routes.front import Front
 from agentloop.tools.serving.state.daemon import Daemon
 
@@ -42,12 +53,13 @@ def application(daemon: Daemon) -> ASGIApp:
         redoc_url=None,
     )
     app.state.daemon = daemon
-    for part in (fusion, notebooks, sessions, tool_calls, retrieval, health, pages):
+    for part in (fusion, notebooks, sessions, boxes, box_processes, tool_calls, retrieval, health, pages):
         app.include_router(part.router)
     _shorten(app)
     app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]
     app.add_exception_handler(UserError, _refused)
     app.add_exception_handler(SandboxBusyError, _busy)
+    app.add_exception_handler(BoxLostError, _lost)
     app.add_exception_handler(SandboxError, _failed)
     app.add_exception_handler(ClientGoneError, _gone)
     app.add_exception_handler(Exception, _broken)
@@ -67,6 +79,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _busy(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, 504)
+
+
+async def _lost(request: Request, error: Exception) -> Response:
+    outcomes.note(request, "box_lost")
+    return JSONResponse({"detail": str(error)}, 410)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -31,6 +31,13 @@ class IndexEngine(StrEnum):
     TANTIVY = "tantivy"
 
 
+class BoxNetwork(StrEnum):
+    """What boxes of the daemon may reach."""
+
+    NONE = "none"
+    PUBLIC = "public"
+
+
 app = typer.Typer(
     help="List tools, call one, index a corpus, or serve tools and sandboxes.",
     no_args_is_help=True,
@@ -115,6 +122,18 @@ def serve_tools(
     max_connections: Annotated[int, typer.Option(help="Maximum open connections.")] = 4096,
     body_seconds: Annotated[float, typer.Option(help="Seconds in which a whole request must arrive.")] = 120.0,
     drain_seconds: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 30.0,
+    boxes: Annotated[
+        str | None, typer.Option(help="Also serve boxes of this provider: rootfs, docker or podman.")
+    ] = None,
+    box_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the provider, for example folder=...; repeat for more."),
+    ] = None,
+    max_boxes: Annotated[int, typer.Option(help="Maximum open boxes.")] = 64,
+    box_network: Annotated[
+        BoxNetwork, typer.Option(help="What boxes may reach if a request asks for it: nothing, or what it names.")
+    ] = BoxNetwork.NONE,
+    max_image_mb: Annotated[int, typer.Option(help="Maximum MiB of all box images that clients send.")] = 16384,
     tool: Annotated[
         list[str] | None,
         typer.Option(metavar='NAME[={"option": ...}]', help="Also serve this tool; repeat for more."),
@@ -144,6 +163,11 @@ def serve_tools(
         disk_mb=disk_mb,
         max_seconds=max_seconds,
         max_sessions=max_sessions,
+        boxes=boxes,
+        box_options=read_pairs(box_option or []),
+        max_boxes=max_boxes,
+        box_network=box_network.value,
+        max_image_mb=max_image_mb,
         max_body_mb=max_body_mb,
         max_connections=max_connections,
         body_seconds=body_seconds,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, NoReturn, TypeVar
 
 from fastapi import HTTPException, Request
 from pydantic import (
@@ -151,6 +152,22 @@ class Reader:
             return model.model_validate(value, context=self._bounds)
         except ValidationError as error:
             raise HTTPException(422, _problems(error)) from error
+
+    async def save(self, request: Request, file: IO[bytes], *, max_mb: int) -> str:
+        """Write a raw body to a file, and return its sha256. Raises `HTTPException` 408 or 413."""
+        digest, size = hashlib.sha256(), 0
+        while True:
+            message = await self._next(request, self._body_seconds)
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > max_mb << 20:
+                raise HTTPException(413, f"The body is above {max_mb} MiB.", _CLOSE)
+            digest.update(piece)
+            await asyncio.to_thread(file.write, piece)
+            if not message.get("more_body"):
+                file.flush()
+                file.seek(0)
+                return digest.hexdigest()
 
     async def _read(self, request: Request) -> bytes:
         announced = request.headers.get("content-length", "")

@@ -15,6 +15,7 @@ from agentloop.sandboxes.interface.sandbox import Sandbox, Session
 from agentloop.sandboxes.levels.registry import LEVELS
 from agentloop.sandboxes.levels.slot_template import PreloadError
 from agentloop.tools.serving.http.bodies import Reader
+from agentloop.tools.serving.state.boxes import Boxes
 from agentloop.tools.serving.state.leases import Leases
 from agentloop.tools.serving.state.metrics import Metrics
 from agentloop.tools.serving.state.settings import Settings
@@ -41,6 +42,7 @@ class Daemon:
             "session", "/v1/sessions", lambda session: session.close(), settings.max_sessions, "--max-sessions"
         )
         self.toolbox = Toolbox(settings.tools, settings.max_sessions, self.sandbox)
+        self.boxes = Boxes(settings)
         self.metrics = Metrics(self.sandbox.load, lambda: len(self.toolbox.sessions))
         self.draining = False
         self.notebooks = asyncio.Semaphore(2)
@@ -60,6 +62,7 @@ class Daemon:
             self.notebooks = asyncio.Semaphore(min(max(2, self.sandbox.load().slots), _MAX_NOTEBOOKS))
             await stack.enter_async_context(self.sessions.kept())
             await stack.enter_async_context(self.toolbox.running())
+            await stack.enter_async_context(self.boxes.running())
             yield
 
     async def _start_sandbox(self) -> None:

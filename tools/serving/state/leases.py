@@ -57,6 +57,7 @@ class Leases(Generic[T]):
         sweep_seconds: float = 1.0,
     ) -> None:
         self._what, self._path, self._close, self._maximum, self._flag = what, path, close, maximum, flag
+        self._several = f"{what}es" if what.endswith("x") else f"{what}s"
         self._sweep_seconds = sweep_seconds
         self._leases: dict[str, Lease[T]] = {}
         self._opening = 0
@@ -72,7 +73,7 @@ class Leases(Generic[T]):
         if len(self._leases) + self._opening >= self._maximum:
             raise HTTPException(
                 429,
-                f"{self._maximum} {self._what}s are open, which is the maximum: close some "
+                f"{self._maximum} {self._several} are open, which is the maximum: close some "
                 f"(DELETE {self._path}/{{id}}), or start the daemon with a larger {self._flag}.",
             )
         self._opening += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentloop.errors import UserError
 from agentloop.sandboxes.interface.sandbox import check_limits, check_memory
@@ -42,6 +42,15 @@ class Settings:
     """Seconds within which a request must arrive completely."""
     drain_seconds: float = 30.0
     """Seconds that running requests have to finish when the daemon stops."""
+    boxes: str | None = None
+    """Provider of boxes to serve; None serves no boxes."""
+    box_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the provider, the arguments of its class."""
+    max_boxes: int = 64
+    box_network: Literal["none", "public"] = "none"
+    """What boxes may ask for: public allows lists of hosts, all hosts, and ports that lead to addresses."""
+    max_image_mb: int = 16384
+    """MiB of all images that clients send."""
     tools: tuple[str, ...] = ()
     """Tools to offer besides the registered ones that need no options and reach nothing of this host.
 

@@ -1,0 +1,127 @@
+"""/v1/boxes over plain HTTP: quotas, leases, networks, and what a daemon refuses."""
+
+import hashlib
+import io
+import tarfile
+
+import pytest
+
+from tests.boxes.conftest import tree
+from tests.boxes.processes import boxes_of_this_process
+from tests.tools.serving.conftest import ByHand, serving, until
+
+__all__ = ["tree"]
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+BUSYBOX = {"image": {"reference": "builtin:busybox"}, "memory_mb": 128, "storage_mb": 16}
+
+
+def serving_boxes(**settings):
+    return serving(ByHand(), boxes="rootfs", **settings)
+
+
+async def opened(client, **more):
+    answer = await client.post("/v1/boxes", json=BUSYBOX | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+async def test_a_daemon_without_a_provider_serves_no_boxes():
+    async with serving(ByHand()) as client:
+        answer = await client.post("/v1/boxes", json=BUSYBOX)
+        assert (answer.status_code, "--boxes rootfs" in answer.json()["detail"]) == (501, True)
+        assert (await client.post("/v1/boxes/renew", json={"ids": []})).status_code == 501
+        assert (await client.put("/v1/boxes/images/0", content=b"")).status_code == 501
+
+
+async def test_boxes_are_counted_listed_and_ended():
+    async with serving_boxes(max_boxes=2) as client:
+        first, second = await opened(client), await opened(client)
+        full = await client.post("/v1/boxes", json=BUSYBOX)
+        assert (full.status_code, "--max-boxes" in full.json()["detail"]) == (429, True)
+        assert (await client.post(f"/v1/boxes/{first}/fork", json={})).status_code == 429
+        listed = (await client.get("/v1/boxes")).json()["boxes"]
+        assert {each["id"] for each in listed} == {first, second}
+        assert (await client.delete(f"/v1/boxes/{first}")).status_code == 200
+        assert (await client.delete(f"/v1/boxes/{first}")).status_code == 200
+        gone = await client.post(f"/v1/boxes/{first}/exec", json={"command": "true"})
+        assert (gone.status_code, "has ended" in gone.json()["detail"]) == (410, True)
+        assert boxes_of_this_process() == 1
+    assert boxes_of_this_process() == 0
+
+
+async def test_a_box_ends_when_nobody_renews_its_lease():
+    async with serving_boxes() as client:
+        kept, left = await opened(client, idle_seconds=60), await opened(client, idle_seconds=0.2)
+        await until(lambda: boxes_of_this_process() == 1)
+        assert (await client.post("/v1/boxes/renew", json={"ids": [kept, left]})).json() == {"lost": [left]}
+
+
+async def test_every_request_needs_the_token():
+    async with serving_boxes(token="a-long-token-of-this-test") as client:
+        assert (await client.post("/v1/boxes", json=BUSYBOX)).status_code == 401
+        client.headers["authorization"] = "Bearer a-long-token-of-this-test"
+        await opened(client)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"memory_mb": 1 << 20}, "--max-memory-mb"),
+        ({"network": "public"}, "--box-network public"),
+        ({"network": "allowlist", "hosts": ["example.org"]}, "--box-network public"),
+        ({"image": {}}, "must have a reference or an archive"),
+        ({"processes": 0}, "greater than 0"),
+        ({"idle_seconds": 0}, "greater than 0"),
+        ({"cpus": -1}, "greater than 0"),
+        ({"image": {"reference": "builtin:nothing"}}, "builtin:nothing"),
+    ],
+)
+async def test_what_a_box_may_not_have_is_refused(change, text):
+    async with serving_boxes() as client:
+        answer = await client.post("/v1/boxes", json=BUSYBOX | change)
+        assert (answer.status_code, text in answer.text) == (422, True), answer.text
+        assert boxes_of_this_process() == 0
+
+
+async def test_ports_lead_nowhere_without_a_network_and_never_to_the_daemon():
+    async with serving_boxes() as client:
+        path = f"/v1/boxes/{await opened(client)}/forward"
+        closed = await client.post(path, json={"port": 80, "host": "192.0.2.1", "host_port": 80})
+        assert (closed.status_code, "--box-network public" in closed.text) == (422, True)
+        for host in ("127.0.0.1", "localhost", "::1"):
+            own = await client.post(path, json={"port": 80, "host": host, "host_port": 80})
+            assert (own.status_code, "name an address that it can reach" in own.text) == (422, True)
+
+
+async def test_an_image_is_kept_by_its_content(tree):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.add(tree, ".")
+    content = stream.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    async with serving_boxes(max_image_mb=1 + (len(content) >> 20)) as client:
+        unknown = await client.post("/v1/boxes", json=BUSYBOX | {"image": {"archive": digest}})
+        assert (unknown.status_code, f"PUT /v1/boxes/images/{digest}" in unknown.text) == (409, True)
+        wrong = await client.put(f"/v1/boxes/images/{'0' * 64}", content=content)
+        assert (wrong.status_code, digest in wrong.text) == (422, True)
+        assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 404
+        assert (await client.put(f"/v1/boxes/images/{digest}", content=content)).status_code == 200
+        assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 200
+        await opened(client, image={"archive": digest})
+        assert (await client.put(f"/v1/boxes/images/{'1' * 64}", content=content)).status_code == 413
+        assert (await client.get("/v1/boxes/images/..%2f..%2fetc%2fpasswd")).status_code == 404
+
+
+async def test_a_client_that_leaves_ends_its_command():
+    async with serving_boxes() as client:
+        id = await opened(client)
+        _, writer = await client.send_only("POST", f"/v1/boxes/{id}/exec", {"command": "sleep 8811; touch /late"})
+        ps = {"command": "ps"}
+        while b"8811" not in (await client.post(f"/v1/boxes/{id}/exec", json=ps)).content:
+            pass
+        writer.close()
+        while b"8811" in (await client.post(f"/v1/boxes/{id}/exec", json=ps)).content:
+            pass
+        assert b"late" not in (await client.post(f"/v1/boxes/{id}/exec", json={"command": "ls /"})).content
