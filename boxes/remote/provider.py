@@ -106,8 +106,7 @@ class RemoteProvider:
         }
 
         async def on(daemon: DaemonConnection) -> httpx.Response:
-            image = await self._image(daemon, spec.image)
-            return await daemon.call("POST", "/v1/boxes", {"image": image, **body})
+            return await daemon.call("POST", "/v1/boxes", {**await self._image(daemon, spec.image), **body})
 
         return await self._started(on, self._daemons, spec)
 

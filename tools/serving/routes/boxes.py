@@ -43,10 +43,9 @@ class ImageBody(Body):
     """sha256 of a tar archive of a root file system that was sent before."""
 
 
-class Open(Body):
+class Open(ImageBody):
     """The body that starts a box."""
 
-    image: ImageBody
     network: Literal["none", "allowlist", "public"] = "none"
     hosts: list[str] = Field(default_factory=list)
     workdir: str | None = None
@@ -228,7 +227,7 @@ async def stop_box(request: Request, id: str) -> Response:
 def _spec(daemon: Daemon, body: Open) -> BoxSpec:
     _check_network(daemon, body.network)
     return BoxSpec(
-        image=_image(daemon, body.image),
+        image=_image(daemon, body),
         network=Network(mode=body.network, hosts=tuple(body.hosts)),
         workdir=body.workdir,
         user=body.user,
@@ -248,7 +247,7 @@ def _check_network(daemon: Daemon, mode: str) -> None:
 def _image(daemon: Daemon, body: ImageBody) -> Image:
     if body.archive is None:
         if not body.reference:
-            refuse("image", "must have a reference or an archive")
+            refuse("reference", "the image must have a reference or an archive")
         return Image(reference=body.reference)
     path = daemon.boxes.image(body.archive)
     if path is None:

@@ -14,7 +14,7 @@ __all__ = ["tree"]
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-BUSYBOX = {"image": {"reference": "builtin:busybox"}, "memory_mb": 128, "storage_mb": 16}
+BUSYBOX = {"reference": "builtin:busybox", "memory_mb": 128, "storage_mb": 16}
 
 
 def serving_boxes(**settings):
@@ -71,11 +71,11 @@ async def test_every_request_needs_the_token():
         ({"memory_mb": 1 << 20}, "--max-memory-mb"),
         ({"network": "public"}, "--box-network public"),
         ({"network": "allowlist", "hosts": ["example.org"]}, "--box-network public"),
-        ({"image": {}}, "must have a reference or an archive"),
+        ({"reference": None}, "must have a reference or an archive"),
         ({"processes": 0}, "greater than 0"),
         ({"idle_seconds": 0}, "greater than 0"),
         ({"cpus": -1}, "greater than 0"),
-        ({"image": {"reference": "builtin:nothing"}}, "builtin:nothing"),
+        ({"reference": "builtin:nothing"}, "builtin:nothing"),
     ],
 )
 async def test_what_a_box_may_not_have_is_refused(change, text):
@@ -102,14 +102,14 @@ async def test_an_image_is_kept_by_its_content(tree):
     content = stream.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     async with serving_boxes(max_image_mb=1 + (len(content) >> 20)) as client:
-        unknown = await client.post("/v1/boxes", json=BUSYBOX | {"image": {"archive": digest}})
+        unknown = await client.post("/v1/boxes", json=BUSYBOX | {"archive": digest})
         assert (unknown.status_code, f"PUT /v1/boxes/images/{digest}" in unknown.text) == (409, True)
         wrong = await client.put(f"/v1/boxes/images/{'0' * 64}", content=content)
         assert (wrong.status_code, digest in wrong.text) == (422, True)
         assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 404
         assert (await client.put(f"/v1/boxes/images/{digest}", content=content)).status_code == 200
         assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 200
-        await opened(client, image={"archive": digest})
+        await opened(client, archive=digest)
         assert (await client.put(f"/v1/boxes/images/{'1' * 64}", content=content)).status_code == 413
         assert (await client.get("/v1/boxes/images/..%2f..%2fetc%2fpasswd")).status_code == 404
 
