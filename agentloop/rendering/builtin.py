@@ -1,4 +1,4 @@
-"""Chat templates with tools that come with agentloop, as `builtin:NAME`: for models whose own has none."""
+"""Chat templates of agentloop, `builtin:NAME`, for models whose own template does not support tools."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ BUILTIN = {
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
 }
-"""Name -> the tokens that a tokenizer needs for the template."""
+"""Template name -> tokens that the tokenizer must have."""
 
 
 def checked(source: str) -> str:
-    """Return a value of `rendering.chat_template` unchanged. Raises `UserError` for an unknown `builtin:NAME`."""
+    """Return a value of `rendering.chat_template`. Raises `UserError` for an unknown `builtin:NAME`."""
     name = source.removeprefix(PREFIX)
     if name != source and name not in BUILTIN:
         known = ", ".join(PREFIX + each for each in BUILTIN)
-        raise UserError(f"There is no chat template {source!r}.{nearest(name, BUILTIN)} Known: {known}, or a file.")
+        raise UserError(
+            f"There is no chat template {source!r}.{nearest(name, BUILTIN)} Set it to one of {known}, or to a file."
+        )
     return source
 
 
 def read_template(source: str | Path, model: str, tokens: Container[str]) -> str:
     """Return the text of a template, a file or `builtin:NAME`, for a model whose tokenizer has the added `tokens`.
 
-    Raises `UserError` if it cannot be read, or if the tokenizer lacks tokens of a template of agentloop.
+    Raises `UserError` if it cannot be read, or if the tokenizer lacks tokens of a built-in template.
     """
     name = checked(str(source)).removeprefix(PREFIX)
     if name == str(source):
@@ -46,10 +48,10 @@ def read_template(source: str | Path, model: str, tokens: Container[str]) -> str
 
 
 def ways_out(tokens: Container[str]) -> str:
-    """Return what to do about a missing chat template, or one without tools, if the tokenizer has these tokens."""
+    """Return advice for a missing chat template, or one without tools, given the tokens of the tokenizer."""
     fitting = [PREFIX + name for name, needed in BUILTIN.items() if all(token in tokens for token in needed)]
     own = f"to {' or '.join(fitting)}, or " if fitting else ""
     return (
         f"Either set rendering.chat_template {own}to a file with a template that shows tools; or set model to a model "
-        "whose own template takes tools, such as the instruction-tuned one of the family."
+        "whose template supports tools, such as the instruction-tuned model of the family."
     )

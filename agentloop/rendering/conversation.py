@@ -1,4 +1,4 @@
-"""A finished conversation as the trajectory that the agent loop would have recorded of it."""
+"""Convert a finished conversation to the trajectory that the agent loop would have recorded."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 def conversation_trajectory(
     messages: Sequence[Message], renderer: TemplateRenderer, tools: ToolSchemas = (), *, context: int = 0
 ) -> Trajectory:
-    """Return the token stream of a conversation whose assistant turns are the sampled segments.
+    """Return the token stream of a conversation, with its assistant turns as sampled segments.
 
-    The tokens are those of an episode in which the model says the same, so supervised training and rollouts agree.
-    Everything but the assistant's turns is context; so are the turns among the first `context` messages and those with
-    the key `weight` 0 (of OpenAI's format for fine-tuning). The stream ends with the last turn; messages after it are
-    left out. Log-probabilities are 0, and no policy has sampled a token.
+    An episode in which the model writes the same turns has the same tokens, so supervised training and rollouts agree.
+    Everything except assistant turns is context; so are turns among the first `context` messages and turns with the key
+    `weight` 0 (OpenAI's fine-tuning format). The stream ends with the last turn; later messages are omitted.
+    Log-probabilities are 0, and policy versions are `NO_VERSION`.
 
-    Raises `ValueError` if an assistant's turn does not answer another message, and `UserError` if the chat template
-    refuses the conversation.
+    Raises `ValueError` if an assistant turn does not answer another message, and `UserError` if the chat template
+    rejects the conversation.
     """
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns or turns[0] == 0:
-        raise ValueError("the conversation needs a message for the assistant and its answer")
+        raise ValueError("the conversation needs at least one message and an assistant turn that answers it")
     trajectory = Trajectory(messages=list(messages[: turns[-1] + 1]))
     asked = messages[: turns[0]]
     _show(trajectory, SegmentKind.PROMPT, renderer.render_prompt(asked, tools), asked, renderer)
@@ -44,7 +44,9 @@ def conversation_trajectory(
             return trajectory
         answers = messages[turn + 1 : following]
         if not answers:
-            raise ValueError(f"messages {turn + 1} and {following + 1} are both of the assistant, with nothing between")
+            raise ValueError(
+                f"messages {turn + 1} and {following + 1} are both assistant turns: put a message between them"
+            )
         continuation = renderer.render_continuation(ids, answers, tools)
         trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
         _show(trajectory, SegmentKind.OBSERVATION, continuation.observation, answers, renderer)

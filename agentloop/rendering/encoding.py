@@ -1,9 +1,9 @@
-"""`TextEncoder`: encode text so that untrusted text never becomes a control token.
+"""`TextEncoder`: encodes text so that untrusted text never becomes a control token.
 
-A tokenizer turns the text `<|im_end|>` into the control token everywhere, also inside a tool result, where it would end
-the turn for the model. So text is encoded in pieces. An added token (special or not) is recognised only in text of the
-template or the recipe (`escaping` hides the others). A copy of the tokenizer without added tokens encodes everything
-between. A tokenizer encodes the pieces between added tokens independently anyway, so nothing else changes.
+A tokenizer turns the text `<|im_end|>` into a control token everywhere, even inside a tool result, where it would end
+the turn for the model. So text is encoded in pieces. Added tokens (special or not) are recognised only in text of the
+template or the recipe (`escaping` hides the others). A copy of the tokenizer without added tokens encodes the text
+between them. Tokenizers encode pieces between added tokens independently anyway, so nothing else changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TextEncoder:
         added = backend.get_added_tokens_decoder()
         self.added: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
         self.special = frozenset(token.content for token in added.values() if token.special)
-        """Added tokens that are marked as special; the others are tags that models write, such as <think>."""
+        """Added tokens that are marked as special; other added tokens are tags that models write, such as <think>."""
         self.escaping = Escaping(self.added)
         self._added_re = _pattern([_with_flags(token) for token in _longest_first(added.values())])
         self.plain, self._anchor = _plain_copy(backend, list(self.added))
@@ -40,20 +40,20 @@ class TextEncoder:
         self._leaks = self._find_leaks()
         self._pieces = _BytesOfTokens(backend) if _is_byte_level(backend) else None
         self.words = word_cache_for(self.plain) if not self._anchor and not self._leaks else None
-        """Cache of encoded words; None if the tokenizer does not encode word by word."""
+        """Cache of encoded words; None for tokenizers that do not encode word by word."""
 
     def split(self, text: str) -> list[str]:
         """Split rendered text into pieces: plain, added token, plain, ..., plain.
 
-        White space that an added token swallows (its lstrip and rstrip flags) belongs to its piece.
+        White space that an added token absorbs (its lstrip and rstrip flags) belongs to its piece.
         """
         return self._added_re.split(text) if self._added_re else [text]
 
     def encode_rendered(self, text: str, *, at_start: bool = False) -> list[int]:
         """Return the ids of rendered text that may contain escapes.
 
-        With `at_start` the text begins the stream. Otherwise it follows an added token; this makes a difference to
-        tokenizers that mark the beginning of a text.
+        With `at_start` the text begins the stream. Otherwise it follows an added token, which matters for tokenizers
+        that mark the beginning of a text.
         """
         ids: list[int] = []
         for index, piece in enumerate(self.split(text)):
@@ -83,7 +83,7 @@ class TextEncoder:
         return str(self._backend.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False))
 
     def _find_leaks(self) -> re.Pattern[str] | None:
-        """Return a pattern of added tokens that the plain vocabulary contains, too, as some unigram vocabularies do."""
+        """Return a pattern of added tokens that the plain vocabulary also contains, as in some unigram vocabularies."""
         added_ids = set(self.added.values())
         leaks = [text for text in self.added if len(text) > 1 and not added_ids.isdisjoint(self.plain.encode(text).ids)]
         return (
@@ -154,8 +154,8 @@ def _pattern(alternatives: list[str]) -> re.Pattern[str] | None:
 def _plain_copy(backend: Tokenizer, added: Sequence[str]) -> tuple[Tokenizer, str]:
     """Return the tokenizer without added tokens, and an anchor text.
 
-    With the anchor in front, a piece is encoded as after an added token. The anchor is empty for byte-level tokenizers,
-    which encode a piece the same way at any place.
+    With the anchor before it, a piece is encoded as after an added token. The anchor is empty for byte-level
+    tokenizers, which encode a piece in the same way everywhere.
     """
     from tokenizers import AddedToken, Tokenizer
 

@@ -1,11 +1,11 @@
-"""`Escaping`: hide the control tokens of untrusted text from the chat template and the tokenizer.
+"""`Escaping`: hides control tokens in untrusted text from the chat template and the tokenizer.
 
 A hidden text passes through the template as two lone surrogates. Valid text cannot contain these, and templates do not
-change them. Hidden are
+change them. It hides
 
 - added tokens, `<|im_end|>`;
-- the first character of half a token at the end of a text, `<|im_`: the next text may begin with the other half;
-- the first character of a text that completes what the template writes before it: `think` in `'<' ~ name ~ '>'`.
+- the first character of a partial token at the end of a text, `<|im_`: the next text may complete it;
+- the first character of a text that completes a token which the template begins: `think` in `'<' ~ name ~ '>'`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _SCHEMA_WORDS = frozenset(
         "$defs",
     ]
 )
-"""Words of tool schemas and calls, which templates look up and compare."""
+"""Words of tool schemas and calls that templates look up and compare."""
 
 
 class _Hidden(str):
-    """A hidden text whose `repr` stays hidden: some templates write lists as Python does."""
+    """A hidden text whose `repr` is also hidden, because some templates write lists as Python does."""
 
     __slots__ = ()
 
@@ -70,13 +70,13 @@ class Escaping:
         self._hidden = [*tokens, *sorted({character for token in tokens for character in token} - set(tokens))]
         self._codes = {text: chr(0xD800 + i // 1024) + chr(0xDC00 + i % 1024) for i, text in enumerate(self._hidden)}
         self._token_re = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
-        # Tokens that begin like a word are not control tokens, and halves of them end many words.
+        # Tokens that begin like a word are not control tokens, and many words end with a part of them.
         marks = [token for token in tokens if not token[0].isalnum() and not token[0].isspace()]
         self._halves = frozenset(half for token in marks for half in accumulate(token[:-1]))
         self._longest_half = max(map(len, self._halves), default=0)
 
     def seams(self, template: str) -> frozenset[str]:
-        """Return the rests of tokens whose beginning a template writes directly before a value."""
+        """Return the remainders of tokens whose beginning the template writes directly before a value."""
         ends = (match.start() for match in _END_OF_LITERAL.finditer(template))
         halves = {
             template[end - length : end] for end in ends for length in range(1, min(end, self._longest_half) + 1)
@@ -103,7 +103,7 @@ class Escaping:
         return "".join(pieces)
 
     def hide_inside(self, value: Any, *, seams: frozenset[str] = _NOTHING) -> Any:
-        """Return a JSON value whose texts and keys are hidden, except the vocabulary of schemas."""
+        """Return a JSON value with hidden texts and keys, except the vocabulary of schemas."""
         if isinstance(value, str):
             return value if value in _SCHEMA_WORDS else _Hidden(self.hide(value, seams=seams))
         if isinstance(value, Mapping):
@@ -121,9 +121,9 @@ class Escaping:
         )
 
     def _without_half(self, text: str) -> str:
-        """Hide the first character of half a token at the end of a text, before white space that may be stripped."""
+        """Hide the first character of a partial token at the end of a text, before white space that may be stripped."""
         end = len(text.rstrip())
         for start in range(end - 1, max(end - self._longest_half, 0) - 1, -1):
-            if text[start:end] in self._halves:  # a longer half ends with this one
+            if text[start:end] in self._halves:  # a longer partial token ends with this one
                 return text[:start] + self._codes[text[start]] + text[start + 1 :]
         return text

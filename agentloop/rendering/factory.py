@@ -1,4 +1,4 @@
-"""`renderer_for`: make a renderer from a tokenizer or the folder of a model."""
+"""`renderer_for`: creates a renderer from a tokenizer or the folder of a model."""
 
 from __future__ import annotations
 
@@ -31,21 +31,19 @@ def renderer_for(
 ) -> TemplateRenderer:
     """Return the renderer of a model.
 
-    `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model; its turns also end with the
-    `eos_token_id` of its generation_config.json.
-    `tool_format`: the format of calls, one of `agentloop.rendering.formats`; by default that of the chat template.
-    `chat_template_kwargs`: arguments of the template, such as `{"enable_thinking": False}`.
-    `trusted_roles`: roles whose messages may contain tags such as `<think>`; in other messages they are plain
-    characters, like the tokens that begin and end messages everywhere.
-    `chat_template`: a file, or `builtin:NAME`, that replaces the model's own template.
-    `vision`: the image processor for a tokenizer object; the folder of a model brings its own.
-    `min_pixels`, `max_pixels`: bounds of an image's size that replace those of the folder's image processor.
-    `inline`: calls are tags inside one long turn, and results follow them there; the prompt then shows no tools.
-    `calls_in_thinking`: what happens to a call in thinking that is never closed. With `feedback` it is not run, and the
-    model is told to close the thinking. With `execute` it ends the thinking and runs.
+    `tokenizer`: a fast tokenizer of transformers, or the path (or hub name) of a model, whose turns also end with the
+    `eos_token_id` of generation_config.json. `tool_format`: the format of calls, one of `agentloop.rendering.formats`;
+    default: that of the chat template. `chat_template_kwargs`: arguments of the template, such as `{"enable_thinking":
+    False}`. `trusted_roles`: roles whose messages may contain tags such as `<think>`. In other messages tags are plain
+    characters; the tokens that begin and end messages are plain characters in all of them. `chat_template`: a file, or
+    `builtin:NAME`, that replaces the model's own template. `vision`: the image processor, if `tokenizer` is an object;
+    the folder of a model has its own. `min_pixels`, `max_pixels`: bounds of the image size, instead of those of the
+    model's image processor. `inline`: calls are tags inside one long turn and are followed by their results; the prompt
+    then shows no tools. `calls_in_thinking`: handling of a call inside thinking that is never closed. With `feedback`
+    it is not run, and the model gets the advice to close its thinking. With `execute` it ends the thinking and runs.
 
-    Raises `UserError` for a model without chat template, end-of-turn token or fast tokenizer, and for an unknown kind
-    of vision model.
+    Raises `UserError` for a model without chat template, end-of-turn token or fast tokenizer, and for an unsupported
+    vision model.
     """
     end_token_ids: list[int] = []
     if isinstance(tokenizer, str | Path):
@@ -58,8 +56,8 @@ def renderer_for(
     name = _name(tokenizer)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(
-            f"The tokenizer of {name} ({type(tokenizer).__name__}) is not a fast one. agentloop needs tokenizer.json: "
-            "convert it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            f"The tokenizer of {name} ({type(tokenizer).__name__}) is not a fast tokenizer. agentloop needs "
+            "tokenizer.json: convert it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
     if not tokenizer.chat_template:
         raise UserError(
@@ -96,7 +94,7 @@ def _generation_ends(model: str | Path) -> list[int]:
 
     try:
         ends = GenerationConfig.from_pretrained(str(model)).eos_token_id
-    except OSError:  # it has no such file
+    except OSError:  # the model has no such file
         return []
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
@@ -107,13 +105,13 @@ def _load(path: str | Path) -> Any:
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer.json").exists():
         raise UserError(
-            f"{folder} has no tokenizer.json. Save the tokenizer there: tokenizer.save_pretrained({str(folder)!r})."
+            f"{folder} has no tokenizer.json. Save the tokenizer in it: tokenizer.save_pretrained({str(folder)!r})."
         )
     try:
         return AutoTokenizer.from_pretrained(str(path))
-    # The exception of a broken folder or an unknown name depends on the file and the library version.
+    # The type of error for a broken folder or an unknown name depends on the file and the library version.
     except Exception as error:
         raise UserError(
-            f"Cannot load a tokenizer from {path}: {type(error).__name__}: {error}. Give the folder of a model with "
+            f"Cannot load a tokenizer from {path}: {type(error).__name__}: {error}. Set the folder of a model with "
             "tokenizer.json and tokenizer_config.json, or its name on the hub."
         ) from error

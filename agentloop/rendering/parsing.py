@@ -1,7 +1,7 @@
-"""`TurnParser`: split a sampled turn into thinking, content and calls.
+"""`TurnParser`: splits a sampled turn into thinking, content and calls.
 
-It reads each turn once from left to right, so a tag counts by its place: a call inside thinking is thinking, and a
-think tag inside the arguments of a call is an argument.
+It reads each turn once from left to right, so the position of a tag matters: a call inside thinking is thinking, and a
+think tag inside the arguments of a call is part of an argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CallsInThinking = Literal["feedback", "execute"]
 class TurnParser:
     """Parses turns of one format.
 
-    With `starts_in_thinking` the generation prompt has opened the think tag. `calls_in_thinking` is that of
+    With `starts_in_thinking` the generation prompt has opened the think tag. `calls_in_thinking` is as in
     `renderer_for`.
     """
 
@@ -70,13 +70,15 @@ class TurnParser:
             if mark[0] == self._open:
                 position = self._think(reader, mark.end(), reasoning, complete)
             elif mark[0] == self._close:
-                if not reasoning:  # The opening tag is missing: all text before it was thinking, calls included.
+                if not reasoning:  # The opening tag is missing: all text before this was thinking, calls included.
                     reasoning.append(text[: mark.start()].strip())
                     content.clear()
                     reader.calls.clear()
                 position = mark.end()
             elif len(reader.calls) >= MOST_CALLS:
-                reader.refuse(f"The turn has more than {MOST_CALLS} calls; the rest is not read.", text[mark.start() :])
+                reader.refuse(
+                    f"The turn has more than {MOST_CALLS} calls; the others are ignored.", text[mark.start() :]
+                )
                 position = len(text)
             else:
                 assert self._format.read is not None
@@ -87,7 +89,7 @@ class TurnParser:
     def _think(self, reader: CallReader, start: int, reasoning: list[str], complete: bool) -> int:
         """Add the thinking that begins at `start`, up to the end if it is not closed; return the index after it.
 
-        A call in thinking that is never closed is refused, or ends the thinking.
+        A call inside thinking that is never closed is rejected, or ends the thinking.
         """
         text = reader.text
         end = text.find(self._close, start)
@@ -104,7 +106,7 @@ class TurnParser:
         return len(text)
 
     def _name_of_call(self, reader: CallReader, start: int) -> str | None:
-        """Return the name of the function that is called at an index, "" if it cannot be read, None if none is."""
+        """Return the name of the function that is called at an index; "" if unreadable, None if there is no call."""
         assert self._format.read is not None
         assert self._opening is not None
         attempt = CallReader(reader.text, reader.tools, make_id=self._format.make_id)

@@ -1,9 +1,9 @@
-"""`Splice`: render a conversation by filling untrusted contents into fixed text, which is made once per shape.
+"""`Splice`: renders conversations of one shape by inserting contents into cached template text.
 
-Running a template costs 100 us or more, and it writes the same text around every tool result. So each shape (the roles
-and fields of the messages) is rendered once with sentinels as contents. The text between the sentinels is kept, as
-token ids if added tokens delimit it. A splice needs a template that only inserts contents: unchanged, stripped, or as
-JSON. Rendering probes finds out whether it does.
+Running a template takes 100 us or more, and it writes the same text around every tool result. So each shape (the roles
+and fields of the messages) is rendered once with sentinels as contents. The text between the sentinels is cached, as
+token ids if added tokens delimit it. This works for templates that only insert contents: unchanged, stripped, or as
+JSON. Rendering probes checks that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _same(text: str) -> str:
 
 
 def _json(text: str) -> str:
-    """Return the inside of a JSON string; its quotes are literal text of the template."""
+    """Return the text as a JSON string without its quotes, which are literal text of the template."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -53,17 +53,17 @@ _TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json)
 
 @dataclass(slots=True)
 class Splice:
-    """A conversation of one shape without its contents."""
+    """The template text of conversations of one shape, with insertion points for contents."""
 
     runs: list[tuple[list[int], tuple[str | Insert, ...]]] = field(default_factory=list)
-    """Fixed ids, then text with insertions that is encoded at once, because no added token divides it."""
+    """Pairs of fixed ids and text with insertions, which is encoded together because no added token divides it."""
     last: list[int] = field(default_factory=list)
     """Ids after the last insertion."""
     at_start: bool = False
     """Whether the text begins the stream."""
 
     def fill(self, messages: Sequence[Mapping[str, Any]], encoder: TextEncoder) -> list[int]:
-        """Return the ids of the conversation with the contents of `messages`, which must have this shape."""
+        """Return the ids of a conversation of this shape with the contents of `messages`."""
         ids: list[int] = []
         for fixed, parts in self.runs:
             ids += fixed
@@ -81,7 +81,7 @@ class Splice:
 
 @dataclass(slots=True, frozen=True)
 class Insert:
-    """The place of a content, and the transform that the template applies to it."""
+    """The position of a content, and the transform that the template applies to it."""
 
     message: int
     field: str
@@ -96,7 +96,7 @@ def make_splice(
     *,
     at_start: bool,
 ) -> Splice | None:
-    """Return the splice for the shape of `messages`, or None if the template does more than insert the slots."""
+    """Return the splice for the shape of `messages`; None if the template does more than insert the slots."""
     sentinels = {slot: f"z{number:03d}Qkx7w" for number, slot in enumerate(slots)}
     parts = _literal_parts(render(_filled(messages, sentinels)), sentinels)
     shown = {part for part in parts if not isinstance(part, str)}
@@ -117,7 +117,7 @@ def _filled(messages: Sequence[Mapping[str, Any]], values: Mapping[Slot, str]) -
 
 
 def _literal_parts(text: str, sentinels: Mapping[Slot, str]) -> list[str | Slot]:
-    """Cut the text at the sentinels."""
+    """Split the text at the sentinels."""
     slots = list(sentinels)
     pieces: list[str] = re.split(r"z(\d{3,})Qkx7w", text)
     parts = [slots[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces)]
@@ -130,9 +130,9 @@ def _transforms(
     sentinels: Mapping[Slot, str],
     parts: Sequence[str | Slot],
 ) -> dict[Slot, Callable[[str], str]] | None:
-    """Return the transform that the template applies to each slot, or None if one is none of the known ones.
+    """Return the transform that the template applies to each slot; None if one of them is unknown.
 
-    A template treats the same field of all messages of one role alike, so these slots are probed at once. The number of
+    Templates treat the same field of all messages of one role alike, so these slots are probed together. The number of
     renders does not depend on the number of messages.
     """
     alike: dict[tuple[str, str], list[Slot]] = defaultdict(list)

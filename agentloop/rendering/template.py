@@ -1,4 +1,4 @@
-"""`ChatTemplate`: messages to text by the chat template of a tokenizer; all failures become a `UserError`."""
+"""`ChatTemplate`: renders messages as text with the chat template of a tokenizer; failures become a `UserError`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.types.messages import text_of
 class ChatTemplate:
     """Renders conversations with `tokenizer.apply_chat_template`.
 
-    The control tokens of everything that the template inserts are hidden first (`Escaping`): contents, thinking, names,
+    Control tokens in everything that the template inserts are hidden first (`Escaping`): contents, thinking, names,
     calls and tool schemas. Only the content of messages whose role is in `trusted_roles` keeps its `tags`.
     """
 
@@ -38,11 +38,11 @@ class ChatTemplate:
         self.eos_token: str | None = getattr(tokenizer, "eos_token", None)
         self._seams = encoder.escaping.seams(self.text)
         self._shown_tools: tuple[ToolSchemas, list[Any]] = ((), [])
-        """The last tools, and their hidden form."""
+        """The last tools, and their form with hidden control tokens."""
         self._arguments_as_text = False
         self.tags: frozenset[str] = frozenset()
-        """Added tokens that trusted messages may contain: those of thinking, and others that are not marked as special
-        and that no message begins or ends with."""
+        """Added tokens that trusted messages may contain: think tags, and others that are not marked as special and do
+        not begin or end messages."""
         self._arguments_as_text = self._wants_text()
         self.tags = frozenset(encoder.added) - encoder.special - self._turn_tokens() | set(thinking)
 
@@ -60,11 +60,11 @@ class ChatTemplate:
             )
         except UserError:
             raise
-        # Templates are programs: they raise errors of jinja, and any error of Python's operators.
+        # Templates are programs: they raise errors of jinja, and any error of Python operators.
         except Exception as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
-                f"The chat template of {self.name} refuses a conversation of the roles ({roles}): "
+                f"The chat template of {self.name} rejects a conversation with the roles ({roles}): "
                 f"{type(error).__name__}: {error}. Change the messages, or the template (chat_template.jinja)."
             ) from error
 
@@ -84,7 +84,7 @@ class ChatTemplate:
         question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         found: set[str] = set()
         for messages in ([question], [question, answer, question], [{"role": "system", "content": "c"}, question]):
-            with contextlib.suppress(UserError):  # the template refuses such a conversation
+            with contextlib.suppress(UserError):  # the template rejects such a conversation
                 found.update(piece.strip() for piece in self._encoder.split(self.render(messages, generate=True))[1::2])
         return found
 
@@ -125,7 +125,7 @@ class ChatTemplate:
         ]
 
     def _parts(self, content: list[Any]) -> str | list[dict[str, Any]]:
-        """Return the parts in the form of the template: plain text if there are no images."""
+        """Return the parts in the form that the template needs: plain text if there are no images."""
         if all(part["type"] == "text" for part in content):
             return text_of(content)
         if "image" not in self.text:

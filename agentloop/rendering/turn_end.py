@@ -1,8 +1,8 @@
-"""`TurnEnds`: the text that a chat template writes after an assistant turn, found by rendering small conversations.
+"""`TurnEnds`: finds the text that a chat template writes after an assistant turn.
 
-This text is the difference of two renders of an artificial conversation, [user, assistant] and [user, assistant, new
-messages]. Only the text after a sentinel counts, which is the last text of the assistant: its content, or an argument
-of its call. The real history is never rendered again.
+This text is the difference between two renders of a small artificial conversation: [user, assistant] and [user,
+assistant, new messages]. Only the text after a sentinel counts, which is the last text of the assistant: its content,
+or an argument of its call. The real history is never rendered again.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ class TurnEnd:
     """The end of an assistant turn in a template."""
 
     before: str
-    """Text between content and end-of-turn token; usually empty."""
+    """Text between the content and the end-of-turn token; usually empty."""
     token: str | None
-    """End-of-turn token; None if a turn ends with the token that opens the next one (GLM)."""
+    """End-of-turn token; None if turns end with the token that opens the next message (GLM)."""
     behind: str
-    """Text after the token that belongs to the turn: the line break of ChatML."""
+    """Text after the token that still belongs to the turn, such as the line break of ChatML."""
     stops: tuple[str, ...]
-    """All tokens that end a turn, with calls or without; `token` comes first."""
+    """All tokens that end a turn with or without calls; `token` comes first."""
     openings: tuple[str, ...] = ()
     """Tokens of `stops` that the template writes at the beginning of the next message."""
 
 
 class TurnEnds:
-    """Finds the ends of turns of one template with turns in `call_format`."""
+    """Finds how turns end in one template, with calls in `call_format`."""
 
     def __init__(self, template: ChatTemplate, encoder: TextEncoder, call_format: CallFormat) -> None:
         self._template = template
         self._encoder = encoder
         self._format = call_format
         opening, closing = (re.escape(tag) for tag in call_format.thinking)
-        # Templates may drop the thinking of past turns. The stream keeps it, so this does not break prefix stability.
+        # Templates may omit the thinking of past turns. The stream keeps it, so this does not break prefix stability.
         self._thinking = re.compile(rf"{opening}.*?{closing}\s*", re.DOTALL)
         self.end = self._find()
         self._prompt: tuple[ToolSchemas | None, str] = (None, "")
-        """The last tools of `turn_text`, and the prompt with them."""
+        """The last tools passed to `turn_text`, and the prompt with them."""
         self._shows_results: bool | None = None
-        """Whether the template shows results of tools; None until the first result."""
+        """Whether the template shows tool results; None until the first result."""
 
     def _find(self) -> TurnEnd:
         """Find the end of a turn. Raises `UserError` if no added token ends it."""
@@ -62,7 +62,7 @@ class TurnEnds:
         alone = self._pieces([_USER, answer])
         try:
             followed = self._pieces([_USER, answer, _USER])
-        except UserError:  # the template refuses a message after an answer
+        except UserError:  # the template rejects a message after an answer
             followed = alone
         tokens = range(1, _num_shared(alone, followed), 2)
         if tokens:
@@ -85,7 +85,7 @@ class TurnEnds:
         return TurnEnd(before, token, behind, stops, (opening,) if opening in stops and opening else ())
 
     def _opened_by_the_next(self, behind: str, followed: Sequence[str]) -> TurnEnd:
-        """Return the end of a turn that ends with the token of the next role, which the model samples when done."""
+        """Return the end of a turn for templates in which the model samples the token that opens the next message."""
         if behind.strip() or followed[0].strip():
             raise self._endless([behind])
         openings = [followed[1]]
@@ -93,7 +93,7 @@ class TurnEnds:
             try:
                 before = self._behind([_USER, assistant])
                 after = self._behind([_USER, assistant, _RESULT])
-            except UserError:  # the template refuses calls, or this form of them
+            except UserError:  # the template rejects calls, or this form of them
                 continue
             pieces = self._encoder.split(after.removeprefix(before))
             if after.startswith(before) and len(pieces) > 1:
@@ -115,7 +115,7 @@ class TurnEnds:
         return None
 
     def _without_end_of_text(self, pieces: list[str], token: str | None) -> list[str]:
-        """Return the end of a turn without the end-of-text token after the last turn, if it differs from `token`."""
+        """Return the pieces without the end-of-text token after the last turn, if it differs from `token`."""
         eos = self._template.eos_token
         ends = len(pieces) > 3 and pieces[-2] == eos != token and not pieces[-1]
         return pieces[:-2] if ends else pieces
@@ -126,7 +126,7 @@ class TurnEnds:
     def text_after(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
         """Return the text after the end-of-turn token for `messages`, with the next generation prompt.
 
-        It begins with `TurnEnd.behind`, or with one of `TurnEnd.openings`, if turns end like this. Raises `UserError`
+        It begins with `TurnEnd.behind`, or with one of `TurnEnd.openings` if the turn ends with it. Raises `UserError`
         if the template changes the text before the messages.
         """
         if any(message["role"] == "tool" for message in messages):
@@ -137,7 +137,7 @@ class TurnEnds:
                 before = self._template.render([_USER, assistant], tools)
                 after = self._template.render([_USER, assistant, *messages], tools, generate=True)
                 return self._new_text(before, after, messages)
-            except UserError as refused:  # more than one call in a turn, content beside a call
+            except UserError as refused:  # several calls in a turn, or content together with a call
                 error = error or refused
         assert error is not None
         raise error
@@ -154,7 +154,7 @@ class TurnEnds:
         whole = self._template.render([_USER, message], tools)
         if whole.startswith(before):
             text = whole[len(before) :]
-        else:  # the prompt opens the thinking, and the message has none
+        else:  # the prompt opens the thinking, but the message has none
             opening, closing = self._format.thinking
             head = before.rpartition(opening)[0]
             if not head or not whole.startswith(head):
@@ -166,18 +166,19 @@ class TurnEnds:
             return "".join(pieces[: ends[-1] + 1])
         if not self.end.openings:
             raise _refused(self._template, message, before, whole)
-        # The token that opens the next message ends the turn: results of tools follow calls, and a user's words others.
+        # The token that opens the next message ends the turn: tool results follow calls, user messages follow other
+        # turns.
         return "".join(pieces) + self.end.openings[-1 if message.get("tool_calls") else 0]
 
     def _check_results(self) -> None:
-        """Check that the template shows results of tools; those of models without tools do not. Raises `UserError`."""
+        """Raise `UserError` unless the template shows tool results, which templates of models without tools do not."""
         if self._shows_results is None:
             conversations = [[_USER, turn, _RESULT] for turn in _turns_with_calls([_RESULT])]
             texts = [text for text in map(self._rendered, conversations) if text is not None]
             self._shows_results = not texts or any(_RESULT_TEXT in text for text in texts)
         if not self._shows_results:
             raise UserError(
-                f"The chat template of {self._template.name} does not show results of tools to the model. Use a model "
+                f"The chat template of {self._template.name} does not show tool results to the model. Use a model "
                 "whose template takes messages of the role 'tool', or another template (chat_template.jinja)."
             )
 
@@ -201,7 +202,7 @@ class TurnEnds:
         raise _unstable(self._template, messages, tail, new_tail)
 
     def _kept(self, tail: str) -> Iterator[str]:
-        """Yield the possible forms of the end of a turn after which another message follows."""
+        """Yield the possible forms of the end of a turn that is followed by another message."""
         opening, past_end, token = self._format.result_opening, self._format.past_end, self.end.token
         if opening and tail.endswith(opening):
             yield tail.removesuffix(opening)
@@ -225,7 +226,7 @@ class TurnEnds:
 
 
 def _answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the assistant turn that `messages` answer, in all forms that templates need."""
+    """Yield the assistant turn that `messages` answer, in all forms that templates accept."""
     results = []
     for message in messages:
         if message["role"] != "tool":
@@ -240,7 +241,7 @@ def _answered_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def _turns_with_calls(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield turns with one call per result; some templates omit or move content beside calls, others omit arguments."""
+    """Yield turns with one call per result; some templates omit or move content next to calls or omit arguments."""
     for content, argument in (("", _ASSISTANT), (_ASSISTANT, "1")):
         calls = [
             {
@@ -265,7 +266,7 @@ def _cut(text: str, template: ChatTemplate) -> tuple[str, str]:
 
 
 def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the number of items that both begin with."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -287,6 +288,6 @@ def _unstable(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], bef
     return UserError(
         f"The chat template of {template.name} is not prefix-stable: when ({roles}) follows an assistant turn, it "
         f"writes {after[start : position + 60]!r} instead of {before[start : position + 60]!r} before. "
-        "Tokens would then be trained after another context than they were sampled after. Use a template that only "
+        "Tokens would be trained in a different context than they were sampled in. Use a template that only "
         "appends (chat_template.jinja)."
     )

@@ -1,1 +1,1 @@
-"""Weights on their way from a learner to engines: one handle, and a file for each transport."""
+"""Transfer of weights from a learner to engines: one handle type, and one file per transport."""

@@ -1,13 +1,13 @@
-"""Broadcast weights to other hosts: from the learner's shelf into a shelf of the same layout there.
+"""Broadcast weights to other hosts: from the learner's shelf to a shelf with the same layout on each host.
 
-NCCL sends from GPU to GPU, else gloo sends. Engines of the other host sample on meanwhile, and then map their shelf as
-engines of the learner's host do: the pause is that of a copy, however slow the network. (vLLM's own weight transfer
-receives into the model, and nothing is sampled until the last byte has arrived. Its interface changed in 0.28, and on
-CPUs there is none.)
+The transport is NCCL between GPUs, otherwise gloo. Engines on the other hosts keep sampling meanwhile, and then map
+their shelf like engines on the learner's host: they pause only for a local copy, even if the network is slow. (vLLM's
+own weight transfer writes into the model, so sampling stops until the last byte has arrived. Its interface changed in
+0.28, and it does not support CPUs.)
 
-    learner's process                                   one process a remote engine
+    learner's process                                   one process per remote engine
     Sender(...)  -- BroadcastWeights, pickled -->          BroadcastWeights.shared(shelf) -> SharedWeights
-      .send(shared)  ==== buckets, in a process group of their own ====>
+      .send(shared)  ==== buckets, in a separate process group ====>
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CONNECT_SECONDS = 10.0
 _END_SECONDS = 10.0
 _ENDED = "the group has ended"
 _LEFT_FREE = 2 << 30
-"""Bytes of a GPU that a shelf leaves free for engines that are running already."""
+"""Bytes of GPU memory that a shelf leaves free for running engines."""
 _numbers = itertools.count()
 
 
 class BroadcastFailed(EngineError):
-    """A member of the group was lost, or nothing got through in time. The others may form a new group."""
+    """A member of the group was lost, or a transfer timed out. The other members may form a new group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Rendezvous:
     size: int
     backend: Backend
     seconds: float
-    """Time to wait for other members, or for a bucket."""
+    """Timeout for other members, and for one bucket, in seconds."""
 
 
 class Sender:
-    """Member 0 of a group with `receivers` others, which reach it at the address `host`.
+    """Member 0 of a group with `receivers` other members, which reach it at the address `host`.
 
-    Raises `BroadcastFailed`, also in a thread that waits while another one calls `abort`.
+    Its methods raise `BroadcastFailed`, also in a thread that waits while another thread calls `abort`.
     """
 
     def __init__(self, host: str, receivers: int, backend: Backend, seconds: float) -> None:
@@ -73,7 +73,7 @@ class Sender:
         self._group = _Group(self.rendezvous, 0, store, host)
 
     def send(self, shared: SharedWeights) -> None:
-        """Send weights to all receivers. Raises `CannotMap` if this process cannot read all of them."""
+        """Send weights to all receivers. Raises `CannotMap` if this process cannot map all of them."""
         mapped = shared.open(self._group.device)
         with self._group.all_members():
             for (first, end), bucket in zip(spans(shared.places), mapped.buckets, strict=True):
@@ -88,7 +88,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastWeights:
-    """A `WeightHandle` for member `rank` of a group, at the address `host`: the weights arrive when it is used."""
+    """A `WeightHandle` for member `rank` of a group, at the address `host`, which receives the weights on use."""
 
     rendezvous: Rendezvous
     rank: int
@@ -100,7 +100,7 @@ class BroadcastWeights:
         yield from self.shared(shelf).tensors()
 
     def shared(self, shelf: WeightShelf) -> SharedWeights:
-        """Receive them into `shelf`. Blocks. Raises `BroadcastFailed`."""
+        """Receive the weights into `shelf`. Blocks. Raises `BroadcastFailed`."""
         group = _joined(self.rendezvous, self.rank, self.host)
         try:
             with group.all_members():
@@ -109,14 +109,14 @@ class BroadcastWeights:
                     group.broadcast(bucket[first:end])
                 group.finish()
         except BroadcastFailed:
-            # Bytes that are under way may still be written to this memory.
+            # Bytes in flight may still be written to this memory.
             shelf.renew()
             raise
         return shelf.end()
 
 
 _groups: dict[tuple[str, int], _Group] = {}
-"""Groups that this process is a member of, by name and rank; kept from update to update."""
+"""Groups that this process is a member of, by name and rank; kept between updates."""
 _left: set[str] = set()
 """Names of groups that have ended."""
 
@@ -125,9 +125,9 @@ def _joined(rendezvous: Rendezvous, rank: int, host: str) -> _Group:
     key = rendezvous.name, rank
     if key not in _groups:
         _groups[key] = _Group(rendezvous, rank, _store_of(rendezvous), host)
-    if rendezvous.name in _left:  # it ended before it began here
+    if rendezvous.name in _left:  # it was aborted before this member joined
         leave(rendezvous)
-        raise BroadcastFailed(f"weights did not get through: {_ENDED}")
+        raise BroadcastFailed(f"the weight broadcast failed: {_ENDED}")
     return _groups[key]
 
 
@@ -139,7 +139,7 @@ def leave(rendezvous: Rendezvous) -> None:
 
 
 class _Group:
-    """A process group beside torch's default one, which is the learner's. It forms when all members have come."""
+    """A process group separate from torch's default group, which the learner uses. It forms when all members join."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, store: Any, host: str) -> None:
         import torch
@@ -153,14 +153,14 @@ class _Group:
 
     @contextmanager
     def all_members(self) -> Iterator[None]:
-        """Raise `BroadcastFailed` for any failure within, and end the group."""
+        """Raise `BroadcastFailed` for any failure inside the block, and end the group."""
         try:
             if self._group is None:
                 self._meet()
             yield
-        except RuntimeError as error:  # torch's own, of a group that broke
+        except RuntimeError as error:  # torch raises it if the group is broken
             self.abort()
-            raise BroadcastFailed(f"weights did not get through: {type(error).__name__}: {error}") from error
+            raise BroadcastFailed(f"the weight broadcast failed: {type(error).__name__}: {error}") from error
 
     def _meet(self) -> None:
         store, rendezvous = self._store, self._rendezvous
@@ -177,7 +177,7 @@ class _Group:
         import torch
         from torch._C._distributed_c10d import BroadcastOptions
 
-        group = self._group  # read first: whoever aborts says so before the group is gone
+        group = self._group  # read it first: `abort` sets the event before it removes the group
         if self._aborted.is_set():
             raise RuntimeError(_ENDED)
         options = BroadcastOptions()
@@ -187,7 +187,7 @@ class _Group:
             staged = memory.to(self.device) if self._rank == 0 else torch.empty_like(memory, device=self.device)
 
         def launch() -> Any:
-            if staged.is_cuda:  # each thread has a device of its own
+            if staged.is_cuda:  # the current device is set per thread
                 torch.cuda.set_device(staged.device)
             return group.broadcast([staged], options)
 
@@ -214,28 +214,28 @@ class _Group:
             work.wait()
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Poll the condition: another thread could not end a wait of torch's."""
+        """Poll the condition, because another thread cannot interrupt torch's own wait."""
         end = time.monotonic() + self._rendezvous.seconds
         pause = 0.0
         while not condition():
             if self._aborted.is_set():
                 raise RuntimeError(_ENDED)
             if time.monotonic() > end:
-                raise RuntimeError(f"nothing got through for {self._rendezvous.seconds:g} s")
+                raise RuntimeError(f"no transfer for {self._rendezvous.seconds:g} s")
             time.sleep(pause)
             pause = min(pause + 0.0005, _LOOK_SECONDS)
 
     def abort(self) -> None:
         self._aborted.set()
-        self._store = None  # with the sender's, nobody can wait for it any more
+        self._store = None  # without the sender's store nobody waits for it any more
         group, self._group = self._group, None
         if group is not None:
-            # NCCL ends a communicator only when the others end it, too, or their processes do.
+            # NCCL ends a communicator only when the other members end it, too, or their processes exit.
             wait([_in_a_thread(group.abort)], _END_SECONDS)
 
 
 def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Call in a daemon thread: NCCL may not return once a member has died."""
+    """Call `call` in a daemon thread, because NCCL may hang after a member has died."""
     found: Future[Any] = Future()
 
     def run() -> None:
@@ -249,15 +249,15 @@ def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _store_of(rendezvous: Rendezvous) -> Any:
-    """Connect to the sender's store. Raises `BroadcastFailed` if the sender has given up already."""
+    """Connect to the sender's store. Raises `BroadcastFailed` if the sender has already given up."""
     from torch._C._distributed_c10d import TCPStore
 
     try:
-        # The store itself asks again and again.
+        # The store itself would retry for a long time.
         socket.create_connection((rendezvous.host, rendezvous.port), timeout=_CONNECT_SECONDS).close()
         store = TCPStore(rendezvous.host, rendezvous.port, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except (OSError, RuntimeError) as error:
-        raise BroadcastFailed(f"nobody sends weights at {rendezvous.host}:{rendezvous.port}: {error}") from error
+        raise BroadcastFailed(f"no sender of weights at {rendezvous.host}:{rendezvous.port}: {error}") from error
     store.set_timeout(timedelta(seconds=rendezvous.seconds))
     return store
 
@@ -267,7 +267,7 @@ def _gloo(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
     from torch.distributed import ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    # By its own choice gloo takes the address of the host's name, which other hosts may not reach.
+    # By default gloo uses the address of the host name, which other hosts may not reach.
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=rendezvous.seconds)
     return ProcessGroupGloo(PrefixStore(rendezvous.name, store), rank, rendezvous.size, options)
@@ -278,8 +278,8 @@ def _nccl(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(hours=1)  # `_until` is what waits
-    # A member that dies must not end the processes of the others, which is what torch does by itself.
+    options._timeout = timedelta(hours=1)  # `_until` implements the timeout
+    # By default torch ends the processes of all members when one dies.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -293,7 +293,7 @@ def _nccl(store: Any, rendezvous: Rendezvous, rank: int, host: str) -> Any:
 
 
 def _room_on(device: torch.device, places: tuple[Place, ...]) -> torch.device:
-    """Return the device for a shelf: the GPU if it has room beside engines that have started, else the host."""
+    """Return the device for a shelf: the GPU if it has enough memory left after engines have started, else the host."""
     import torch
 
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Memory that other processes of the host map: on a GPU through CUDA IPC, else anonymous memory of the host."""
+"""Memory that other processes of the host can map: GPU memory through CUDA IPC, or anonymous host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HostHandle(NamedTuple):
-    """Handle of host memory, through the process that made it."""
+    """Handle of host memory, which refers to the process that created it."""
 
     pid: int
     descriptor: int
@@ -19,7 +19,7 @@ class HostHandle(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The memory as a file, for processes of the same user while the descriptor is open."""
+        """Path of the memory as a file, for processes of the same user while the descriptor is open."""
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
 
@@ -35,14 +35,14 @@ _DEVICE_ARGUMENT = 6
 
 
 def new_bucket(size: int, device: torch.device | None) -> tuple[torch.Tensor, Handle]:
-    """Allocate uint8 [size] on a GPU, or on the host (None); return it with the handle for other processes."""
+    """Allocate uint8 [size] on a GPU, or on the host (None); return it with its handle for other processes."""
     return _host_bucket(size) if device is None else _device_bucket(size, device)
 
 
 def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
-    """Map the memory of a handle of another process. Raises `OSError` or `RuntimeError`.
+    """Map the memory of another process. Raises `OSError` or `RuntimeError`.
 
-    GPU memory appears as memory of `device`, whichever GPU has it. None is that GPU itself, if visible.
+    GPU memory appears on `device`, even if it is on another GPU. None: on its own GPU, which must be visible.
     """
     import torch
 
@@ -50,7 +50,7 @@ def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
         return torch.from_file(handle.path, shared=True, size=handle.size, dtype=torch.uint8)
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    # The driver maps memory of any GPU that this one reaches, also where this process does not see it.
+    # The driver maps memory of any peer GPU, even if the GPU is not visible to this process.
     arguments = list(handle.arguments)
     if device is not None and device.index is not None:
         arguments[_DEVICE_ARGUMENT] = device.index
@@ -61,7 +61,7 @@ def map_bucket(handle: Handle, device: torch.device | None) -> torch.Tensor:
 
 
 def _host_bucket(size: int) -> tuple[torch.Tensor, HostHandle]:
-    """Allocate memory without a name in any folder: it goes with the last process that maps it, however that ends."""
+    """Allocate memory without a file name, so that it is freed when the last process that maps it exits or dies."""
     descriptor = os.memfd_create("agentloop-weights")
     os.ftruncate(descriptor, size)
     handle = HostHandle(os.getpid(), descriptor, size)

@@ -1,12 +1,12 @@
-"""Record the copies that loading weights into a model of vLLM or SGLang consists of, and repeat them later.
+"""Record the tensor copies by which vLLM or SGLang loads weights into a model, and repeat them for later updates.
 
-Their loaders look up, split and fuse weight by weight, in Python, at every load. That takes tens of milliseconds in
-which nothing is sampled. If loading does nothing but copy, repeating the copies is enough.
+Their loaders look up, split and fuse each weight in Python at every load, which stops sampling for tens of
+milliseconds. If loading consists only of copies, repeating the copies is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 _PLAIN_LAYERS = ("Attention", "MMEncoderAttention")
-"""Layers whose work after loading depends on no weight."""
+"""Layers whose processing after loading does not depend on weights."""
 
 
 def is_as_loaded(model: torch.nn.Module) -> bool:
-    """Return whether the model keeps its weights as loaded: not quantised, fused, packed or absorbed."""
+    """Return whether the model keeps its weights as loaded, not quantised, fused, packed or absorbed."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is not None and type(method).__name__ not in _PLAIN_METHODS:
@@ -32,20 +32,22 @@ def is_as_loaded(model: torch.nn.Module) -> bool:
     return True
 
 
-def copies_of(model: torch.nn.Module, weights: MappedWeights) -> Callable[[], None] | None:
-    """Load `weights`, and return a function that loads them again from the same memory into the same parameters.
+def copies_of(
+    model: torch.nn.Module, weights: MappedWeights, named: Iterable[tuple[str, torch.Tensor]] | None = None
+) -> Callable[[], None] | None:
+    """Load `weights`; return a function that repeats this from the same memory into the same parameters.
 
-    Returns None if loading does more than copying.
+    Returns None if loading does more than copy.
     """
     recorder = _Recorder()
     with recorder:
-        model.load_weights(iter(weights))  # type: ignore[operator]
+        model.load_weights(iter(weights if named is None else named))  # type: ignore[operator]
     memory = {tensor.untyped_storage().data_ptr() for _, tensor in weights}
     copied = {source.untyped_storage().data_ptr() for _, source in recorder.copies}
     if recorder.others or not copied <= memory:
         return None
     starts = {source.data_ptr() for _, source in recorder.copies}
-    # Each of several ranks copies its part of a weight, which need not begin where the weight does.
+    # With several ranks each copies its part of a weight, which may begin inside the weight.
     spans = [(at := tensor.data_ptr(), at + tensor.nbytes) for name, tensor in weights if name != "lm_head.weight"]
     if not all(any(low <= start < high for start in starts) for low, high in spans):
         return None
@@ -58,7 +60,7 @@ def copies_of(model: torch.nn.Module, weights: MappedWeights) -> Callable[[], No
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the operands of all copies; notes whether anything else is written."""
+    """Records the operands of all copies, and the other operations that write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,5 +73,5 @@ class _Recorder(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default:
             self.copies.append((args[0], args[1]))
         elif func._schema.is_mutable and func not in (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default):
-            self.others.add(str(func))  # padding is filled with zeros, which stay
+            self.others.add(str(func))  # fill_ and zero_ write padding, which stays
         return func(*args, **(kwargs or {}))

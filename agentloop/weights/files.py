@@ -1,4 +1,4 @@
-"""Weights in safetensors files: names and shapes of a checkpoint, and new weights for a server to read."""
+"""Weights in safetensors files: names and shapes of a checkpoint, and new weights for a server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def write_weights(
     weights: Iterable[tuple[str, torch.Tensor]], file: Path, expected: dict[str, tuple[int, ...]] | None
 ) -> None:
-    """Put the weights into a safetensors file.
+    """Write weights to a safetensors file.
 
-    `expected` are the shapes of the checkpoint. Raises `EngineError` with the names that are unknown, missing or
-    misshapen; there is no file then.
+    `expected` are the shapes of the checkpoint. Raises `EngineError` for unknown or missing names and wrong shapes, and
+    then writes no file.
     """
     from safetensors.torch import save_file
 
@@ -27,7 +27,7 @@ def write_weights(
     seen: set[int] = set()
     for name, tensor in weights:
         tensor = tensor.detach().to("cpu").contiguous()
-        # Tied weights share their storage, which the format does not allow.
+        # Tied weights share their storage, which safetensors does not allow.
         shared = tensor.untyped_storage().data_ptr() in seen
         tensors[name] = tensor.clone() if shared else tensor
         seen.add(tensor.untyped_storage().data_ptr())
@@ -37,9 +37,9 @@ def write_weights(
 
 
 def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raise `EngineError` for names that are unknown, missing or misshapen.
+    """Raise `EngineError` for unknown or missing names and wrong shapes.
 
-    A tied head may be in one of the two and not in the other, and vision models have two kinds of names.
+    A tied head may be in only one of the two, and vision models have two naming schemes.
     """
     given, expected = ({_short(name): shape for name, shape in names.items()} for names in (given, expected))
     unknown = sorted(given.keys() - expected.keys() - {"lm_head.weight"})
@@ -50,9 +50,9 @@ def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int
         if name in expected and shape != expected[name]
     ]
     for what, names in (
-        ("new weights have names that the model has not:", unknown),
+        ("new weights have names that the model does not have:", unknown),
         ("new weights lack", missing),
-        ("new weights have other shapes than the model:", shapes),
+        ("new weights have shapes that differ from the model:", shapes),
     ):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -60,14 +60,14 @@ def check_names(given: dict[str, tuple[int, ...]], expected: dict[str, tuple[int
 
 
 def _short(name: str) -> str:
-    """Return the name in checkpoints of Qwen2.5-VL, which is shorter than in later models. vLLM takes both."""
+    """Return the name as in checkpoints of Qwen2.5-VL, which is shorter than in later models; vLLM accepts both."""
     if name.startswith("model.visual."):
         return name.removeprefix("model.")
     return name.replace("model.language_model.", "model.", 1)
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes by name of the safetensors files in `folder`, or None if there are none."""
+    """Return name -> shape of the weights in the safetensors files of `folder`; None if there are none."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The type of published weights, all the way from the learner over the workers to their engines.
+"""`WeightHandle`: the type of published weights on their way from the learner via workers to engines.
 
 | handle | transport | file |
 |---|---|---|
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class WeightHandle(Protocol):
-    """One version of the weights. Those that travel to other processes can be pickled and are small.
+    """One version of the weights. Handles that are sent to other processes are small and can be pickled.
 
-    An engine calls one of the two methods, once. Both block and may raise `EngineError`.
+    An engine calls one of the two methods once. Both block and may raise `EngineError`.
     """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each Hugging Face name with its tensor, for reading. A tensor may be valid only until the next one."""
+        """Yield each Hugging Face name with its tensor, read-only; a tensor may be valid only until the next one."""
         ...
 
     def shared(self, shelf: WeightShelf) -> SharedWeights:
-        """Return the weights in memory that other processes of this host map: in `shelf` unless they have such memory.
+        """Return the weights in memory that processes of this host can map; copy them to `shelf` if necessary.
 
-        They stay as they are while the learner trains, until it publishes again.
+        They stay unchanged while the learner trains, until it publishes again.
         """
         ...

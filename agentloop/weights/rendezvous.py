@@ -1,4 +1,4 @@
-"""TCP stores of torch at which processes meet, reachable from one network only."""
+"""TCP stores of torch for rendezvous, reachable from one network only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ANY = "0.0.0.0"
 
 
 def listening_store(address: str, members: int | None = None) -> TCPStore:
-    """Return a store in this process, at a free port (`.port`) of an address of this host; it waits for no member.
+    """Return a store in this process, at a free port (`.port`) of an address of this host, without waiting for members.
 
-    Torch itself would listen on all addresses, and its store has no password: every client may read and write. So
-    this one listens on `address` alone, or on all addresses if no interface has it (a router translates it).
+    By default torch listens on all addresses, and its store has no password, so every client may read and write. This
+    store listens only on `address`, or on all addresses if no interface has it (for example behind NAT).
     """
     from torch._C._distributed_c10d import TCPStore
 

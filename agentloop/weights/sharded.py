@@ -1,10 +1,10 @@
-"""Weights of a learner of several ranks: each weight is with one rank, and no rank has all of them.
+"""Weights of a learner with several ranks: each rank owns some of the weights, and none holds all of them.
 
                   rank 0                    rank 1
     parameters    a[0:2]  b[0:2]            a[2:4]  b[2:4]         shards of FSDP
     shelves       a[0:4]                    b[0:4]                 rank 0 owns a, rank 1 owns b
 
-The shards of a weight go directly into its owner's shelf: it is unsharded nowhere else.
+The shards of a weight are sent directly to its owner's shelf; it is unsharded nowhere else.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from agentloop.weights.shelf import BUCKET_BYTES, SharedWeights, WeightShelf
 
 BATCH_BYTES = 256 << 20
-"""Size of the weights that are collected at the same time: each rank casts its parts of so many."""
+"""Size in bytes of the weights that are cast and collected together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedWeights:
-    """A `WeightHandle` of a learner of several ranks, which fill their shelves when an engine takes the weights."""
+    """A `WeightHandle` of a learner with several ranks, which fill their shelves when an engine takes the weights."""
 
     share: Callable[[bool], SharedWeights]
-    """Fill the shelves of all ranks, on the host if True. Blocks; overwrites what was shared before."""
+    """Fills the shelves of all ranks, in host memory if True. Blocks, and overwrites the previous version."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self.share(False).tensors()
@@ -41,7 +41,7 @@ class ShardedWeights:
 
 
 class ShardedShelf:
-    """The part of one rank. Every rank of the default process group has one and fills it with the same weights."""
+    """The shelf of one rank. Every rank of the default process group has one and calls `fill` with the same weights."""
 
     def __init__(self, *, batch_bytes: int = BATCH_BYTES, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
@@ -59,10 +59,10 @@ class ShardedShelf:
         *,
         on_host: bool = False,
     ) -> SharedWeights | None:
-        """Cast all weights to `dtype` and share them in their order. Returns None on other ranks than the first.
+        """Cast all weights to `dtype` and share them in order; return None on all ranks but the first.
 
-        A weight is a `DTensor` in shards of rows, or unsharded on every rank. `sizes` are the elements of each by name,
-        and may contain more names. `on_host` keeps the shared memory off GPUs.
+        A weight is a `DTensor` sharded by rows, or unsharded on every rank. `sizes` has the number of elements of each
+        weight by name, and may have more names. `on_host` keeps the shared memory off GPUs.
         """
         if on_host != self._on_host:
             self._on_host = on_host
@@ -84,7 +84,7 @@ class ShardedShelf:
                 batch, room = [], self._batch_bytes
         self._collect(batch, dtype)
         parts: list[SharedWeights | None] = [None] * dist.get_world_size()
-        mine = self.shelf.end()  # every rank has received by then what it owns
+        mine = self.shelf.end()  # every rank has received its weights by now
         dist.gather_object(mine, parts if dist.get_rank() == 0 else None)
         if dist.get_rank() > 0:
             return None
@@ -95,7 +95,7 @@ class ShardedShelf:
         me = dist.get_rank()
         transfers: list[dist.P2POp] = []
         staged: list[tuple[Tensor, Tensor]] = []
-        """(place on the host, what comes there over the device)."""
+        """Pairs (target in host memory, tensor on the device that receives it)."""
         for name, weight in batch:
             owner = self._owners[name]
             local = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -120,7 +120,7 @@ class ShardedShelf:
 
 
 def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:
-    """Return the rank of each weight: the largest go first, to the rank that has least."""
+    """Return the owning rank of each weight: assign the largest first, each to the rank with the fewest elements."""
     loads = [(0, rank) for rank in ranks]
     found: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -131,15 +131,15 @@ def owners(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[str, int]:
 
 
 def holders(weight: Tensor, owner: int) -> list[tuple[int, int, int]]:
-    """Return the shards that make the weight of `owner`: (rank, first row, end row) of all ranks that have some.
+    """Return the shards of a weight for `owner`: (rank, first row, end row) of all ranks that hold some.
 
-    Among replicas of the shards, these are the owner's own.
+    Among replicas of the shards, these are the owner's.
     """
     if not isinstance(weight, DTensor):
         return [(owner, 0, weight.shape[0] if weight.ndim else 1)]
     mesh, ranks = weight.device_mesh, weight.device_mesh.mesh
     divided = [dim for dim, placement in enumerate(weight.placements) if isinstance(placement, Shard)]
-    assert len(divided) == 1, f"shards of rows over one dimension of the mesh, not {weight.placements}"
+    assert len(divided) == 1, f"expected shards of rows over one dimension of the mesh, not {weight.placements}"
     assert all(placement in (Shard(0), Replicate()) for placement in weight.placements), weight.placements
     coordinate = [int(place) for place in (ranks == owner).nonzero()[0]]
     row: list[int] = ranks[tuple(slice(None) if dim in divided else at for dim, at in enumerate(coordinate))].tolist()
@@ -149,7 +149,7 @@ def holders(weight: Tensor, owner: int) -> list[tuple[int, int, int]]:
 
 
 def _this_host() -> str:
-    """Return a name that is equal in processes that see each other and can map each other's memory."""
+    """Return a name that is equal in processes that can map each other's memory."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 

@@ -1,9 +1,9 @@
-"""Weights that the processes of a host share: written once, mapped by every engine, updated in place.
+"""Weights shared by the processes of a host: written once, mapped by every engine, updated in place.
 
-The learner has a `WeightShelf`; each of several ranks has one with a part of the weights. Their `SharedWeights` are
-small and travel to the engines, which read the memory of the shelves itself: on a GPU through CUDA IPC, from this GPU
-or another one of the host, else as anonymous memory of the host. The mapping stays valid from update to update. So an
-update is one copy on either side, and nothing passes through the host if learner and engine are on GPUs.
+The learner has a `WeightShelf`; with several ranks, each has a shelf with a part of the weights. `SharedWeights`
+describe them and are sent to the engines, which read the memory itself: through CUDA IPC from any GPU of the host, or
+as anonymous host memory. The mapping stays valid between updates. So an update is one copy on either side, and nothing
+passes through host memory if learner and engine are on GPUs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 256 << 20
 _ALIGNMENT = 256
 STAMP_BYTES = _ALIGNMENT
-"""Size of the stamp at the start of a shelf: how often the shelf was filled, or -1 while it is being filled."""
+"""Size of the stamp at the start of a shelf: the number of times it was filled, or -1 while it is being filled."""
 _shelves: weakref.WeakValueDictionary[str, WeightShelf] = weakref.WeakValueDictionary()
-"""Shelves of this process: a process cannot map GPU memory that it already has."""
+"""Shelves of this process, which cannot map GPU memory that it already has."""
 _numbers = itertools.count()
 
 
 class CannotMap(EngineError):
-    """This process cannot map what another one shares: it is on another host, or its GPU cannot reach the other's."""
+    """This process cannot map the shared memory: it is on another host, or on a GPU without peer access."""
 
 
 class Overwritten(EngineError):
-    """A shelf was filled again while it was read: the result mixes two versions."""
+    """A shelf was refilled while it was read, so the result mixes two versions."""
 
 
 class Place(NamedTuple):
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     bucket: int
-    """Index through all parts."""
+    """Index of the bucket, counted over all parts."""
     start: int
     """Offset in bytes."""
 
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """A `WeightHandle` whose tensors are the memory of shelves, for reading, until a shelf is filled again.
+    """A `WeightHandle` whose tensors are the memory of shelves, read-only, valid until a shelf is refilled.
 
     `tensors` raises `Overwritten` at its end if that happened meanwhile.
     """
@@ -78,7 +78,7 @@ class SharedWeights:
 
     @classmethod
     def joined(cls, shared: Sequence[SharedWeights], names: Iterable[str]) -> SharedWeights:
-        """Join parts of one set of weights, each weight being in one of them, in the order of `names`."""
+        """Join parts of one set of weights, in the order of `names`; each weight is in exactly one part."""
         places: dict[str, Place] = {}
         first = 0
         for each in shared:
@@ -96,7 +96,7 @@ class SharedWeights:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process filled a part of them."""
+        """Whether this process filled a part of the weights."""
         return any(part.shelf in _shelves for part in self.parts)
 
     @property
@@ -110,8 +110,7 @@ class SharedWeights:
     def open(self, device: torch.device | None = None) -> MappedWeights:
         """Map the memory. Raises `CannotMap`.
 
-        GPU memory appears as memory of `device`, whichever GPU has it. None is the GPU that has it, if this process
-        sees it.
+        GPU memory appears on `device`, even if it is on another GPU. None: on its own GPU, which must be visible.
         """
         try:
             return MappedWeights(self, [_opened(part, device) for part in self.parts])
@@ -124,9 +123,9 @@ class MappedWeights:
 
     def __init__(self, shared: SharedWeights, parts: list[list[torch.Tensor]]) -> None:
         self.buckets = [bucket for part in parts for bucket in part]
-        """uint8, [num_bytes] each."""
+        """uint8 [num_bytes] each."""
         self.stamped = [sum(map(len, parts[:number])) for number in range(len(parts))]
-        """Indices of the buckets that begin with a stamp."""
+        """Indices of buckets that begin with a stamp."""
         self._shared = shared
         self._tensors = [_view(self.buckets[place.bucket], place) for place in shared.places]
 
@@ -134,23 +133,23 @@ class MappedWeights:
         return zip((place.name for place in self._shared.places), self._tensors, strict=True)
 
     def again(self, shared: SharedWeights) -> bool:
-        """Take over the stamps of `shared` if these are the same memory, filled at another time; return whether."""
+        """Adopt the stamps of `shared` if it is the same memory, refilled; return whether it is."""
         fits = (_shelves_of(shared), shared.places) == (_shelves_of(self._shared), self._shared.places)
         if fits:
             self._shared = shared
         return fits
 
     def check(self) -> None:
-        """Raise `Overwritten` if a shelf was filled again since."""
+        """Raise `Overwritten` if a shelf was refilled since it was mapped."""
         for index, part in zip(self.stamped, self._shared.parts, strict=True):
             if int(_stamp(self.buckets[index]).item()) != part.stamp:
                 raise Overwritten("the shared weights were overwritten while they were read")
 
 
 class WeightShelf:
-    """Memory for one set of weights. `on_host` keeps it off GPUs; else it is where the weights are.
+    """Memory for one set of weights, on the device of the weights; `on_host` keeps it off GPUs. Not thread-safe.
 
-    Filled at once by `put`, or weight by weight: `begin`, then `room_for` each, then `end`. Not thread-safe.
+    Fill it at once with `put`, or weight by weight: `begin`, then `room_for` each weight, then `end`.
     """
 
     def __init__(self, *, on_host: bool = False, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -169,12 +168,12 @@ class WeightShelf:
         self._rename()
 
     def _rename(self) -> None:
-        """Change the name: processes that mapped the old one must map again."""
+        """Change the name, so that processes that mapped the old memory map it again."""
         self.name = f"{os.getpid()}-{next(_numbers)}"
         _shelves[self.name] = self
 
     def put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> SharedWeights:
-        """Copy weights, one at a time as they come. Those of the last time are overwritten."""
+        """Copy weights one at a time, overwriting the previous version."""
         self.begin()
         for name, tensor in weights:
             self.room_for(name, tensor.dtype, tensor.shape, tensor.device).copy_(tensor.detach())
@@ -187,19 +186,19 @@ class WeightShelf:
             _stamp(self.buckets[0]).fill_(-1)
 
     def room_for(self, name: str, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Return memory for the next weight, which is on `device`; weights that stay the same keep their memory."""
+        """Return memory for the next weight, which is on `device`; the same as last time if the layout is unchanged."""
         place = self._place(name, str(dtype).removeprefix("torch."), tuple(shape), device)
         self._number += 1
         return _view(self.buckets[place.bucket], place)
 
     def renew(self) -> None:
-        """Forget the memory: it goes when nobody maps it any more."""
+        """Forget the memory, which is freed when no process maps it any more."""
         self._rename()
         self.buckets, self._handles, self._places = [], [], []
         self._number = self._end = 0
 
     def laid_out(self, places: tuple[Place, ...], device: torch.device) -> list[torch.Tensor]:
-        """Allocate memory in the layout of another shelf, instead of `room_for` each weight; return its buckets."""
+        """Allocate memory with the layout of another shelf, instead of calling `room_for`; return its buckets."""
         self.begin()
         if tuple(self._places) != places:
             self._rename()
@@ -213,20 +212,20 @@ class WeightShelf:
         return self.buckets
 
     def end(self) -> SharedWeights:
-        """Publish the weights: all of them are here."""
+        """Publish the weights after all of them are written."""
         if self._number < len(self._places):
             self._cut(self._number)
         if not self.buckets:
             self._add_bucket(STAMP_BYTES, None)
         self._count += 1
-        # Other processes see nothing of the order of a stream: the stamp follows what it vouches for.
+        # CUDA streams order nothing for other processes: wait for the weights before writing their stamp.
         _synchronize(self.buckets)
         _stamp(self.buckets[0]).fill_(self._count)
         _synchronize(self.buckets)
         return SharedWeights((Part(self.name, self._count, tuple(self._handles)),), tuple(self._places))
 
     def _place(self, name: str, dtype: str, shape: tuple[int, ...], device: torch.device) -> Place:
-        """Return the place of the last time, or a new one if the weights have changed."""
+        """Return the place from last time, or a new one if the layout has changed."""
         if self._number < len(self._places):
             if self._places[self._number][:3] == (name, dtype, shape):
                 return self._places[self._number]
@@ -255,7 +254,7 @@ class WeightShelf:
             self._end = STAMP_BYTES
 
     def _cut(self, number: int) -> None:
-        """Forget the places from `number` on; their memory is used again."""
+        """Forget the places from `number` on, and reuse their memory."""
         self._rename()
         del self._places[number:]
         last = self._places[-1] if self._places else None

@@ -1,4 +1,4 @@
-"""Weights that are tensors of this process: those of a learner in the process of its engine."""
+"""Weights as tensors of this process, for a learner in the same process as its engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TensorWeights:
-    """A `WeightHandle` over pairs of name and tensor, which may be made one by one as they are taken."""
+    """A `WeightHandle` over pairs of name and tensor, which may be generated lazily."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights

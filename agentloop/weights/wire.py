@@ -1,4 +1,4 @@
-"""`SharedWeights` as JSON: a process that receives them reads data, and nothing that could run code."""
+"""`SharedWeights` as JSON, so that a process that receives them does not unpickle untrusted data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.weights.buckets import DeviceHandle, Handle, HostHandle
 from agentloop.weights.shelf import Part, Place, SharedWeights
 
 _CLASSES = (0, 4, 5)
-"""Arguments of torch's `rebuild_cuda_tensor` that are classes, and the same for every bucket: they do not travel."""
+"""Indices of arguments of torch's `rebuild_cuda_tensor` that are classes, equal for every bucket; they are not sent."""
 
 
 def to_json(shared: SharedWeights) -> str:
@@ -20,7 +20,7 @@ def to_json(shared: SharedWeights) -> str:
 
 
 def from_json(text: str) -> SharedWeights:
-    """Read what `to_json` wrote. Raises `ValueError` for any other text."""
+    """Read the output of `to_json`. Raises `ValueError` for other text."""
     try:
         data = json.loads(text)
         parts = [
@@ -32,7 +32,7 @@ def from_json(text: str) -> SharedWeights:
             for name, dtype, shape, bucket, start in data["places"]
         ]
     except (TypeError, LookupError, RecursionError) as error:
-        raise ValueError(f"this is not a description of shared weights ({type(error).__name__}: {error})") from error
+        raise ValueError(f"not a description of shared weights ({type(error).__name__}: {error})") from error
     return SharedWeights(tuple(parts), tuple(places))
 
 
@@ -64,13 +64,13 @@ def _argument(data: Any) -> Any:
 
 def _number(data: Any) -> int:
     if not isinstance(data, int):
-        raise TypeError(f"{data!r:.60} is not a whole number")
+        raise TypeError(f"{data!r:.60} is not an integer")
     return data
 
 
 def _text(data: Any) -> str:
     if not isinstance(data, str):
-        raise TypeError(f"{data!r:.60} is not a text")
+        raise TypeError(f"{data!r:.60} is not a string")
     return data
 
 

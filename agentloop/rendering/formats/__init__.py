@@ -1,4 +1,4 @@
-"""Formats in which model families write tool calls; a renderer picks one by name or from the chat template."""
+"""Formats in which model families write tool calls; renderers select one by name or from the chat template."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ NAMES = tuple(sorted(FORMATS))
 
 
 def call_format(name: str) -> CallFormat:
-    """Return the call format of that name. Raises `UserError`."""
+    """Return the call format with this name. Raises `UserError` for unknown names."""
     return FORMATS.get(name)
 
 
 def detect_format(template: str) -> CallFormat | None:
-    """Return the format that a chat template shows its model, or None if it shows no known one."""
+    """Return the call format that a chat template shows; None if it shows no known format."""
     return next((item for item in _ALL if all(sign in template for sign in item.signs)), None)

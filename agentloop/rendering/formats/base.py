@@ -11,32 +11,31 @@ from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
 ToolSchemas = Sequence[dict[str, Any]]
 """OpenAI-style schemas, `{"type": "function", "function": {...}}` each.
 
-Identity matters: caches use the `id()` of a tuple that the environment's toolset keeps, so a thousand episodes render
-their tools once.
+Pass the same tuple every time: caches use its `id()`, so a thousand episodes render their tools once.
 """
 
 
 MOST_CALLS = 128
-"""Calls that are read in one turn. Each malformed one may cost a search through the whole turn."""
+"""Largest number of calls that are read in one turn: each malformed call may cost a search through the whole turn."""
 
 
 @dataclass(slots=True)
 class CallReader:
-    """The state of reading one turn: its text, the tools, and the calls found so far."""
+    """State while reading one turn: its text, the tools, and the calls found so far."""
 
     text: str
     tools: ToolSchemas = ()
     call_id_prefix: str = "call_"
     calls: list[ToolCall | InvalidCall] = field(default_factory=list)
     make_id: Callable[[str], str] | None = None
-    """Converts an id that is unique in the episode into the form that the format needs."""
+    """Converts an id that is unique in the episode to the form that the format needs."""
 
     def add(self, name: str, arguments: dict[str, object], call_id: str | None = None) -> None:
-        """Add a call, with the id of the model if it gave one."""
+        """Add a call; `call_id` is the id that the model wrote, if any."""
         self.calls.append(ToolCall(name, arguments, call_id or self._next_id()))
 
     def refuse(self, error: str, raw: str, name: str = "") -> None:
-        """Add a malformed call, with the name of its function if it is known; the model is shown `error`."""
+        """Add a malformed call, with the name of its function if known; the model gets `error` as feedback."""
         self.calls.append(InvalidCall(error, raw, self._next_id(), name))
 
     def _next_id(self) -> str:
@@ -52,35 +51,36 @@ class CallFormat:
     signs: tuple[str, ...]
     """Texts that all occur in a chat template of this family."""
     opening: str = ""
-    """Regular expression of the beginning of a call."""
+    """Regular expression that matches the beginning of a call."""
     read: Callable[[CallReader, int], int] | None = None
-    """Reads the call that begins at an index of the text, and returns the index after it."""
+    """Reads the call at an index of the text, and returns the index after it."""
     read_turn: Callable[[CallReader, bool], ParsedTurn] | None = None
-    """Reads a whole turn, complete or not, if it is more than text with calls and thinking."""
+    """Reads a whole turn, complete or not, for formats that are more than text with calls and thinking."""
     undecided: str = ""
-    """Regular expression of a turn that may still become text or a call."""
+    """Regular expression that matches an incomplete turn that may still become text or a call."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     ends: tuple[str, ...] = ()
     """Tokens that end a turn in addition to those of the template, if the tokenizer has them."""
     past_end: str | None = None
-    """Token that the template writes for the end of an answer once another message follows; the sampled one stays."""
+    """Token that the template writes at the end of an answer once another message follows; the stream keeps the sampled
+    one."""
     result_opening: str | None = None
-    """Token that opens a result, if a turn with calls ends with it."""
+    """Token that opens a result, for formats in which turns with calls end with it."""
     make_id: Callable[[str], str] | None = None
     """`CallReader.make_id` of this format."""
 
 
 PLAIN = CallFormat("plain", ())
-"""Format of a model whose way to write calls is unknown."""
+"""Format of a model with an unknown call format."""
 
 
 def call_in_thinking(closing: str) -> str:
-    """Return the error of a call in thinking that is never closed."""
+    """Return the error message for a call inside thinking that is never closed."""
     return f"This tool call is not run, because it is inside thinking. Close the thinking with {closing} before a call."
 
 
 def end_of_bad(text: str, position: int, opening: str, closing: str) -> int:
-    """Return the end of a malformed call: after its closing tag, else before the next call."""
+    """Return the end of a malformed call: after its closing tag, or else before the next call."""
     close = text.find(closing, position) if closing else -1
     following = text.find(opening, position)
     if close >= 0 and (following < 0 or close < following):

@@ -1,4 +1,4 @@
-"""Calls of DeepSeek up to V3.1: JSON between tokens of its own.
+"""Calls of DeepSeek up to V3.1: JSON between special tokens.
 
     V3, R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
             ```json
@@ -6,7 +6,7 @@
             ```<｜tool▁call▁end｜>
     V3.1:   <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
 
-All calls of a turn stand between <｜tool▁calls▁begin｜> and <｜tool▁calls▁end｜>.
+All calls of a turn are between <｜tool▁calls▁begin｜> and <｜tool▁calls▁end｜>.
 """
 
 from __future__ import annotations

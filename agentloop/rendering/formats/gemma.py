@@ -1,4 +1,4 @@
-"""Calls of Gemma 4: `<|tool_call>call:NAME{key:value,...}<tool_call|>`, with bare keys and texts between `<|"|>`."""
+"""Calls of Gemma 4: `<|tool_call>call:NAME{key:value,...}<tool_call|>`, with bare keys and strings between `<|"|>`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}<]{1,256}+)\s*(?=\{)")
 _KEY = re.compile(
     r"(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]*+(?:[^\S\n]++[^\s:,{}\[\]<]++)*+))\s*:\s*", re.DOTALL
 )
-"""Bare keys may contain spaces or be empty, because templates write the keys of any object like this."""
+"""Bare keys may contain spaces or be empty, because templates write any object like this."""
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d+)?(?P<exponent>[eE][+-]?\d+)?(?=[,}\]\s])")
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 _WORD = re.compile(r"\w+")
@@ -41,9 +41,9 @@ def _read(reader: CallReader, start: int) -> int:
 
 
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """Return the value that begins at an index, and the index after it. Raises `Malformed`."""
+    """Return the value at an index, and the index after it. Raises `Malformed`."""
     if depth > DEEPEST:
-        raise Malformed("its values are nested too deep")
+        raise Malformed("its values are nested too deeply")
     if text.startswith(_QUOTE, position):
         end = text.find(_QUOTE, position + len(_QUOTE))
         if end < 0:
@@ -62,7 +62,7 @@ def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
         return (float(number[0]) if is_float else int(number[0])), number.end()
     word = _WORD.match(text, position)
     if word is None or word[0] not in _WORDS:
-        raise Malformed(f"there is no value at {near(text, position)}; text stands between {_QUOTE} and {_QUOTE}")
+        raise Malformed(f"there is no value at {near(text, position)}; write text between {_QUOTE} and {_QUOTE}")
     return _WORDS[word[0]], word.end()
 
 

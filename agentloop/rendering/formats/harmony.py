@@ -1,4 +1,4 @@
-"""Turns of gpt-oss: messages on channels; the last one is for the user or for a function.
+"""Turns of gpt-oss: messages on channels, the last of which addresses the user or a function.
 
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>

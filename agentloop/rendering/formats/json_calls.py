@@ -13,12 +13,12 @@ from typing import Any
 from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
 
 DEEPEST = 64
-"""Most levels of nested values, because copying, pickling and saving arguments recurse once per level."""
+"""Largest depth of nested values: copying, pickling and saving arguments recurse once per level."""
 _SPACE = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """A call cannot be read; the message explains why to the model."""
+    """A call cannot be parsed; the message explains the reason to the model."""
 
 
 def _refuse_constant(word: str) -> Any:
@@ -43,13 +43,13 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _decode = json.JSONDecoder(
     parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_duplicates
 ).raw_decode
-"""Decodes JSON as the standard defines it: Python alone takes NaN and Infinity, and the last of equal keys."""
+"""Decodes strict JSON: Python's default also accepts NaN, Infinity and duplicate keys."""
 
 
 def between(opening: str, closing: str) -> Callable[[CallReader, int], int]:
-    """Return a reader of the objects in one tag, which ends after the last object.
+    """Return a reader of the JSON objects between two tags.
 
-    So a closing tag inside a JSON string is part of the string.
+    It searches for the closing tag after the last object, so the string of an object may contain the tag.
     """
     how = f'Write each call as {opening}{{"name": "TOOL", "arguments": {{...}}}}{closing}, with valid JSON inside.'
     return partial(_read, opening=opening, closing=closing, how=how)
@@ -75,7 +75,7 @@ def _read(reader: CallReader, start: int, *, opening: str, closing: str, how: st
             if text[position] != "{":
                 raise Malformed(f"there is text after the JSON object, or {closing} is missing: {near(text, position)}")
         if not found:
-            raise Malformed("its list holds no call")
+            raise Malformed("its list has no calls")
     except Malformed as error:
         end = end_of_bad(text, max(position, start + len(opening)), opening, closing)
         reader.refuse(f"This tool call cannot be read: {error}. {how}", text[start:end])
@@ -86,7 +86,7 @@ def _read(reader: CallReader, start: int, *, opening: str, closing: str, how: st
 
 
 def json_at(text: str, position: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at an index, and the index after it. Raises `Malformed`."""
+    """Return the JSON value at an index, and the index after it. Raises `Malformed`."""
     try:
         value, end = _decode(text, position)
     except json.JSONDecodeError as error:
@@ -94,7 +94,7 @@ def json_at(text: str, position: int) -> tuple[Any, int]:
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested a thousand deep
         raise Malformed(f"the JSON is too large ({type(error).__name__})") from None
     if text.count("[", position, end) + text.count("{", position, end) > DEEPEST and _is_too_deep(value):
-        raise Malformed("its values are nested too deep")
+        raise Malformed("its values are nested too deeply")
     if text.find("\\u", position, end) >= 0:
         _check_surrogates(value)
     return value, end
@@ -119,7 +119,7 @@ def named_call(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
-    """Return the arguments of a call; they may be encoded twice, as in APIs. Raises `Malformed`."""
+    """Return the arguments of a call, which may be a JSON string, as in APIs. Raises `Malformed`."""
     if isinstance(value, str):
         value = json_of(value) if value.strip() else {}
     if value is None:
@@ -130,7 +130,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 
 def _check_surrogates(value: Any) -> None:
-    r"""Refuse a \u escape of half a surrogate pair, which no tool could encode."""
+    r"""Reject a \u escape of half a surrogate pair, which tools cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Calls of Kimi K2: the id of a call contains the name of its function, and results are shown under this id.
+"""Calls of Kimi K2: the id of a call contains the name of its function, and results refer to this id.
 
 <|tool_calls_section_begin|>
 <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>

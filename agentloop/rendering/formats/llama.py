@@ -13,7 +13,7 @@ _HOW = 'Write a call as {"name": "TOOL", "parameters": {...}}, with nothing arou
 
 
 def _read_turn(reader: CallReader, complete: bool) -> ParsedTurn:
-    """Read a turn: objects that name a function are calls; any other JSON, and JSON after words, is content."""
+    """Read a turn: objects that name a function are calls; other JSON, and JSON after other text, is content."""
     content, tag, code = reader.text.partition(_TAG)
     if not tag:
         content, code = "", reader.text

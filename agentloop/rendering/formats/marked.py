@@ -1,4 +1,4 @@
-"""Calls as a header and a JSON object, each between two tokens and all in one section: DeepSeek, Kimi."""
+"""Calls as a header and a JSON object between two tokens, with all calls in one section: DeepSeek, Kimi."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Marked:
 
     opening: str
     header: re.Pattern[str]
-    """Text between the opening and the JSON, with a group `name`, and `id` if the model gives one."""
+    """Text between the opening and the JSON, with a group `name`, and a group `id` if the model writes ids."""
     closing: str
     section: tuple[str, str]
     example: str
-    """Example of a well-formed call for the model."""
+    """Example of a well-formed call, for feedback to the model."""
 
     def read(self, reader: CallReader, start: int) -> int:
         """Read one call, or skip a token of the section (`CallFormat.read`)."""

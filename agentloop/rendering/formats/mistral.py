@@ -1,7 +1,6 @@
-"""Calls of Mistral: a JSON list after one token, or since version 11 of its tokenizer a name and arguments each.
+"""Calls of Mistral: a JSON list after one token, or, since version 11 of its tokenizer, a name and arguments per call.
 
-[TOOL_CALLS][{"name": "NAME", "arguments": {...}}]
-[TOOL_CALLS]NAME[ARGS]{...}[TOOL_CALLS]NAME[ARGS]{...}
+[TOOL_CALLS][{"name": "NAME", "arguments": {...}}] [TOOL_CALLS]NAME[ARGS]{...}[TOOL_CALLS]NAME[ARGS]{...}
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def _read(reader: CallReader, start: int) -> int:
             value, position = json_at(text, skip_space(text, position))
             calls = [(*named_call(item), item.get("id")) for item in (value if isinstance(value, list) else [value])]
         if not calls:
-            raise Malformed("its list holds no call")
+            raise Malformed("its list has no calls")
         position = skip_space(text, position)
         if position < len(text) and not text.startswith(_OPEN, position):
             raise Malformed(f"there is text after the JSON: {near(text, position)}")
@@ -48,7 +47,7 @@ def _read(reader: CallReader, start: int) -> int:
 
 
 def _make_id(call: str) -> str:
-    """Return an id of nine digits; the templates refuse other ids than `_ID`."""
+    """Return an id of nine digits; the templates accept only ids that match `_ID`."""
     return f"{zlib.crc32(call.encode()):09d}"[-9:]
 
 

@@ -46,7 +46,7 @@ def _calls(code: str) -> list[tuple[str, dict[str, Any]]]:
         raise Malformed(f"it is not valid Python ({type(error).__name__}: {error})") from None
     items = tree.elts if isinstance(tree, ast.List) else [tree]
     if not items:
-        raise Malformed("its list holds no call")
+        raise Malformed("its list has no calls")
     return [_call(item) for item in items]
 
 
@@ -88,7 +88,7 @@ def _source(node: ast.expr) -> str:
     try:
         return ast.unparse(node)
     except RecursionError:
-        raise Malformed("it is nested too deep") from None
+        raise Malformed("it is nested too deeply") from None
 
 
 LFM2 = CallFormat("lfm2", (OPEN,), re.escape(OPEN), _read)

@@ -1,9 +1,9 @@
-"""Calls of LFM2.5: like those of LFM2, but the template writes texts raw between single quotes.
+"""Calls of LFM2.5: like those of LFM2, but strings between single quotes are raw.
 
     <|tool_call_start|>[NAME(key='raw text', other=3)]<|tool_call_end|>
 
-Line breaks, quotes and backslashes of a text stand for themselves. So it ends with the first quote after which the call
-goes on: with another parameter, another call or the end.
+Line breaks, quotes and backslashes in a string are literal. So it ends at the first quote after which the call can
+continue: with another parameter, another call or the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Convert the text of an XML-like parameter into a value of the type in the tool's JSON Schema.
+"""Convert the text of an XML-like parameter to the type in the tool's JSON Schema.
 
-A text of another type stays text, so that validation explains the error to the model: 3.5 is not an integer.
+Text that does not match the type stays text, so that validation explains the error to the model: 3.5 is not an integer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
-    """Return the value of `text` for a parameter of a tool; text if the tool or the parameter is unknown."""
+    """Return the value of `text` for a parameter of a tool; `text` itself if the tool or the parameter is unknown."""
     parameters = _parameters(function, tools)
     schema = parameter_schema(function, parameter, tools)
     if schema is None:
@@ -31,7 +31,7 @@ def parameter_schema(function: str, parameter: str, tools: ToolSchemas) -> Any:
 
 
 def parameter_names(function: str, tools: ToolSchemas) -> list[str]:
-    """Return the names of a tool's parameters; none if it is unknown."""
+    """Return the names of a tool's parameters; an empty list if the tool is unknown."""
     return list(_parameters(function, tools).get("properties", {}))
 
 
@@ -55,7 +55,7 @@ def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
         alternatives = [{"type": kind} for kind in ([types] if isinstance(types, str) else types)]
         if len(alternatives) == 1:
             return _of_type(text, alternatives[0]["type"])
-    # A string takes any text, so it is tried last.
+    # A string accepts any text, so try it last.
     for option in sorted(
         alternatives, key=lambda option: isinstance(option, Mapping) and option.get("type") == "string"
     ):
@@ -67,7 +67,7 @@ def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
 def _of_type(text: str, kind: str) -> Any:
     if kind == "string":
         return text
-    if kind == "boolean" and text.strip().lower() in ("true", "false"):  # the template itself writes Python's True
+    if kind == "boolean" and text.strip().lower() in ("true", "false"):  # the template itself writes True
         return text.strip().lower() == "true"
     if kind == "null" and text.strip() == "None":
         return None

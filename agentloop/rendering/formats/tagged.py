@@ -23,28 +23,28 @@ from agentloop.rendering.formats.schema_values import parameter_schema, typed_va
 
 
 class _Malformed(Exception):
-    """A call cannot be read; the message explains why to the model."""
+    """A call cannot be parsed; the message explains the reason to the model."""
 
 
 @dataclass(frozen=True)
 class _Tags:
-    """The tags of one family; the regular expressions have groups for the name of the function and for the key."""
+    """Tags of one family. The regular expressions have groups for the name of the function and for the key."""
 
     wrapper: str
     wrapper_end: str
     function: str
     function_end: str
-    """Empty if a wrapper contains one function without its own tag."""
+    """Empty for formats whose wrapper contains one function without its own tag."""
     parameter: str
-    """If it has a group `text`, "true" there means that the value is text for any schema, and "false" that it is JSON
-    if the schema does not name the parameter."""
+    """If it has a group `text`, "true" means that the value is text whatever the schema, and "false" that the value of
+    a parameter without schema is JSON."""
     parameter_end: str
     example: str
-    """Example of a well-formed call with one parameter for the model."""
+    """Example of a well-formed call with one parameter, for feedback to the model."""
     takes_bare: bool = False
-    """Whether the wrapper may be missing."""
+    """Whether the wrapper is optional."""
     padded: bool = False
-    """Whether a line break after the opening and before the closing tag of a value belongs to the format."""
+    """Whether a line break after the opening tag and before the closing tag of a value is part of the format."""
     function_re: re.Pattern[str] = field(init=False)
     parameter_re: re.Pattern[str] = field(init=False)
     parameter_end_re: re.Pattern[str] = field(init=False)
@@ -97,7 +97,7 @@ class _Tags:
         return position
 
     def _refuse_bare(self, reader: CallReader, start: int) -> int:
-        """Refuse a function outside of the wrapper, and return the index after it."""
+        """Reject a function outside the wrapper; return the index after it."""
         text = reader.text
         named = self.function_re.match(text, start)
         assert named is not None
@@ -114,7 +114,7 @@ class _Tags:
     def _function(
         self, text: str, position: int, name: str, tools: ToolSchemas, found: list[tuple[str, dict[str, Any]]]
     ) -> int:
-        """Read the parameters of one function, and return the index after it."""
+        """Read the parameters of one function; return the index after it."""
         arguments: dict[str, Any] = {}
         while match := self.parameter_re.match(text, position):
             key = match["key"].strip()
@@ -137,7 +137,7 @@ class _Tags:
         return close.end()
 
     def _check_swallowed(self, value: str, function: str, key: str, tools: ToolSchemas) -> None:
-        """Refuse a value that contains another parameter of the tool, because its own closing tag is missing."""
+        """Reject a value that contains another parameter of the tool: its own closing tag is missing."""
         for match in self.parameter_re.finditer(value):
             other = match["key"].strip()
             if other != key and parameter_schema(function, other, tools) is not None:

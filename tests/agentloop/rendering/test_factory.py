@@ -37,7 +37,7 @@ def test_broken_tokenizer_file_raises(tmp_path):
 
 
 def test_slow_tokenizer_raises():
-    with pytest.raises(UserError, match="not a fast one"):
+    with pytest.raises(UserError, match="not a fast tokenizer"):
         renderer_for(object())
 
 

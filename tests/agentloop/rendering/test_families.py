@@ -1,5 +1,5 @@
-"""Model families end to end: published chat templates (those that TRL ships) where there are some, else small ones
-with the family's tokens.
+"""Model families end to end: published chat templates (those that TRL ships) where there are some, else small ones with
+the family's tokens.
 
 What the template writes for a call is what a model of the family samples. So it must be read as that call, and the
 stream of prompt, sampled turn and continuation must be the template's own text of the whole conversation.
@@ -210,7 +210,7 @@ def test_template_that_hides_results_is_rejected():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
     tokenizer.chat_template = template_of("phi3")
     renderer = renderer_for(tokenizer)
-    with pytest.raises(UserError, match="does not show results of tools"):
+    with pytest.raises(UserError, match="does not show tool results"):
         renderer.render_continuation([], [{"role": "tool", "content": "a"}])
 
 

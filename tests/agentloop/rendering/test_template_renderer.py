@@ -227,7 +227,7 @@ def test_threads_render_correctly_while_caches_are_full(make_tokenizer, monkeypa
 def test_template_errors_are_reported(make_renderer):
     calls = [{"id": "a", "type": "function", "function": {"name": "run", "arguments": {}}}] * 2
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    with pytest.raises(UserError, match=r"refuses .*\(user, assistant\).*one call a turn"):
+    with pytest.raises(UserError, match=r"rejects .*\(user, assistant\).*one call a turn"):
         make_renderer("trimming").render_prompt(messages)
 
 

@@ -115,4 +115,4 @@ def test_texts_that_were_slow(name, head, unit):
 def test_calls_after_the_limit_are_one_malformed_call():
     parsed = TurnParser(FORMATS.get("hermes")).parse("<tool_call>" * 20_000)
     assert len(parsed.calls) == MOST_CALLS + 1
-    assert parsed.calls[-1].error == f"The turn has more than {MOST_CALLS} calls; the rest is not read."
+    assert parsed.calls[-1].error == f"The turn has more than {MOST_CALLS} calls; the others are ignored."

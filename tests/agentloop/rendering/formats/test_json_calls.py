@@ -83,7 +83,7 @@ def test_call_without_arguments_is_handled(arguments):
         ('{"name": "f", "arguments": "{} x"}', "text after"),
         ('{"name": "f", "arguments": "run it"}', "Expecting value"),
         ('"f"', "a string, not an object"),
-        ("[]", "holds no call"),
+        ("[]", "has no calls"),
         ("", "no JSON object"),
         ("f(a=1)", "Expecting value"),
         ('{"name": "f", "arguments": {"a": "\\ud83d"}}', "surrogate"),
