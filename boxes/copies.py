@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tarfile
@@ -30,7 +31,7 @@ def pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
     return str(target if is_directory else target.parent)
 
 
-def pack_tree(folder: Path) -> IO[bytes]:
+def pack_tree(folder: Path) -> io.BufferedIOBase:
     """Return a tar stream of a root file system, with its owners. The caller closes it."""
     stream = tempfile.TemporaryFile()  # noqa: SIM115
     with tarfile.open(fileobj=stream, mode="w|") as archive:

@@ -69,7 +69,8 @@ def _execute(request: dict[str, Any], streams: Sequence[int], terminal: tuple[in
             file.write("1000")
         for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE, _signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
-        os.setgroups(request["groups"])
+        if request["groups"]:  # without root on the machine nobody may set them
+            os.setgroups(request["groups"])
         os.setresgid(request["gid"], request["gid"], request["gid"])
         os.setresuid(request["uid"], request["uid"], request["uid"])
         os.umask(0o022)

@@ -38,6 +38,8 @@ class FirstProcess:
         """`own_layer` is a descriptor of the directory that has what differs from the image."""
         self._control = control
         self._layer = own_layer
+        with open("/proc/self/setgroups") as file:
+            self._has_users = file.read().strip() == "allow"
         self._children: dict[int, int] = {}  # pid -> number of the request
         self._wakeup, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
@@ -66,7 +68,7 @@ class FirstProcess:
         try:
             if operation == "run":
                 request = marshal.loads(os.pread(fds[0], message["bytes"], 0))
-                user = _user(request["user"])
+                user = self._user(request["user"])
                 request |= user | {"env": {**user["env"], **request["env"]}}
                 self._start(number, lambda: commands.supervise(request, fds[1:]))
             elif operation in ("receive", "send"):
@@ -91,6 +93,18 @@ class FirstProcess:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _user(self, name: str) -> dict[str, Any]:
+        """Return a user as `_user` does. Raises `UnknownUserError` also if the box has root only."""
+        user = _user(name)
+        if not self._has_users:
+            if (user["uid"], user["gid"]) != (0, 0):
+                raise UnknownUserError(
+                    f"The box has the user root only, and not {name!r}, because agentloop does not run as root here: "
+                    "start it as root for boxes with several users."
+                )
+            user["groups"] = []
+        return user
 
     def _start(self, number: int, run: Callable[[], NoReturn]) -> None:
         pid = os.fork()

@@ -86,7 +86,7 @@ class _Padded:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = 0, /) -> bytes:
         return self._file.read(size).ljust(size, b"\0")
 
 
