@@ -1,4 +1,4 @@
-"""Find the packages: agentloop, and the folders beside it that are installed inside it."""
+"""Install agentloop, and its sibling folders as subpackages of it."""
 
 from setuptools import find_packages, setup
 

@@ -1,1 +1,1 @@
-"""The Python API: what `import agentloop` offers for whole runs. The command line is a thin layer above it."""
+"""The Python API for whole runs, which `import agentloop` exports. The command line is a thin layer above it."""

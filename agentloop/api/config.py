@@ -19,14 +19,14 @@ from agentloop.registry.options import Config
 C = TypeVar("C", RunConfig, FineTuningConfig)
 
 ConfigSource = RunConfig | Mapping[str, Any] | str | PathLike[str]
-"""A `RunConfig`, a mapping of its keys, or what the command line takes: a YAML file, a folder, the name of a recipe."""
+"""A `RunConfig`, a mapping of its keys, or, as on the command line, a YAML file, a folder or the name of a recipe."""
 
 
 def config_of(source: ConfigSource, overrides: Mapping[str, Any]) -> RunConfig:
     """Return the config of a run. Raises `UserError` in one paragraph if it is invalid.
 
-    An override names a section (`run={"steps": 3}`), which sets the keys that it has and leaves the others, or a key
-    (`"run.steps": 3`), whose whole value it replaces. Classes and functions may stand where a config names them.
+    An override of a section (`run={"steps": 3}`) sets only the keys in it; an override of a key (`"run.steps": 3`)
+    replaces its whole value. Classes and functions may be passed instead of their names.
     """
     return _loaded(RunConfig, source, overrides)
 
@@ -66,7 +66,7 @@ def _keys(schema: type[Config], overrides: Mapping[str, Any], prefix: str = "") 
 
 
 def _section(schema: type[Config], name: str) -> type[Config] | None:
-    """Return the schema of a section that a dotted name means; None for a key."""
+    """Return the schema of the section with a dotted name; None for a key."""
     found: Any = schema
     for part in name.split("."):
         field = found.model_fields.get(part)
@@ -77,7 +77,7 @@ def _section(schema: type[Config], name: str) -> type[Config] | None:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return plain data: classes and functions by name, and of config objects the keys that were set."""
+    """Return plain data: classes and functions as names, config objects as the keys that were set."""
     if isinstance(value, Config):
         return _plain(key, {name: getattr(value, name) for name in value.model_fields_set})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -91,7 +91,7 @@ def _plain(key: str, value: Any) -> Any:
     named = name_of(value)
     if named is not None and not isinstance(named, str | int | float):
         raise UserError(
-            f"{key} is of type {type(value).__name__}, which a config cannot hold. Write a function that returns it, "
-            f"and set {key} to the function."
+            f"{key} is of type {type(value).__name__}, which a config cannot contain. Write a function that returns "
+            f"it, and set {key} to the function."
         )
     return named

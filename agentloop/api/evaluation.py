@@ -29,16 +29,16 @@ TaskSplit = Literal["train", "eval"]
 
 @dataclass(slots=True, frozen=True)
 class RolloutResult:
-    """Episodes that a model played, and their figures."""
+    """Episodes that a model played, and their summary."""
 
     folder: Path
     """Folder with trajectories.jsonl and summary.json; `agentloop view` shows it."""
     plays: str
-    """Description of the model that played."""
+    """Description of the model that played the episodes."""
     summary: dict[str, float]
-    """Figures of all episodes: `tasks`, `episodes`, `judged` (those with a reward), `mean reward`, `pass@1`, `pass@2`,
-    and so on, the mean `turns`, `calls` and `tokens an episode`, and the `temperature` (that of `sampling`, also for
-    held-out tasks)."""
+    """Metrics of all episodes: `tasks`, `episodes`, `judged` (episodes with a reward), `mean reward`, `pass@1`,
+    `pass@2` and so on, the mean `turns`, `calls` and `tokens an episode`, and the `temperature` (of `sampling`, even
+    for held-out tasks)."""
     groups: list[Group] = field(repr=False)
     """The episodes of each task, in the order of the tasks."""
 
@@ -68,23 +68,23 @@ def rollout(
 
     Args:
         config: As for `train`, or the folder of a run, whose trained model plays.
-        tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train". `config.sampling` holds
-            for both: the evaluations of a run use `config.eval` instead, which is greedy by default.
+        tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train". Both use
+            `config.sampling`, whereas evaluations during a run use `config.eval`, which is greedy by default.
         samples: Number of episodes of each task.
         limit: Number of tasks to play, from the first; None: all.
         threshold: Lowest reward that counts as solved in pass@k.
         output: Folder to write to; None: a new folder below runs/.
-        step: Step of the run whose model plays; 0 is the model that training started from.
+        step: Step of the run whose model plays; 0: the model that training started from.
         progress: Show how many episodes have ended.
         **overrides: Sections and keys of the config to set, as for `train`.
 
     Returns:
-        The episodes and their figures. Episodes that could not be judged have no reward and are not in the mean.
+        The episodes and their summary. Episodes that could not be scored have no reward and are excluded from the mean.
 
     Raises:
         UserError: The config is invalid, a package is missing, `step` is not that of a checkpoint, or the output folder
             has another rollout; the message says what to do.
-        KeyboardInterrupt: Ctrl-C, or the interrupt of a notebook's kernel. Episodes that had ended are written.
+        KeyboardInterrupt: Ctrl-C, or an interrupt of a notebook's kernel. Finished episodes are written.
     """
     with naming_extras():
         from agentloop.api.config import config_of
@@ -129,7 +129,7 @@ def rollout_config(
 
     quiet_libraries()
     if samples < 1 or (limit is not None and limit < 1):
-        raise UserError(f"The samples are {samples} and the limit is {limit}: set both to 1 or more.")
+        raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")
     config, plays = _with_model(config, played_by, step)
     folder = output or new_folder(name, "-rollout")
     if (folder / _TRAJECTORIES).exists():
@@ -137,7 +137,7 @@ def rollout_config(
     model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
-        raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or leave out --tasks.")
+        raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit --tasks.")
     split: TaskSplit = "eval" if episodes.eval and tasks != "train" else "train"
     rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
@@ -145,7 +145,7 @@ def rollout_config(
     with EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
 
         def ended(trajectory: Trajectory) -> None:
-            # Write each episode as it ends, so that an interrupted rollout keeps the earlier ones.
+            # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
             write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
             bar.advance()
 
@@ -164,16 +164,14 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
 
     if run is None or not is_run(run):
         if step is not None:
-            raise UserError(
-                f"--step {step} chooses a model of a run. Name the folder of a run, and leave out model=..."
-            )
+            raise UserError(f"--step {step} selects a model of a run. Pass the folder of a run, and omit model=...")
         return config, f"the model {config.model}"
     if step == 0:
         return config, f"the model {config.model}"
     if ENGINES.get(config.engine.name).read_turn is not None:
         raise UserError(
-            f"engine.name={config.engine.name} does not play the trained model of {run}, which is on this machine. "
-            "Serve it, and set model= to the name under which it is served and engine.options.base_url to its address."
+            f"engine.name={config.engine.name} cannot play the trained model of {run}, which is on this machine. "
+            "Serve it, and set model= to its served name and engine.options.base_url to its address."
         )
     folder, description = trained_model(run, step)
     return config.replace(model=str(folder)), description

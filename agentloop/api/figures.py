@@ -1,4 +1,4 @@
-"""The figures of a rollout: mean reward and pass@k."""
+"""Summarise a rollout: mean reward, pass@k, and other metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BILLED = {
     "api/refusals": "refused turns",
     "api/retries": "retried requests",
 }
-"""Metrics of the engines that ask a service; the figures have their sums."""
+"""Metrics of engines that call a service -> name of their sum in the summary."""
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int, *, threshold: float) -> float:
-    """Return the unbiased estimate of the share of tasks that at least one of k episodes solves (arXiv 2107.03374).
+    """Return the unbiased estimate of the fraction of tasks that at least one of k episodes solves (arXiv 2107.03374).
 
-    `rewards` has the rewards of each task, at least k of them. A reward of at least `threshold` solves a task.
+    `rewards` has at least k rewards for each task. A reward of at least `threshold` solves a task.
     """
     return sum(_solved(task, k, threshold) for task in rewards) / len(rewards)
 
@@ -32,7 +32,7 @@ def _solved(rewards: Sequence[float], k: int, threshold: float) -> float:
 
 
 def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
-    """Return the figures of the report. Episodes without a reward are left out; they do not count as 0."""
+    """Return the summary of a rollout. Episodes without a reward are excluded; they do not count as 0."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     judged = [[t.reward for t in group.trajectories if t.reward is not None] for group in groups]
     rewards = [reward for group in judged for reward in group]

@@ -23,13 +23,13 @@ def sft(config: FineTuningSource, *, resume: bool = False, progress: bool = True
         run = agentloop.sft({"model": "org/name", "data": {"train": "conversations.jsonl"}})
         agentloop.train("recipe", model=run.folder)
 
-    Only the assistant's turns are trained. If the call is interrupted or fails, it prints the call that continues the
-    run from its last checkpoint.
+    Only assistant turns carry loss. If the call is interrupted or fails, it prints the call that resumes the run from
+    its last checkpoint.
 
     Args:
         config: A YAML file, a folder with a sft.yaml, the name of a recipe that has one, a `FineTuningConfig`, or a
             mapping of its keys.
-        resume: Continue the run in `run.folder`, else the newest one below runs/ with this config.
+        resume: Resume the run in `run.folder`, or else the newest run below runs/ with this config.
         progress: Show steps and stages; False prints nothing.
         **overrides: Sections and keys of the config to set, as for `train`.
 
@@ -37,8 +37,8 @@ def sft(config: FineTuningSource, *, resume: bool = False, progress: bool = True
         The run, as `load_run` returns it.
 
     Raises:
-        UserError: The config is invalid, a package is missing, or the run cannot go on; the message says what to do.
-        KeyboardInterrupt: Ctrl-C, or the interrupt of a notebook's kernel, after everything has been closed.
+        UserError: The config is invalid, a package is missing, or the run cannot continue; the message says what to do.
+        KeyboardInterrupt: Ctrl-C, or an interrupt of a notebook's kernel, after all resources are closed.
     """
     return _fine_tune("sft", config, overrides, resume=resume, progress=progress)
 
@@ -46,8 +46,7 @@ def sft(config: FineTuningSource, *, resume: bool = False, progress: bool = True
 def dpo(config: FineTuningSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
     """Train a model on pairs of a better and a worse answer (DPO, arXiv 2305.18290), and return the result of the run.
 
-    The reference is the model that the run starts from. A folder or recipe has a dpo.yaml. Everything else is as for
-    `sft`.
+    The reference is the model that the run starts from. A folder or recipe needs a dpo.yaml. Otherwise like `sft`.
     """
     return _fine_tune("dpo", config, overrides, resume=resume, progress=progress)
 

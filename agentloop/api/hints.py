@@ -1,4 +1,4 @@
-"""Hints about problems that the metrics alone do not explain. Each is printed once a run."""
+"""Hints about problems that the metrics alone do not explain, each printed once per run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Hints:
         self._given: set[str] = set()
 
     def of_trajectory(self, trajectory: Trajectory) -> Iterator[str]:
-        """Yield why an episode failed, for the first few causes."""
+        """Yield a hint about the failure of an episode, for the first few causes."""
         cause = trajectory.error
         if cause is not None and cause not in self._causes and len(self._causes) < _MOST_CAUSES:
             self._causes.add(cause)
             yield f"an episode of row {trajectory.task.get('id', '?')} failed: {cause}"
 
     def of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Yield problems of a whole step."""
+        """Yield hints about a whole step."""
         rewards_alone = "reward/mean" in metrics and "distillation/reverse_kl" not in metrics
         if rewards_alone and metrics.get("reward/equal_groups") == 1.0 and self._is_new("equal"):
             yield (

@@ -1,4 +1,4 @@
-"""A display that is drawn again and again, in a terminal or below the cell of a notebook."""
+"""A display that is redrawn periodically, in a terminal or below the cell of a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SECONDS = 0.25
-"""Time between two drawings."""
+"""Seconds between two drawings."""
 _WIDTH = 100
 """Columns of the display in a notebook."""
 
@@ -28,14 +28,14 @@ class LiveDisplay(Protocol):
 
 
 def live(console: Console, get_renderable: Callable[[], RenderableType]) -> LiveDisplay:
-    """Return a display of what `get_renderable` returns at each drawing. It is not started."""
+    """Return a display, not started, that shows the current result of `get_renderable`."""
     if console.is_jupyter:
         return NotebookDisplay(get_renderable)
     return Live(console=console, get_renderable=get_renderable, refresh_per_second=1 / _SECONDS)
 
 
 class NotebookDisplay:
-    """One output of a cell that is updated in place. Unlike rich's own, it needs no extension of the notebook."""
+    """Output of a notebook cell that is updated in place. Unlike rich's own display, it needs no notebook extension."""
 
     def __init__(self, get_renderable: Callable[[], RenderableType]) -> None:
         self._get_renderable = get_renderable

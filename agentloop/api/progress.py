@@ -1,6 +1,6 @@
-"""Progress of a run in the terminal or in a notebook: a table of the last steps, and below it the current stage.
+"""Progress of a run in a terminal or notebook: a table of the last steps, and below it the current stage.
 
-If the output is neither, each step is one plain line.
+Other outputs get one plain line per step.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ _SHOWN_STEPS = 12
 
 
 class RunProgress(Observer):
-    """Observer that shows the progress of a run. Use it as a context manager around the run."""
+    """Observer that shows the progress of a run; a context manager around the run."""
 
     def __init__(
         self, console: Console | None = None, *, continue_with: str = "", slow_start_seconds: float = 2.0
     ) -> None:
-        """Show progress on `console`. `continue_with` is the command or call that continues a run that ends early.
+        """Show progress on `console`. `continue_with` is the command or call that resumes an interrupted run.
 
-        A part of the run whose start takes longer than `slow_start_seconds` has two lines.
+        Parts of the run that take longer than `slow_start_seconds` to start are announced.
         """
         self._slow_start_seconds = slow_start_seconds
         self._continue_with = continue_with
         self._step = 0
-        """Last step that was made."""
+        """Last finished step."""
         self._columns = _COLUMNS
         self._console = console or Console()
         self._rows: list[tuple[int, Mapping[str, float]]] = []
@@ -78,10 +78,10 @@ class RunProgress(Observer):
         self._is_live = self._console.is_terminal or self._console.is_jupyter
         self._episodes: dict[Stage, int] = {}
         self._folder: Path | None = None
-        """Folder of the run, after its start."""
+        """Folder of the run, once it has started."""
         self._hints = Hints(Path())
         self._starting: dict[Part, asyncio.TimerHandle] = {}
-        """The parts that start, and the lines about them that are due."""
+        """Parts that are starting -> timer that announces them."""
 
     def __enter__(self) -> Self:
         if self._is_live:
@@ -101,12 +101,12 @@ class RunProgress(Observer):
             self.show(f"stopped after step {self._step}{self._lost()}; continue with: {self._continue_with}")
 
     def _lost(self) -> str:
-        """Return which checkpoint a continued run starts from, if it is not that of the last step."""
+        """Describe the checkpoint from which a resumed run starts, if it is not that of the last step."""
         assert self._folder is not None
         newest = max(checkpoint_steps(RunFolder(self._folder).checkpoints), default=0)
         if newest == self._step:
             return ""
-        return f", the newest checkpoint is that of step {newest}" if newest else ", before the first checkpoint"
+        return f", the newest checkpoint is of step {newest}" if newest else ", before the first checkpoint"
 
     def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         self._folder, self._hints, self._step = folder, Hints(folder), done
@@ -129,7 +129,7 @@ class RunProgress(Observer):
 
     def on_part(self, part: Part, seconds: float | None) -> None:
         if seconds is None:
-            # Only a start that takes long is worth a line.
+            # Announce only slow starts.
             show = partial(self.show, f"starting the {part} ...")
             self._starting[part] = asyncio.get_running_loop().call_later(self._slow_start_seconds, show)
             return
@@ -157,7 +157,7 @@ class RunProgress(Observer):
 
     def _renderable(self) -> Group:
         shown = (name for name in self._columns if any(self._cell(row, name) for _, row in self._rows))
-        table = Table("step", *shown, box=box.SIMPLE_HEAD, padding=0)  # all columns fit into a terminal of 80
+        table = Table("step", *shown, box=box.SIMPLE_HEAD, padding=0)  # all columns fit into 80 characters
         for step, row in self._rows:
             table.add_row(str(step), *(self._cell(row, str(column.header)) for column in table.columns[1:]))
         return Group(table, self._progress) if self._rows else Group(self._progress)
@@ -168,10 +168,10 @@ class RunProgress(Observer):
 
 
 class EpisodeProgress:
-    """Progress of a rollout. Use it as a context manager around the episodes."""
+    """Progress of a rollout; a context manager around the episodes."""
 
     def __init__(self, plays: str, *, total: int, shown: bool) -> None:
-        """`plays` says which model plays; without `shown` nothing is printed."""
+        """Show the progress of `total` episodes of the model `plays`; print nothing unless `shown`."""
         self._console = Console(quiet=not shown)
         self._bars = _bars(self._console)
         self._episodes = self._bars.add_task("episodes", total=total)
@@ -189,7 +189,7 @@ class EpisodeProgress:
             self._live.stop()
 
     def advance(self) -> None:
-        """Count an episode that ended."""
+        """Count a finished episode."""
         self._bars.advance(self._episodes)
 
 

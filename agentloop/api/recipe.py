@@ -1,7 +1,7 @@
-"""Recipes, each a config file, a folder with such files or a built-in name; and the folders of their runs.
+"""Find recipes (a config file, a folder of config files, or a built-in name) and the folders of their runs.
 
-A recipe's `config.yaml` is for `agentloop train`, its `sft.yaml` for `agentloop sft` and its `dpo.yaml` for
-`agentloop dpo`.
+A recipe's `config.yaml` is for `agentloop train`, its `sft.yaml` for `agentloop sft` and its `dpo.yaml` for `agentloop
+dpo`.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from agentloop.config.run import RunConfig
 
 Method = Literal["sft", "dpo"]
-"""Way to train on given answers, which is also the loss."""
+"""Method of training on given answers; also the name of its loss."""
 
 _CONFIG = "config.yaml"
 _RUNS = Path("runs")
 
 
 def find_config(recipe: str, name: str = _CONFIG) -> Path:
-    """Return the config file of `recipe`; in a folder it is the file `name`. Raises `UserError` with known recipes."""
+    """Return the config file of `recipe`, in a folder the file `name`. Raises `UserError` that lists known recipes."""
     path = Path(recipe).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return path
     if (path / name).is_file():
         return path / name
     if (path / _CONFIG).is_file() and (path / "checkpoints").is_dir():
-        return path / _CONFIG  # of a run
+        return path / _CONFIG  # the folder of a run
     recipes = built_in_recipes(name)
     if recipe in recipes:
         return recipes[recipe]
     raise UserError(
-        f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Give the path of a YAML file or of a folder with a "
+        f"There is no recipe {recipe!r}.{nearest(recipe, recipes)} Pass the path of a YAML file, a folder with a "
         f"{name}, or the name of a built-in recipe: {', '.join(sorted(recipes)) or 'none has one'}."
     )
 
 
 def built_in_recipes(name: str = _CONFIG) -> dict[str, Path]:
-    """Return the file `name` of each recipe that comes with agentloop and has it, by the name of the recipe."""
+    """Return recipe name -> file `name`, for each built-in recipe that has this file."""
     package = importlib.util.find_spec("agentloop.recipes")
     folders = list(package.submodule_search_locations or ()) if package is not None else []
     return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{name}")}
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Return the names of built-in recipes that begin so; a shell completes the paths of files itself."""
+    """Return the names of built-in recipes that begin with `incomplete`; the shell itself completes paths."""
     return sorted(name for name in built_in_recipes() if name.startswith(incomplete))
 
 
@@ -75,7 +75,7 @@ def load_fine_tuning_config(recipe: str, overrides: Sequence[str], method: Metho
 
 
 def run_name(source: object, method: Method | None = None) -> str:
-    """Return the name of the runs of a recipe, and "run" for a config without a file."""
+    """Return the name of the runs of a recipe; "run" for a config without a file."""
     if not isinstance(source, str | PathLike):
         return "run" if method is None else method
     name = _CONFIG if method is None else f"{method}.yaml"
@@ -86,12 +86,12 @@ def run_name(source: object, method: Method | None = None) -> str:
 
 
 def new_folder(name: str, kind: str = "") -> Path:
-    """Return a new folder below runs/, with the name of a run and the time. It is not created."""
+    """Return the path of a new folder below runs/, made of the name of a run and the time, without creating it."""
     return _RUNS / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def run_folders(name: str) -> list[Path]:
-    """Return the folders that `new_folder` named for runs of that name, newest first."""
+    """Return the folders that `new_folder` named for runs with this name, newest first."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}")
     found = _RUNS.iterdir() if _RUNS.is_dir() else ()
     return sorted((path for path in found if pattern.fullmatch(path.name)), reverse=True)

@@ -1,4 +1,4 @@
-"""`RunResult`: what a run wrote to its folder; and trajectories read from files."""
+"""`RunResult`: the results of a run in its folder; `read_trajectories` reads trajectories from files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ROLLOUT = "trajectories.jsonl"
 
 
 class RunResult:
-    """The folder of a training run, as Python objects.
+    """The folder of a training run as Python objects.
 
-    Each property reads from disk when it is used, so it also works while the run goes on.
+    Each property reads from disk when it is used, so it also works while the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,14 +46,14 @@ class RunResult:
     def metrics(self) -> list[dict[str, float]]:
         """Metrics of each step, in order; `pandas.DataFrame(run.metrics)` makes a table of them.
 
-        Every line has `step`; step 0 is the evaluation before training. Other keys are there if the step measured them,
-        such as `reward/mean` (of the training episodes), `eval/reward/mean` and `time/rollout` (seconds).
+        Every line has `step`; step 0 is the evaluation before training. Other keys are present if the step measured
+        them, such as `reward/mean` (of training episodes), `eval/reward/mean` and `time/rollout` (seconds).
         """
         return self._files.read_metrics()
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """Step -> folder of its checkpoint, oldest first. `run.keep_last` says how many are kept."""
+        """Step -> folder of its checkpoint, oldest first; `run.keep_last` of them are kept."""
         from agentloop.trainer.run.checkpoints import checkpoint_steps
         from agentloop.trainer.run.folder import step_name
 
@@ -64,18 +64,18 @@ class RunResult:
     def model(self) -> Path:
         """Folder of the trained model in Hugging Face format.
 
-        If the run has not ended, the model of the newest checkpoint is exported and returned. Raises `UserError` if the
-        run has no checkpoint.
+        If the run has not ended, this exports the model of the newest checkpoint. Raises `UserError` if the run has no
+        checkpoint.
         """
         from agentloop.trainer.run.export import trained_model
 
         return trained_model(self.folder)[0]
 
     def trajectories(self, step: int | None = None, *, split: Literal["train", "eval"] = "train") -> list[Trajectory]:
-        """Return the trajectories of a step: those it trained on, or those of its evaluation (`split="eval"`).
+        """Return the training trajectories of a step, or the trajectories of its evaluation (`split="eval"`).
 
-        Without `step` it is the last step that has any. All are in memory at once. Raises `UserError`, with the steps
-        that there are, if the step has none.
+        `step` defaults to the last step that has any. All are held in memory. Raises `UserError`, which lists the steps
+        that have trajectories, if the step has none.
         """
         from agentloop.trainer.run.folder import step_of
 
@@ -85,7 +85,7 @@ class RunResult:
         if chosen not in by_step:
             of_step = "" if step is None else f" of step {step}"
             known = ", ".join(map(str, by_step)) or "none"
-            raise UserError(f"{self.folder} has no {split} trajectories{of_step}. Steps that have some: {known}.")
+            raise UserError(f"{self.folder} has no {split} trajectories{of_step}. Steps with trajectories: {known}.")
         return read_trajectories(by_step[chosen])
 
     def export(self, output: str | PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Path:
@@ -94,7 +94,7 @@ class RunResult:
         Args:
             output: New folder.
             step: Step of a checkpoint; None: the newest.
-            dtype: Type of the weights, "float32", "bfloat16", "float16" or "auto" (that of the base model); None:
+            dtype: Data type of the weights, "float32", "bfloat16", "float16" or "auto" (as the base model); None:
                 `learner.save_dtype` of the run.
 
         Raises:
@@ -108,7 +108,7 @@ class RunResult:
 
 
 def load_run(folder: str | PathLike[str]) -> RunResult:
-    """Return the results of a training run, which may have ended or still go on.
+    """Return the results of a training run, which may still be running.
 
     Raises `UserError` if `folder` is not the folder of a run.
     """
@@ -118,18 +118,18 @@ def load_run(folder: str | PathLike[str]) -> RunResult:
     if is_run(path):
         return RunResult(path)
     is_rollout = (path / _ROLLOUT).is_file()
-    fix = "It has a rollout: use agentloop.read_trajectories." if is_rollout else "Correct the path."
+    fix = "It contains a rollout: use agentloop.read_trajectories." if is_rollout else "Correct the path."
     raise UserError(f"{path} is not the folder of a training run: it has no config.yaml and checkpoints. {fix}")
 
 
 def read_trajectories(path: str | PathLike[str]) -> list[Trajectory]:
     """Return the trajectories in a file that a run or a rollout wrote, or in the folder of a rollout.
 
-    All are in memory at once; `agentloop.types.trajectory_io.read_jsonl` yields one after the other. Each has its token
-    ids, loss mask, logprobs and policy versions, arrays of shape [num_tokens], and the messages, reward and stop reason
-    of the episode. A last line that a kill left unfinished is skipped.
+    All are held in memory; `agentloop.types.trajectory_io.read_jsonl` yields one at a time. Each has token ids, loss
+    mask, logprobs and policy versions, arrays of shape [num_tokens], and the messages, reward and stop reason of the
+    episode. An incomplete last line, as a killed run leaves it, is skipped.
 
-    Raises `UserError` if the file does not exist, or if a line is not a trajectory; the message has its number.
+    Raises `UserError` if the file does not exist, or if a line is not a trajectory; the message has the line number.
     """
     from agentloop.types.trajectory_io import read_jsonl
 

@@ -1,4 +1,4 @@
-"""`train`: a training run from its config to its result, for the command line and for Python."""
+"""`train`: runs training from a config to its result, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def train(config: ConfigSource, *, resume: bool = False, progress: bool = True, 
         run = agentloop.train("weather.yaml", env={"tools": [Weather], "reward": reward})
 
     The call returns when the run has ended, also in a notebook. If it is interrupted or fails, it prints the call that
-    continues the run from its last checkpoint.
+    resumes the run from its last checkpoint.
 
     Args:
         config: A YAML file, a folder with a config.yaml, the name of a recipe, a `RunConfig`, or a mapping of its keys.
-        resume: Continue the run in `run.folder`, else the newest one below runs/ with this config.
+        resume: Resume the run in `run.folder`, or else the newest run below runs/ with this config.
         progress: Show steps, stages and hints; False prints nothing.
         **overrides: Sections of the config with the keys to set, `run={"steps": 3}`, or dotted keys with their whole
-            values, `**{"run.steps": 3}`. Tools, rewards, environments and datasets may be classes and functions, such
-            as those of a notebook. Relative paths start at the current folder.
+            values, `**{"run.steps": 3}`. Tools, rewards, environments and datasets may be classes and functions, even
+            those of a notebook. Relative paths are relative to the current folder.
 
     Returns:
         The run, as `load_run` returns it.
 
     Raises:
-        UserError: The config is invalid, a package is missing, or the run cannot go on; the message says what to do.
-        KeyboardInterrupt: Ctrl-C, or the interrupt of a notebook's kernel, after everything has been closed.
+        UserError: The config is invalid, a package is missing, or the run cannot continue; the message says what to do.
+        KeyboardInterrupt: Ctrl-C, or an interrupt of a notebook's kernel, after all resources are closed.
     """
     with naming_extras():
         from agentloop.api.config import config_of
@@ -61,7 +61,7 @@ def train_config(
 ) -> RunResult:
     """Train with a config, in a new folder named `name` unless the config has one.
 
-    `continue_with` returns the command or the call that continues the run in a folder.
+    `continue_with` returns the command or call that resumes the run in a folder.
     """
     quiet_libraries()
     from agentloop.trainer.run.train import placed, train
@@ -98,21 +98,21 @@ def start_or_resume(
 
 
 def folder_of(config: TrainingConfig, name: str) -> Path:
-    """Return the folder of a run: that of the config, else a new one."""
+    """Return the folder of a run: `run.folder`, or else a new one."""
     return Path(config.run.folder).expanduser() if config.run.folder else new_folder(name)
 
 
 def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
-    """Return the folder of the run to continue. Raises `UserError` if there is none."""
+    """Return the folder of the run to resume. Raises `UserError` if there is none."""
     from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.run.resume import changed_keys
 
     if config.run.folder:
         folder = folder_of(config, name)
         if not RunResult(folder).checkpoints:
-            raise UserError(f"{folder} has no checkpoint to resume from. Leave out --resume to start a new run there.")
+            raise UserError(f"{folder} has no checkpoint to resume from. Omit --resume to start a new run in it.")
         return folder
-    # With run.epochs the stored number of steps is computed from the number of tasks.
+    # With run.epochs the stored number of steps follows from the number of tasks.
     open_keys = ("run.steps", "run.epochs") if config.run.epochs is not None else ()
     resolved = config.model_dump(mode="json")
     for folder in (path for path in run_folders(name) if RunResult(path).checkpoints):
@@ -123,5 +123,5 @@ def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
             return folder
     raise UserError(
         f"No run of {name} with this config has a checkpoint below {Path('runs').absolute()}. Set run.folder to the "
-        "folder of the run, or leave out --resume to start a new one."
+        "folder of the run, or omit --resume to start a new one."
     )

@@ -1,4 +1,4 @@
-"""The `agentloop` command line. A command's module is imported when the command runs, so help appears immediately."""
+"""The `agentloop` command line. The module of a command is imported when the command runs, so help appears at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMANDS = {
         "demo",
         "Train a tiny model on this machine and show how it learns.",
     ),
-    "doctor": ("agentloop.cli.doctor", "doctor", "Report what works on this machine, and how to mend what does not."),
+    "doctor": ("agentloop.cli.doctor", "doctor", "Report what works on this machine, and how to fix the rest."),
     "train": ("agentloop.cli.train", "train", "Train a model with a recipe."),
     "sft": ("agentloop.cli.fine_tuning", "sft", "Train a model on conversations: supervised fine-tuning."),
     "dpo": ("agentloop.cli.fine_tuning", "dpo", "Train a model on pairs of a better and a worse answer (DPO)."),
@@ -55,10 +55,10 @@ _COMMANDS = {
     "init": (
         "agentloop.cli.authoring.init",
         "init",
-        "Write a package with an environment, a tool or a recipe that works.",
+        "Create a working package with an environment, a tool or a recipe.",
     ),
     "envs": ("agentloop.cli.authoring.envs", "app", "List the environments."),
-    "tasks": ("agentloop.cli.authoring.tasks", "app", "Check Harbor tasks, and make some."),
+    "tasks": ("agentloop.cli.authoring.tasks", "app", "Check Harbor tasks, or create some."),
     "rewards": ("agentloop.cli.authoring.rewards", "app", "List the rewards, or judge an answer with one."),
 }
 
@@ -88,7 +88,7 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
-            if ctx.resilient_parsing:  # a shell asks for completions of a command that does not exist
+            if ctx.resilient_parsing:  # the shell requests completions of an unknown command
                 return None
             raise UserError(
                 f"There is no command {cmd_name!r}.{nearest(cmd_name, _COMMANDS)} Commands: {', '.join(_COMMANDS)}."

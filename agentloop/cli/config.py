@@ -1,4 +1,4 @@
-"""The command `agentloop config`: every key with type, default and meaning, read from the classes that define it."""
+"""The command `agentloop config`: every key with type, default and meaning, from the classes that define it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentloop.rendering.inline import InlineFormat
 from agentloop.types.limits import Limits
 
 _DATACLASSES = {"LimitsConfig": Limits, "InlineConfig": InlineFormat}
-"""Sections that add nothing to a dataclass."""
+"""Section -> dataclass to which it adds no keys."""
 _TYPES = {"string": "string", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
 _BOUNDS = {
     "minimum": "at least",
@@ -44,7 +44,7 @@ class Key:
 
 
 def complete_key(incomplete: str) -> list[str]:
-    """Return the keys that begin so."""
+    """Return the keys that begin with `incomplete`."""
     return [key.name for key in keys() if key.name.startswith(incomplete)]
 
 
@@ -67,7 +67,7 @@ def config(
 
 def keys(config: type[Config] = RunConfig) -> list[Key]:
     """Return all keys of a config, sections before their own keys."""
-    schema = config.model_json_schema(mode="serialization")  # leaves out what only the resolved config sets
+    schema = config.model_json_schema(mode="serialization")  # omits keys that only the resolved config sets
     return list(_keys(schema, schema["$defs"], ""))
 
 
@@ -98,7 +98,7 @@ def _keys(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
 
 
 def _section(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return the schema of a section, and whether it is that of the items of a list."""
+    """Return the schema of a section, and whether it describes the items of a list."""
     for choice in value.get("anyOf", [value]):
         resolved = _resolved(choice, definitions)
         if "properties" in resolved:

@@ -1,4 +1,4 @@
-"""The command `agentloop doctor`: what works on this machine, what does not, what that costs and how to mend it."""
+"""The command `agentloop doctor`: reports what works on this machine, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentloop.sandboxes.levels.registry import AUTOMATIC, Level
 
 _GIB = 2**30
 _PROBE_SECONDS = 60.0
-"""Time for `import torch` on a slow disk."""
+"""Time limit in seconds for `import torch` on a slow disk."""
 _LEVEL_SECONDS = 20.0
 _EXTRAS = {
     "train": "training, and the engine hf",
@@ -47,7 +47,7 @@ _EXTRAS = {
     "wandb": "tracking with wandb",
     "mlflow": "tracking with mlflow",
 }
-"""Extra -> what does not work without it. Engines and sandbox levels have lines of their own."""
+"""Extra -> features that need it. Engines and sandbox levels have their own lines."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,10 +59,10 @@ class Finding:
     state: Literal["ok", "untested", "low", "missing"]
     found: str
     cost: str = ""
-    """What does not work or may fail because of it."""
+    """Consequence: features that do not work or may fail."""
     fix: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    """Package -> installed version; the line can also be asked for by the name of a package."""
+    """Package -> installed version; `agentloop doctor PACKAGE` also shows this line."""
 
     @property
     def works(self) -> bool:
@@ -72,14 +72,14 @@ class Finding:
 def doctor(
     name: Annotated[
         list[str] | None,
-        typer.Argument(help="What must work, such as vllm or landlock: the exit code is 1 if it does not."),
+        typer.Argument(help="Required feature, such as vllm or landlock: exit with 1 if it does not work."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Report what works on this machine: packages, GPUs, engines, kernels, sandboxes, memory and disk.
 
-    Each sandbox level is started and runs a line of code. Engines are not started. With names, only their lines are
-    shown.
+    It starts each sandbox level and runs a line of code in it, but does not start engines. NAME limits the report to
+    these lines.
     """
     findings = asyncio.run(examine())
     if name:
@@ -93,10 +93,10 @@ def doctor(
 
 
 async def examine() -> list[Finding]:
-    """Return what works on this machine."""
+    """Return the findings about this machine."""
     torch, *levels = await asyncio.gather(asyncio.to_thread(_probe_torch), *map(_level, map(LEVELS.get, LEVELS)))
     best = next((level.name for level in AUTOMATIC if _find(level.name, levels).works), None)
-    cost = f"The level auto takes {best}." if best else "No tool or reward that runs code works."
+    cost = f"The level auto selects {best}." if best else "No tool or reward that runs code works."
     return [
         *_machine(),
         _gpu(torch),
@@ -111,7 +111,7 @@ def _named(name: str, findings: list[Finding]) -> list[Finding]:
     found = [finding for finding in findings if name == finding.name or name in finding.versions]
     if not found:
         names = [finding.name for finding in findings]
-        raise UserError(f"doctor does not know {name!r}.{nearest(name, names)} It knows {', '.join(names)}.")
+        raise UserError(f"doctor does not know {name!r}.{nearest(name, names)} Use one of {', '.join(names)}.")
     return found
 
 
@@ -152,14 +152,14 @@ def _machine() -> Iterator[Finding]:
             "shm",
             Path("/dev/shm"),
             _GIB,
-            "The learner's weights reach engines of other processes through it.",
+            "Learner and engines in other processes share weights through it.",
             "mount -o remount,size=16G /dev/shm, or docker run --shm-size=16g.",
         ),
         (
             "disk",
             Path.cwd(),
             10 * _GIB,
-            "A checkpoint has weights and optimizer: 12 to 16 bytes for each trained parameter.",
+            "A checkpoint has weights and optimizer state: 12 to 16 bytes per trained parameter.",
             "free some, or set run.folder on another disk.",
         ),
     ):
@@ -174,7 +174,7 @@ def _machine() -> Iterator[Finding]:
         soft if soft != resource.RLIM_INFINITY else 1 << 30,
         1024,
         f"{'no limit' if soft == resource.RLIM_INFINITY else soft}",
-        "Hundreds of episodes with connections and sandboxes at once fail with 'Too many open files'.",
+        "Hundreds of concurrent episodes with connections and sandboxes fail with 'Too many open files'.",
         "`ulimit -n 65536`" + (f"; its hard limit is {hard}." if hard != resource.RLIM_INFINITY else "."),
     )
 
@@ -186,7 +186,7 @@ def _amount(name: str, value: int, least: int, found: str, cost: str, fix: str) 
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and free bytes, within the limit of the container."""
+    """Return total and free memory in bytes, within the limit of the container."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
@@ -200,7 +200,7 @@ def _gib(size: float) -> str:
 
 
 def _probe_torch() -> dict[str, Any]:
-    """Return what `torch_probe` finds, or its `error`."""
+    """Return the findings of `torch_probe`, or {"error": reason}."""
     command = [sys.executable, "-m", "agentloop.cli.torch_probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)
@@ -217,7 +217,7 @@ def _gpu(torch: Mapping[str, Any]) -> Finding:
     if gpus:
         each = ", ".join(f"{gpu['name']} ({_gib(gpu['free'])} free of {_gib(gpu['total'])})" for gpu in gpus)
         return Finding("machine", "gpu", "ok", f"{each}; CUDA {torch['cuda']}")
-    cost = "Models train and sample on the CPU, which is for tiny ones."
+    cost = "Models train and sample on the CPU, which suits only tiny models."
     if not (seen := _driver_gpus()):
         return Finding("machine", "gpu", "missing", "none", cost, "take a machine with one.")
     if "error" in torch:
@@ -231,7 +231,7 @@ def _gpu(torch: Mapping[str, Any]) -> Finding:
 
 
 def _driver_gpus() -> str:
-    """Return the GPUs that the driver has; empty if there are none."""
+    """Return a description of the GPUs that the driver reports; empty if there are none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -306,12 +306,12 @@ def _kernels(torch: Mapping[str, Any]) -> Iterator[Finding]:
         if reason is None:
             yield Finding("kernels", name, "ok", title)
         else:
-            cost = "Attention of the learner is slower; learner.attention=auto takes the fastest kernel that works."
+            cost = "Attention of the learner is slower; learner.attention=auto selects the fastest kernel that works."
             yield Finding("kernels", name, "missing", f"{title}: {reason}", cost)
 
 
 async def _level(level: Level) -> Finding:
-    """Start a level and run a line of code in it."""
+    """Start a sandbox level and run a line of code in it."""
     options = {name: value for name, value in {"slots": 1, "spare": 0}.items() if name in level.options()}
     sandbox = level.create(options)
     try:

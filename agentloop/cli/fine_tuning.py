@@ -28,12 +28,13 @@ _Overrides = Annotated[list[str] | None, typer.Argument(help="Config keys to set
 _DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check the run without weights: render and measure the conversations, print what follows."
+        "--dry-run",
+        help="Check the run without weights: render and measure the conversations, print the derived settings.",
     ),
 ]
 _Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue the run in run.folder, else the newest one below runs/ with this config."),
+    typer.Option("--resume", help="Resume the run in run.folder, or else the newest run below runs/ with this config."),
 ]
 
 
@@ -50,8 +51,8 @@ def sft(
 ) -> None:
     """Train a model on conversations: supervised fine-tuning.
 
-    Only the turns of the assistant are trained. The run resumes from its last checkpoint if run.folder has one.
-    `agentloop train` takes its folder as model.
+    Only assistant turns carry loss. The run resumes if run.folder has a checkpoint. `agentloop train` accepts its
+    folder as model.
     """
     _run("sft", recipe, overrides or [], dry_run=dry_run, resume=resume)
 
@@ -69,7 +70,7 @@ def dpo(
 ) -> None:
     """Train a model on pairs of a better and a worse answer (DPO).
 
-    The reference is the model that the run starts from. The run resumes from its last checkpoint if run.folder has one.
+    The reference is the model that the run starts from. The run resumes if run.folder has a checkpoint.
     """
     _run("dpo", recipe, overrides or [], dry_run=dry_run, resume=resume)
 

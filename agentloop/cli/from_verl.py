@@ -13,7 +13,7 @@ def from_verl(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="A launch script with its arguments; or config.yaml of a run (outputs/DATE/TIME/.hydra/config.yaml); "
+            help="Launch script with its arguments; or config.yaml of a run (outputs/DATE/TIME/.hydra/config.yaml); "
             "or -- followed by the command or its overrides."
         ),
     ],
@@ -23,7 +23,7 @@ def from_verl(
             "--env",
             "-e",
             metavar="NAME[=VALUE]",
-            help="Variable that the script sees, with a value or that of this environment; repeat for several.",
+            help="Environment variable for the script; default: its value here; repeat for more.",
         ),
     ] = None,
     output: Annotated[
@@ -32,9 +32,9 @@ def from_verl(
 ) -> None:
     """Convert a launch script or a config of verl to a config of agentloop.
 
-    Comments at the top list the settings that have no counterpart, and the differences to check by hand. bash expands
-    a script in a sandbox and starts no program of it. Of the environment the script sees HOME, USER and PWD, and the
-    variables of --env.
+    Comments at the top list the settings that have no counterpart, and the differences to check by hand. bash expands a
+    script in a sandbox without starting its programs. The script sees only the environment variables HOME, USER and
+    PWD, and those of --env.
     """
     import yaml
 
@@ -65,7 +65,7 @@ def _variable(text: str) -> tuple[str, str]:
 
     name, equals, value = text.partition("=")
     if not equals and name not in os.environ:
-        raise UserError(f"The variable {name!r} of --env is not set. Set it, or give its value: --env {name}=VALUE.")
+        raise UserError(f"The variable {name!r} of --env is not set. Set it, or pass its value: --env {name}=VALUE.")
     return name, value if equals else os.environ[name]
 
 

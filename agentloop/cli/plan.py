@@ -30,16 +30,18 @@ def plan(
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
     gpu: Annotated[str, typer.Option(help="Type of GPU; H200:100 is an H200 with 100 GiB.")] = "H200",
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Number of GPUs in each node.")] = 8,
-    engine_gpus: Annotated[int, typer.Option(min=0, help="GPUs only for engines; 0: engines share all GPUs.")] = 0,
+    engine_gpus: Annotated[
+        int, typer.Option(min=0, help="Number of GPUs only for engines; 0: engines share all GPUs with the learner.")
+    ] = 0,
     backend: Annotated[Literal["fsdp", "megatron", "all"], typer.Option(help="Learner backends to try.")] = "all",
     mean_tokens: Annotated[
         float | None, typer.Option(help="Mean tokens of an episode; default: half of limits.max_tokens.")
     ] = None,
     sampled: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of the tokens that the model samples.")
+        float, typer.Option(min=0.01, max=1.0, help="Fraction of the tokens that the model samples.")
     ] = 0.5,
     measured: Annotated[
-        Path | None, typer.Option(help="metrics.jsonl of a run of this recipe, to measure speed from.")
+        Path | None, typer.Option(help="metrics.jsonl of a run of this recipe, to calibrate times.")
     ] = None,
     measured_gpus: Annotated[int, typer.Option(min=1, help="Number of learner GPUs in the measured run.")] = 1,
     top: Annotated[int, typer.Option(min=1, help="Number of layouts to show.")] = 10,
@@ -47,8 +49,8 @@ def plan(
 ) -> None:
     """Estimate which layouts fit on a number of GPUs, and how long a step takes.
 
-    The estimate needs only config.json of the model, no weights. Shapes of the usual models come with agentloop and
-    stand for files that cannot be had.
+    The estimate needs only config.json of the model, no weights. agentloop includes the shapes of common models, in
+    case the file is not available.
     """
     from agentloop.api.recipe import load_run_config
     from agentloop.cli.plan_report import print_found
@@ -87,7 +89,7 @@ def plan(
 
 
 def _own(config: RunConfig, run: PlannedRun, cluster: Cluster) -> Estimate | str:
-    """Return an estimate of the recipe's own layout, or why the layout is impossible."""
+    """Return an estimate of the layout in the recipe, or why it is impossible."""
     from agentloop.trainer.sizing.layouts import Layout, problems
     from agentloop.trainer.sizing.search import estimated
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _WIDTH = 96
-"""Columns of the table. Lines wrap on a narrower terminal, which is better than truncated cells."""
+"""Width of the table. Lines wrap on narrower terminals, which is better than truncated cells."""
 
 
 def print_found(
     found: Found, own: Estimate | str, run: PlannedRun, cluster: Cluster, *, top: int, command: Sequence[str]
 ) -> None:
-    """Print the recipe's own layout, the best layouts, and why the others do not fit.
+    """Print the layout of the recipe, the best layouts, and why the others do not fit.
 
-    `command` trains with the layout if the settings of the layout are appended.
+    `command` plus the settings of a layout is the command that trains with it.
     """
     console = Console()
     console.width = max(console.width, _WIDTH)
@@ -36,15 +36,15 @@ def print_found(
     console.print(
         f"{_count(shape.parameters)} parameters on {where}{split}); "
         f"a step has {work.trajectories} episodes of {work.mean_tokens:,.0f} tokens on average, {work.longest:,} at "
-        f"most, {work.trained:.0%} of them sampled.",
+        f"most; the model samples {work.trained:.0%} of them.",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
     if isinstance(own, str):
-        console.print(f"The recipe's own layout is impossible: {own}", style="red", markup=False, highlight=False)
+        console.print(f"The layout of the recipe is impossible: {own}", style="red", markup=False, highlight=False)
     else:
-        _print_layout(console, "The recipe's own layout", own)
+        _print_layout(console, "The layout of the recipe", own)
     if found.fitting:
         console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
         best = found.fitting[0]
@@ -60,7 +60,7 @@ def print_found(
 
 def _print_layout(console: Console, title: str, found: Estimate) -> None:
     """Print whether a layout fits, how long a step takes, and the parts of its memory."""
-    fits = found.obstacle or f"it fits, about {_seconds(found.step_seconds)} s a step."
+    fits = found.obstacle or f"it fits, about {_seconds(found.step_seconds)} s per step."
     style = "red" if found.obstacle else "green"
     console.print(f"{title} ({_name(found)}): {fits}", style=style, markup=False, highlight=False, soft_wrap=True)
     memory = f"  learner {found.training.total / _GIB:.1f} GiB"
@@ -76,12 +76,12 @@ def _turns(found: Estimate) -> str:
     return (
         f"engine and learner take turns: a sleeping engine keeps {ASLEEP / _GIB:.1f} GiB; while it samples, "
         f"{sharing.learner_away / _GIB:.1f} GiB of each learner GPU are offloaded to the host. Handovers take about "
-        f"{_seconds(sharing.handover_seconds)} s of a step"
+        f"{_seconds(sharing.handover_seconds)} s per step"
     )
 
 
 def _best_of_each_kind(estimates: list[Estimate]) -> list[Estimate]:
-    """Return the first layout of each backend and parallelism; others differ in budget, checkpointing or offload."""
+    """Return the first layout for each backend and parallelism, ignoring budget, checkpointing and offload."""
     first: dict[str, Estimate] = {}
     for found in estimates:
         first.setdefault(_name(found), found)
@@ -112,7 +112,7 @@ def _table(estimates: list[Estimate], *, shares: bool) -> Table:
             f"{'*' if found.sharing.sleeps else ' '}",
             *map(_seconds, (found.rollout_seconds, found.training_seconds, found.step_seconds)),
         )
-    beside = ", beside the learner; * takes turns with the learner (placement.sleep)" if shares else ""
+    beside = ", next to the learner; *: engine and learner take turns (placement.sleep)" if shares else ""
     table.caption = f"engine GiB: weights and cache{beside}"
     return table
 

@@ -26,18 +26,21 @@ def rollout(
         Literal["train", "eval"] | None, typer.Option(help="Tasks to play; default: eval if the recipe has it.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Number of episodes of each task.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Play only this number of tasks, from the first.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of tasks to play, from the first; default: all.")
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Lowest reward that counts as solved in pass@k.")] = 1.0,
     output: Annotated[Path | None, typer.Option(help="Folder to write to; default: a new folder below runs/.")] = None,
     step: Annotated[
         int | None,
-        typer.Option(min=0, help="Step of the run whose model plays; 0 is the model that training started from."),
+        typer.Option(min=0, help="Step of the run whose model plays; 0: the model that training started from."),
     ] = None,
 ) -> None:
     """Evaluate a model: play episodes without training, and write their trajectories.
 
-    Turns are sampled with `sampling`; the evaluations of a run use `eval`, which is greedy by default. The output
-    folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could be judged.
+    Turns are sampled with `sampling`, whereas evaluations during a run use `eval`, which is greedy by default. The
+    output folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could be
+    scored.
     """
     from rich.console import Console
 

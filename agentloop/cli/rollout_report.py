@@ -13,7 +13,7 @@ from agentloop.types.trajectory import Trajectory
 
 
 def print_report(console: Console, result: RolloutResult) -> None:
-    """Print the figures, the stop reasons, the failures and the most frequent errors."""
+    """Print the summary, the stop reasons, the failures and the most frequent errors."""
     trajectories = result.trajectories
     _print_table(console, ("", ""), [(name, _figure(value)) for name, value in result.summary.items()])
     reasons = Counter(str(trajectory.stop_reason) for trajectory in trajectories)

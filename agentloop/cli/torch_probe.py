@@ -1,4 +1,4 @@
-"""Print what torch finds on this machine, as JSON. `agentloop doctor` runs it in a process with a time limit."""
+"""Print as JSON what torch reports about this machine; `agentloop doctor` runs this in a process with a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.trainer.model.attention.choice import obstacle
 
 
 def probe() -> dict[str, Any]:
-    """Return the CUDA version of torch, the GPUs with their memory in bytes, and why a kernel cannot run."""
+    """Return the CUDA version of torch, the GPUs with their memory in bytes, and why kernels cannot run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = []
     for index in range(torch.cuda.device_count()):

@@ -31,29 +31,28 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check the run without weights: play a scripted episode, measure the prompts, print what was set and "
-            "what follows from it, and exit.",
+            help="Check the run without weights: play a scripted episode, measure the prompts, and print the given and "
+            "derived settings.",
         ),
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="With --dry-run: print the whole config.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --dry-run: print the whole resolved config.")] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in run.folder, else the newest one below runs/ with this config.",
+            help="Resume the run in run.folder, or else the newest run below runs/ with this config.",
         ),
     ] = False,
 ) -> None:
     """Train a model with a recipe.
 
-    The run resumes from its last checkpoint if run.folder has one. A run that ends early prints the command that
-    continues it.
+    The run resumes if run.folder has a checkpoint. An interrupted run prints the command that resumes it.
     """
     from agentloop.api.recipe import load_run_config, run_name
     from agentloop.api.training import train_config
 
     if full and not dry_run:
-        raise UserError("--full prints the whole config of a dry run: add --dry-run.")
+        raise UserError("--full works only with --dry-run: add --dry-run.")
     config, name = load_run_config(recipe, overrides or []), run_name(recipe)
     if dry_run:
         _print_rehearsal(config, name, full=full)
@@ -70,7 +69,7 @@ def train(
 
 
 def _print_rehearsal(given: RunConfig, name: str, *, full: bool) -> None:
-    """Check the run without weights, and print what was set, what follows, and what was checked."""
+    """Check the run without weights; print the given settings, the derived settings and the checks."""
     import yaml
     from rich.console import Console
     from rich.syntax import Syntax

@@ -16,8 +16,7 @@ def view(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Folders of runs to show together; a folder with runs below it stands for all of them. Default: the "
-            "newest run below runs/."
+            help="Folders of runs to compare, or folders with runs below them. Default: the newest run below runs/."
         ),
     ] = None,
     host: Annotated[
@@ -28,7 +27,7 @@ def view(
 ) -> None:
     """Show curves, times and episodes of runs in a browser.
 
-    New steps appear while a run continues, and runs that begin below a given folder appear, too.
+    New steps of running runs, and new runs below a given folder, appear automatically.
     """
     from agentloop.trainer.viewer.runs import Runs, newest
 

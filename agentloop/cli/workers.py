@@ -16,7 +16,7 @@ def workers(
 ) -> None:
     """Change the number of Ray workers of a running run.
 
-    Surplus workers leave when their episodes have ended.
+    Surplus workers exit after their episodes have ended.
     """
     from agentloop.process.atomic import write_text
     from agentloop.trainer.run.folder import RunFolder
@@ -24,7 +24,7 @@ def workers(
 
     config = RunFolder(run).read_config()
     if config is None:
-        raise UserError(f"{run} is not the folder of a run: it has no config.yaml. Give the run.folder of the run.")
+        raise UserError(f"{run} is not the folder of a run: it has no config.yaml. Pass the run.folder of the run.")
     if config.get("workers", {}).get("kind") != "ray":
         raise UserError(
             f"The run in {run} has one worker, in its own process. Stop the run, and resume it with Ray workers: "

@@ -1,1 +1,1 @@
-"""Commands for authors: list and try tools, environments and rewards, and write new packages of them."""
+"""Commands for authors: list and try tools, environments and rewards, and create packages of them."""

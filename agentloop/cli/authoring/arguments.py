@@ -1,4 +1,4 @@
-"""Values on the command line: KEY=VALUE pairs and JSON objects."""
+"""Parse values on the command line: KEY=VALUE pairs and JSON objects."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from agentloop.errors import UserError
 
 
 def read_json(text: str | None, option: str) -> dict[str, Any]:
-    """Parse the JSON object of an option; none is an empty one. Raises `UserError`."""
+    """Parse the JSON object of an option; None gives {}. Raises `UserError`."""
     try:
         given = json.loads(text or "{}")
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{option} {text!r} is not valid JSON: {error}. Give an object: '{{\"key\": value}}'."
+            f"{option} {text!r} is not valid JSON: {error}. Pass an object: '{{\"key\": value}}'."
         ) from error
     if not isinstance(given, dict):
-        raise UserError(f"{option} {text!r} is not a JSON object. Give an object: '{{\"key\": value}}'.")
+        raise UserError(f"{option} {text!r} is not a JSON object. Pass an object: '{{\"key\": value}}'.")
     return given
 
 
 def read_pairs(pairs: list[str], properties: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Parse KEY=VALUE pairs. A value is parsed as JSON if it is valid JSON and the parameter is not a string.
 
-    `properties` are those of the JSON Schema of the parameters. Raises `UserError`.
+    `properties` come from the JSON Schema of the parameters. Raises `UserError`.
     """
     given = {}
     for pair in pairs:

@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="List the environments, and install the packages of some.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="List environments, and install their packages.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def _envs() -> None:
-    """List the environments, and install the packages of some."""
+    """List environments, and install their packages."""
 
 
 @app.command("list")
@@ -25,7 +23,7 @@ def list_envs() -> None:
     from agentloop.envs.workers.packages import PACKAGES
 
     print_registry(ENVS, ("row", "toolset", "reward"))
-    typer.echo("Packages with an interpreter of their own:")
+    typer.echo("Packages with their own interpreter:")
     for name, package in PACKAGES.items():
         place = installed(name)
         state = f"installed: {place}" if place is not None else f"agentloop envs install {name}"
@@ -39,9 +37,9 @@ def install_env(
         str | None, typer.Option(help="Interpreter to use. Default: one on PATH that the package was tested with.")
     ] = None,
 ) -> None:
-    """Install the package of an environment, in the versions that were tested, into a virtual environment of its own.
+    """Install the package of an environment, in tested versions, into its own virtual environment.
 
-    The environment finds it by itself. AGENTLOOP_ENVS is the folder; by default, ~/.local/share/agentloop/envs.
+    The environment then finds it. The folder is AGENTLOOP_ENVS, by default ~/.local/share/agentloop/envs.
     """
     from agentloop.envs.workers.interpreters import install, suitable_python
     from agentloop.envs.workers.packages import package_named

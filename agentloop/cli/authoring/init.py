@@ -1,4 +1,4 @@
-"""The command `agentloop init`: write a package from the templates beside this file."""
+"""The command `agentloop init`: create a package from the templates next to this file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def init(
-    kind: Annotated[Literal["env", "tool", "recipe"], typer.Argument(help="What the package has.")],
+    kind: Annotated[Literal["env", "tool", "recipe"], typer.Argument(help="Content of the package.")],
     name: Annotated[str, typer.Argument(help="Name of the package and of its folder, such as number-game.")],
-    into: Annotated[Path, typer.Option(help="Folder to write the folder of the package into.")] = Path(),
+    into: Annotated[Path, typer.Option(help="Folder in which the folder of the package is created.")] = Path(),
 ) -> None:
-    """Write a package with an environment, a tool or a recipe that works, to change it into your own."""
+    """Create a working package with an environment, a tool or a recipe as a starting point for your own."""
     package = name.replace("-", "_").lower()
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
-        raise UserError(f"{name!r} cannot name a package: use letters, digits and hyphens, such as number-game.")
+        raise UserError(f"{name!r} is not a valid package name: use letters, digits and hyphens, such as number-game.")
     if package in sys.stdlib_module_names or package == "agentloop":
-        raise UserError(f"{package!r} is a module already: choose another name, such as my-{name}.")
+        raise UserError(f"a module {package!r} exists already: choose another name, such as my-{name}.")
     folder = into / name
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name, or remove it.")

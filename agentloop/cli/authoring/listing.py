@@ -1,4 +1,4 @@
-"""Lists of what is registered under a name."""
+"""Print lists of registered entries."""
 
 from __future__ import annotations
 

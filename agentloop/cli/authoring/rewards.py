@@ -1,4 +1,4 @@
-"""The commands `agentloop rewards`: list the rewards, and judge an answer with one."""
+"""The commands `agentloop rewards`: list rewards, and judge an answer with one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction
     from agentloop.envs.rewards.function import Judgement
 
-app = typer.Typer(help="List the rewards, or judge an answer with one.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="List rewards, or judge an answer with one.", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")
@@ -35,7 +35,7 @@ def try_reward(
     reward: Annotated[
         str,
         typer.Argument(
-            help="A reward's name, 'package.module:name' or 'path/to/file.py:name'; or the config.yaml of a recipe, "
+            help="Name of a reward, 'package.module:name' or 'path/to/file.py:name'; or the config.yaml of a recipe, "
             "whose reward and tasks are used."
         ),
     ],
@@ -54,11 +54,15 @@ def try_reward(
 
     config = _config(reward)
     if config is not None and option:
-        raise UserError(f"--option is for a reward that is named itself; {reward} sets the options of its own.")
+        raise UserError(
+            f"--option needs a reward, but {reward} is a config, which sets the options itself: omit --option."
+        )
     if config is None:
         function = load_reward(reward, read_pairs(option or []))
     elif config.env.reward is None:
-        raise UserError(f"{reward} names no reward (env.reward): its environment {config.env.factory!r} scores alone.")
+        raise UserError(
+            f"{reward} has no reward (env.reward): its environment {config.env.factory!r} scores episodes itself."
+        )
     else:
         function = load_reward(config.env.reward, config.env.reward_options)
     try:
@@ -77,7 +81,7 @@ def try_reward(
 
 
 def _config(spec: str) -> RunConfig | None:
-    """Return the config of a recipe that is named by its path, or None."""
+    """Return the config of a recipe given by its path; None for other specs."""
     from agentloop.api.recipe import load_run_config
 
     path = Path(spec).expanduser()
@@ -85,11 +89,11 @@ def _config(spec: str) -> RunConfig | None:
 
 
 def _task(task: str | None, data: str | None, row: int, config: RunConfig | None) -> dict[str, Any]:
-    """Return the row that `--task` spells out, or one of a dataset: that of `--data`, else that of the recipe."""
+    """Return the row in `--task`, or a row of the dataset in `--data`, or else of the recipe."""
     from agentloop.envs.datasets.dataset import load_dataset
 
     if task is not None and data is not None:
-        raise UserError("--task and --data both give the row: leave one of them out.")
+        raise UserError("--task and --data both set the row: omit one of them.")
     source: str | Sequence[str] | None = data
     options: Mapping[str, Any] = {}
     if data is None and task is None and config is not None:

@@ -11,31 +11,28 @@ import typer
 if TYPE_CHECKING:
     from agentloop.envs.harbor.making.swe.making import SweOptions
 
-app = typer.Typer(help="Check Harbor tasks, and make some.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Check Harbor tasks, or create some.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def _tasks() -> None:
-    """Check Harbor tasks, and make some."""
+    """Check Harbor tasks, or create some."""
 
 
 @app.command()
 def check(
-    folders: Annotated[list[Path], typer.Argument(help="Tasks, or folders that have tasks below them.")],
+    folders: Annotated[list[Path], typer.Argument(help="Tasks, or folders with tasks below them.")],
     provider: Annotated[
         str | None, typer.Option(help="Provider of the boxes. Default: docker if an engine answers, else rootfs.")
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=OTHER: replaces an image of tasks, or all (*), by an image, tar archive or directory."),
+        typer.Option(help="NAME=OTHER: replace an image of tasks, or all (*), by an image, tar archive or directory."),
     ] = None,
-    offline: Annotated[bool, typer.Option(help="Give no task a network.")] = False,
-    concurrent: Annotated[int, typer.Option(min=1, help="Tasks that are checked at once.")] = 4,
+    offline: Annotated[bool, typer.Option(help="Run all tasks without network.")] = False,
+    concurrent: Annotated[int, typer.Option(min=1, help="Number of tasks to check at once.")] = 4,
 ) -> None:
-    """Play each task with its solution, which must get 1, and with nothing done, which must get 0.
-
-    The exit status is 1 if anything is wrong with a task.
-    """
+    """Check that each task gives reward 1 for its solution and 0 if nothing is done. Exits with 1 if a task fails."""
     from agentloop.envs.harbor.env import folders_of_tasks
     from agentloop.errors import UserError
 
@@ -47,7 +44,7 @@ def check(
             raise UserError(f"--image {each} must be NAME=OTHER, such as python:3.12-slim=./python.tar.")
         images[name] = other
     wrong = asyncio.run(_check(found, provider, images, offline=offline, concurrent=concurrent))
-    typer.echo(f"{len(found) - wrong} of {len(found)} tasks are right")
+    typer.echo(f"{len(found) - wrong} of {len(found)} tasks are valid")
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -55,13 +52,13 @@ def check(
 def terminal(
     folder: Annotated[Path, typer.Argument(help="New folder for the tasks.")],
     num: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 100,
-    seed: Annotated[int, typer.Option(help="Equal seeds make equal tasks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal tasks.")] = 0,
     level: Annotated[
         list[int] | None, typer.Option(help="1: one short command, 2: files to read, 3: pipelines. Default: all.")
     ] = None,
     image: Annotated[str, typer.Option(help="Image of the tasks, with a shell.")] = "debian:stable-slim",
 ) -> None:
-    """Make small terminal tasks with solutions and tests, which need no network."""
+    """Create small terminal tasks with solutions and tests, which need no network."""
     from agentloop.envs.harbor.making.terminal import terminal_tasks
 
     made = list(terminal_tasks(folder, num, seed=seed, levels=level or (1, 2, 3), image=image))
@@ -71,31 +68,37 @@ def terminal(
 @app.command()
 def swe(
     package: Annotated[
-        str, typer.Argument(help="NAME==VERSION of the package index, a source archive, or a folder with the source.")
+        str, typer.Argument(help="NAME==VERSION on the package index, a source archive, or a source folder.")
     ],
-    folder: Annotated[Path, typer.Argument(help="Folder for the tasks; it may have tasks of other packages.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the tasks; it may already contain tasks of other packages.")
+    ],
     num: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 20,
-    seed: Annotated[int, typer.Option(help="Equal seeds make equal tasks of equal packages.")] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal tasks for the same package.")] = 0,
     python: Annotated[
-        str | None, typer.Option(help="Version of Python in the boxes, such as 3.12. Default: that of agentloop.")
+        str | None,
+        typer.Option(help="Python version in the boxes, such as 3.12. Default: the version that runs agentloop."),
     ] = None,
-    runner: Annotated[str, typer.Option(help="What runs the tests: pytest or unittest.")] = "pytest",
+    runner: Annotated[str, typer.Option(help="Test runner: pytest or unittest.")] = "pytest",
     requires: Annotated[
-        list[str] | None, typer.Option(help="A requirement of the tests that the package does not name.")
+        list[str] | None,
+        typer.Option(help="Requirement of the tests that the package does not declare; repeat for more."),
     ] = None,
-    without: Annotated[list[str] | None, typer.Option(help="A requirement, by name, that is not installed.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Name of a requirement to leave out; repeat for more.")
+    ] = None,
     modifier: Annotated[
-        list[str] | None, typer.Option(help="A kind of bugs, such as change_comparison. Default: all.")
+        list[str] | None, typer.Option(help="Kind of bugs, such as change_comparison; repeat for more. Default: all.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Time of one run of the tests.")] = 120.0,
-    concurrent: Annotated[int, typer.Option(min=1, help="Changes that are tried at once.")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit for one run of the tests.")] = 120.0,
+    concurrent: Annotated[int, typer.Option(min=1, help="Number of changes to try at once.")] = 2,
     provider: Annotated[
         str | None, typer.Option(help="Provider of the boxes. Default: docker if an engine answers, else rootfs.")
     ] = None,
 ) -> None:
-    """Put bugs into a Python package, and make a task of each that its tests notice.
+    """Insert bugs into a Python package, and create a task for each bug that its tests detect.
 
-    Every task is played with its solution, which gets 1, and with nothing, which gets 0.
+    Each task is checked: its solution must get 1, and no change must get 0.
     """
     from agentloop.envs.harbor.making.swe.making import SweOptions, own_python
     from agentloop.errors import UserError
@@ -113,7 +116,7 @@ def swe(
         python=python or own_python(),
     )
     made = asyncio.run(_make_swe(package, folder, num, provider, options))
-    note = "" if made == num else f", {num} were asked for: no more bugs were found"
+    note = "" if made == num else f", not {num}: no more bugs were found"
     typer.echo(f"made {made} tasks in {folder}{note}: agentloop tasks check {folder}")
 
 
@@ -135,7 +138,7 @@ async def _make_swe(package: str, folder: Path, num: int, provider: str | None, 
 async def _check(
     folders: list[Path], provider: str | None, images: dict[str, str], *, offline: bool, concurrent: int
 ) -> int:
-    """Print a line for each task, and return how many are wrong."""
+    """Print a line for each task; return the number of invalid tasks."""
     from agentloop.boxes.shared import close_providers, provider_of
     from agentloop.envs.harbor.check import check_tasks
 

@@ -24,10 +24,8 @@ def demo(
         list[str] | None, typer.Argument(help="Config keys of the recipe to set, as key=value.")
     ] = None,
     engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine that samples the episodes.")] = "hf",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs from the same model, each with another seed.")] = 1,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps of each run; default: those of the recipe.")
-    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs from the same model with different seeds.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps per run; default: as in the recipe.")] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Create the model and warm it up first, which takes minutes.")
     ] = False,
@@ -35,8 +33,8 @@ def demo(
 ) -> None:
     """Train a tiny model on this machine and show how it learns.
 
-    The model has a million parameters and was warmed up to write tool calls. With GRPO it learns which Python program
-    answers which question: it samples programs, a sandbox runs them, and right answers earn a reward.
+    The model has a million parameters and was warmed up to write tool calls. With GRPO it learns to write Python
+    programs that answer questions: it samples programs, a sandbox runs them, and correct answers earn a reward.
     """
     from rich.console import Console
 
@@ -49,7 +47,7 @@ def demo(
     folder = folder or new_folder(RECIPE, "-demo")
     overrides = [*([_VLLM_OPTIONS, "engine.name=vllm"] if engine == "vllm" else []), *(overrides or [])]
     if steps is not None:
-        # The schedule of the learning rate has as many updates as the run has steps, warm-up included.
+        # The learning rate schedule, warm-up included, has one update per step.
         warmup = f"learner.warmup_updates={min(4, steps // 2)}"
         overrides += [f"run.steps={steps}", f"eval.every={steps}", warmup]
     if from_scratch:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#1b6ca8", "#d1672b", "#3a8f55", "#8a4fa3", "#777777")
 _WINDOW = 5
-"""Steps in the moving average."""
+"""Number of steps in the moving average."""
 
 
 def plot(runs: Sequence[SeedRun], path: Path) -> Path:
@@ -45,6 +45,6 @@ def _series(run: SeedRun, name: str) -> tuple[list[float], list[float]]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """Return the mean of each value and the earlier values in the window."""
+    """Return the moving average: the mean of each value and earlier values in the window."""
     windows = (values[max(0, end - _WINDOW) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]

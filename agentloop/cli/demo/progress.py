@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SeedRun:
-    """Records of one run."""
+    """Metrics and held-out episodes of one run."""
 
     seed: int
     model: str = ""

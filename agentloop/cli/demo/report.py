@@ -1,4 +1,4 @@
-"""The report of the demo: the figures of all seeds, and one held-out question before and after training."""
+"""The report of the demo: the results of all seeds, and one held-out question before and after training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 
 def write_summary(runs: Sequence[SeedRun], path: Path) -> None:
-    """Write the figures as JSON, with the training reward of each step."""
+    """Write the results as JSON, with the training reward of each step."""
     data = [_figures(run) | {"rewards": [step[_TRAINED] for step in run.steps if _TRAINED in step]} for run in runs]
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
@@ -86,7 +86,7 @@ def print_examples(console: Console, runs: Sequence[SeedRun]) -> None:
 
 
 def _example(run: SeedRun) -> tuple[Trajectory, Trajectory] | None:
-    """Return the first and last episode of the task that gained most, preferably with a tool call in both."""
+    """Return the first and last episode of the task that improved most, preferably with a tool call in both."""
     if len(run.evaluated) < 2:
         return None
     first, last = (run.evaluated[step] for step in (min(run.evaluated), max(run.evaluated)))

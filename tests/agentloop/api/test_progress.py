@@ -50,7 +50,7 @@ async def test_a_part_that_starts_slowly_is_shown_while_it_starts_and_when_it_is
     ("checkpoints", "said"),
     [
         ((2, 4), "stopped after step 4; continue with: agentloop train x.yaml"),
-        ((2,), "stopped after step 4, the newest checkpoint is that of step 2; continue with: agentloop train x.yaml"),
+        ((2,), "stopped after step 4, the newest checkpoint is of step 2; continue with: agentloop train x.yaml"),
         ((), "stopped after step 4, before the first checkpoint; continue with: agentloop train x.yaml"),
     ],
 )

@@ -23,7 +23,7 @@ def test_a_run_and_what_it_left(sums, monkeypatch, capsys):
     assert len(run.trajectories()) == len(run.trajectories(1)) == 12
     assert len(run.trajectories(0, split="eval")) == 3
     assert (run.export("out", step=1) / "config.json").is_file()
-    with pytest.raises(UserError, match=r"no train trajectories of step 9\. Steps that have some: 1, 2"):
+    with pytest.raises(UserError, match=r"no train trajectories of step 9\. Steps with trajectories: 1, 2"):
         run.trajectories(9)
 
     loaded = agentloop.load_run(run.folder)

@@ -82,4 +82,4 @@ def test_a_rollout_of_a_run_plays_its_trained_model_and_names_it(run, sums, caps
 
 def test_a_step_of_something_that_is_no_run_is_refused(sums, capsys):
     assert agentloop("rollout", sums, "--step", 1) == 2
-    assert "Name the folder of a run" in " ".join(capsys.readouterr().err.split())
+    assert "Pass the folder of a run" in " ".join(capsys.readouterr().err.split())

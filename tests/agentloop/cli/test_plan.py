@@ -22,7 +22,7 @@ def test_plan_shows_the_recipes_layout_the_best_ones_and_why_others_do_not_fit(c
     assert _plan(_TINY, "--gpus", 4, "--gpu", "L40S", "learner.token_budget=384") == 0
     shown = capsys.readouterr().out
     assert "4 x L40S" in shown
-    assert "The recipe's own layout (fsdp DP4): it fits, about " in shown
+    assert "The layout of the recipe (fsdp DP4): it fits, about " in shown
     assert "Best (fsdp DP4)" in shown
     assert "learner.backend=fsdp" in shown
     assert "does not divide" in shown

@@ -85,8 +85,8 @@ def test_a_row_that_cannot_be_judged_exits_with_1():
         (["own.py:broken", "42"], "broken (own.py, line 6) returned None as the reward"),
         (["exat", "42"], "Did you mean 'exact'"),
         (["exact", "42", "--data", "rows.jsonl", "--row", "2"], "has only 2 rows"),
-        (["exact", "42", "--data", "rows.jsonl", "--task", "{}"], "leave one of them out"),
-        (["config.yaml", "42", "--option", "a=1"], "sets the options of its own"),
+        (["exact", "42", "--data", "rows.jsonl", "--task", "{}"], "omit one of them"),
+        (["config.yaml", "42", "--option", "a=1"], "sets the options itself"),
     ],
 )
 def test_mistakes_are_named(arguments, words):

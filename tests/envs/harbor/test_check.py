@@ -28,7 +28,7 @@ def test_tasks_that_are_right(tmp_path, tree):
     result = check(tmp_path, tree)
     assert result.exit_code == 0, result.output
     assert result.output.count("right  ") == 3
-    assert result.output.endswith("3 of 3 tasks are right\n")
+    assert result.output.endswith("3 of 3 tasks are valid\n")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_tasks_that_are_wrong(tmp_path, tree, parts, problem):
     assert result.exit_code == 1
     assert problem in result.output
     assert f"wrong  {tmp_path}/wrong" in result.output
-    assert result.output.endswith("1 of 2 tasks are right\n")
+    assert result.output.endswith("1 of 2 tasks are valid\n")
 
 
 def test_files_that_are_wrong(tmp_path, tree):
