@@ -57,7 +57,8 @@ class LoraConfig(Config):
     alpha: float = Field(default=32.0, gt=0)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: Literal["all"] | tuple[str, ...] = "all"
-    """Linear layers of the decoder that get an adapter, such as q_proj. Embedding and LM head never do."""
+    """Linear layers of the decoder, such as q_proj, and weights of experts, such as gate_up_proj, that get an adapter.
+    Embedding and LM head never do."""
 
 
 AttentionName = Literal["auto", "fa4", "fa2", "sdpa"]

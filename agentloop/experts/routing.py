@@ -38,7 +38,7 @@ def prepare(model: nn.Module) -> dict[int, nn.Module]:
     blocks: dict[int, nn.Module] = {}
     for name, module in list(model.named_modules()):
         found = _LAYER.search(f"{name}.")
-        if found is not None and _is_experts(getattr(module, "experts", None)):
+        if found is not None and is_experts(getattr(module, "experts", None)):
             blocks[int(found[1])] = module
             if not hasattr(module, "replayed_experts"):
                 kind: Any = type(module)
@@ -74,7 +74,7 @@ def take_choice_if_seen(block: Any) -> Choice | None:
     return Choice(*found[-2:]) if found else None
 
 
-def _is_experts(module: object) -> bool:
+def is_experts(module: object) -> bool:
     """Return whether a module holds the weights of experts as transformers' `use_experts_implementation` marks them."""
     return isinstance(module, nn.Module) and hasattr(module, "is_transposed") and hasattr(module, "num_experts")
 

@@ -1,17 +1,15 @@
 """Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): the trained part of a frozen model.
 
-A linear layer W gets the addition alpha / r B A, with B A of rank r. Engines never see adapters: the weights that are
-published, or saved as a model, are W + alpha / r B A under the name of W.
+A linear layer W, or an expert, gets the addition alpha / r B A, with B A of rank r. Engines never see adapters: the
+weights that are published, or saved as a model, are W + alpha / r B A under the name of W.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,9 @@ from torch.nn import functional as F
 
 from agentloop.config.learner import LoraConfig
 from agentloop.errors import UserError
+from agentloop.experts.routing import is_experts
+from agentloop.trainer.model.experts import adapters
+from agentloop.trainer.model.experts.adapters import ExpertsAdapter, weights_of
 
 _ADAPTERS = ("lora_a", "lora_b")
 _ROUTER = "gate"
@@ -71,20 +72,22 @@ class LoraLinear(nn.Module):
 def add_adapters(
     model: nn.Module, layers: Sequence[nn.Module], config: LoraConfig, dtype: torch.dtype, seed: int
 ) -> None:
-    """Freeze `model`, and give linear layers inside `layers` an adapter in `dtype`, the same on every rank.
+    """Freeze `model`, and give linear layers and experts inside `layers` an adapter in `dtype`, the same on every rank.
 
-    Raises `UserError` if a target is not the name of a linear layer, or for targets `all` in a model with experts.
+    Raises `UserError` if a target is neither the name of a linear layer nor of a weight of experts, or for targets
+    `all` in a model whose experts cannot have adapters.
     """
     model.requires_grad_(False)
     inside = {id(module) for layer in layers for module in layer.modules()}
-    found = {
+    linear = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) in inside and name.rpartition(".")[2] != _ROUTER
     }
-    kinds = sorted({name.rpartition(".")[2] for name in found})
+    experts = {name: module for name, module in adapters.experts_of(model).items() if id(module) in inside}
+    kinds = sorted({name.rpartition(".")[2] for name in linear} | {n for e in experts.values() for n in weights_of(e)})
     wanted = kinds if config.targets == "all" else list(config.targets)
-    if config.targets == "all" and _has_experts(model):
+    if config.targets == "all" and not experts and _has_experts(model):
         raise UserError(
             "learner.lora.targets is all, but the experts of this model do not support adapters. Name the layers: "
             f"learner.lora.targets=[{','.join(kinds)}]."
@@ -94,11 +97,16 @@ def add_adapters(
             f"learner.lora.targets names {', '.join(unknown)}, which is not a linear layer of this model. Its linear "
             f"layers are {', '.join(kinds)}."
         )
-    for name, module in found.items():
+    for name, module in linear.items():
         path, _, kind = name.rpartition(".")
         if kind in wanted:
             adapter = LoraLinear(module, config, dtype, seed=zlib.crc32(name.encode()) ^ seed)
             setattr(model.get_submodule(path), kind, adapter)
+    for name, module in experts.items():
+        for kind in weights_of(module):
+            if kind in wanted:
+                own = zlib.crc32(f"{name}.{kind}".encode()) ^ seed
+                adapters.add_adapter(module, kind, rank=config.rank, alpha=config.alpha, dtype=dtype, seed=own)
 
 
 def _has_experts(model: nn.Module) -> bool:
@@ -114,49 +122,25 @@ def is_adapter(name: str) -> bool:
 
 def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of `model` with merged adapters, one at a time; every rank must consume all of them."""
-    owners = {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+    owners: dict[str, LoraLinear | ExpertsAdapter] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            owners[f"{name}.weight"] = module
+        elif is_experts(module):
+            owners |= {f"{name}.{kind}": adapter for kind, adapter in adapters.adapters_in(module).items()}
     for name, weight in weights:
-        owner, _, kind = name.rpartition(".")
-        if owner not in owners:
-            yield name, weight
-        elif kind not in _ADAPTERS:
-            yield name, owners[owner].merged(weight) if kind == "weight" else weight
+        if not is_adapter(name):
+            yield name, owners[name].merged(weight) if name in owners else weight
 
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context, which gives the initial model."""
-    adapters = [module for module in model.modules() if isinstance(module, LoraLinear)]
-    for adapter in adapters:
+    switched = [module for module in model.modules() if isinstance(module, LoraLinear | ExpertsAdapter)]
+    for adapter in switched:
         adapter.is_on = False
     try:
         yield
     finally:
-        for adapter in adapters:
+        for adapter in switched:
             adapter.is_on = True
-
-
-def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoraConfig, base: Path) -> None:
-    """Write unsharded adapters, given by their names here, to a folder that the library peft reads."""
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    names = {"lora_a": "lora_A", "lora_b": "lora_B"}
-    named = {}
-    for name, weight in weights.items():
-        owner, _, kind = name.rpartition(".")
-        named[f"base_model.model.{owner}.{names[kind]}.weight"] = weight.contiguous()
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    targets = {name.split(".")[-2] for name in weights}
-    settings = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
-        "r": config.rank,
-        "lora_alpha": config.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(targets),
-        "inference_mode": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1) + "\n")

@@ -104,10 +104,12 @@ class ModelShape:
         return self.vocabulary_parameters + self.dense_parameters + self.expert_parameters
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of LoRA adapters of this rank for all linear layers except those of experts."""
+        """Return the parameters of LoRA adapters of this rank for all linear layers, and for each expert."""
         attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
-        mlp = 0 if self.num_experts else 3 * (self.hidden + self.mlp)
-        return self.layers * rank * (attention + mlp)
+        if not self.num_experts:
+            return self.layers * rank * (attention + 3 * (self.hidden + self.mlp))
+        experts = self.expert_parameters // (3 * self.hidden * self.expert_mlp)  # of all layers
+        return rank * (self.layers * attention + experts * (2 * self.hidden + 3 * self.expert_mlp))
 
     def trained_parameters(self, lora_rank: int) -> int:
         """Return the number of trained parameters: those of adapters, or all if `lora_rank` is 0."""

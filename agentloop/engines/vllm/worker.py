@@ -61,7 +61,7 @@ class WeightReceiver:
                 self._agentloop_copies()
                 way = "copies"
             elif self.device.type == "cuda" and is_as_loaded(model):
-                self._agentloop_copies = copies_of(model, mapped)
+                self._agentloop_copies = copies_of(model, mapped, self._agentloop_names().converted(mapped))
                 way = "loader"
             else:
                 self._agentloop_reload(mapped)

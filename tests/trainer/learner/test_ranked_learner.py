@@ -154,6 +154,15 @@ async def test_ranks_equal_one(
     assert_equal(got, expected[name])
 
 
+async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, tmp_path: Path):
+    model, samples = save_small_model("qwen3_moe", tmp_path), _batch().samples
+    case = Case({"lora": {"rank": 2}, "lr": 0.3}, steps=2)
+    expected = await compute(model, case, samples)
+    assert expected.update_norm("model.layers.0.mlp.experts.gate_up_proj") > 0.01
+    layout = Layout(2, {"gather_once": False, "token_budget": 80})
+    assert_equal(await compute(model, case, samples, layout, pool.of(2)), expected)
+
+
 def test_the_cases_differ_from_each_other(expected: dict[str, Result]):
     """Options that did nothing would pass unnoticed."""
     plain = expected["loss ppo"].after

@@ -34,7 +34,7 @@ from agentloop.trainer.learner.progress import (
     random_state,
     set_random_state,
 )
-from agentloop.trainer.model import lora
+from agentloop.trainer.model import lora, peft_format
 from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -145,7 +145,7 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
             write_model_config(source, target, dtype)
             copy_model_extras(source, target)
             if config.lora is not None:
-                lora.save_adapters(target / "adapter", trained, config.lora, source)
+                peft_format.save_adapters(target / "adapter", trained, config.lora, source)
 
 
 def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
