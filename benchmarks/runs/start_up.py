@@ -1,0 +1,129 @@
+"""Measure how long a start takes: `agentloop train` until its first step has ended, `vllm serve` until it answers.
+
+    python -m benchmarks.runs.start_up MODEL [--name NAME] [--config RECIPE] [--set KEY=VALUE] [--serve KEY=VALUE]
+
+Each program starts twice, the first time with empty caches of compiled code (vLLM, inductor, Triton, CUDA). The page
+cache is not emptied. `vllm serve` gets the model, length and share of memory of the run's config; `--serve` sets
+further options. Writes results/start_up_NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from agentloop.api.recipe import load_run_config
+from benchmarks import results_file
+from benchmarks.side_by_side.agentloop_run import AGENTLOOP
+
+_LONGEST = 600.0
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Return the environment of a program whose compiled code is cached below `folder`."""
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
+    return os.environ | {name: str(folder / name.lower()) for name in names}
+
+
+def train(config: str, model: str, overrides: list[str], environment: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Run one step; return the seconds until it has ended, until the process has, and those of the parts."""
+    arguments = [
+        "train",
+        config,
+        f"model={model}",
+        f"run.folder={folder}",
+        "run.steps=1",
+        "data.eval=null",
+        "eval.every=0",
+        "learner.warmup_updates=0",
+        *overrides,
+    ]
+    start = time.perf_counter()
+    with folder.with_suffix(".log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-c", AGENTLOOP, *arguments], check=True, env=environment, stdout=log, stderr=log
+        )
+    seconds = time.perf_counter() - start
+    began = time.time() - seconds
+    metrics = folder / "metrics.jsonl"
+    (line,) = [found for text in metrics.read_text().splitlines() if (found := json.loads(text))["step"] == 1]
+    parts = {name.removeprefix("time/"): round(value, 2) for name, value in line.items() if name.startswith("time/")}
+    return {"first_step_ended": round(metrics.stat().st_mtime - began, 2), "all": round(seconds, 2), "parts": parts}
+
+
+def serve(model: str, options: dict[str, Any], environment: dict[str, str], log: Path) -> dict[str, Any]:
+    """Start `vllm serve`; return the seconds until its first answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
+    start = time.perf_counter()
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [*program, *flags], env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        _wait_for_answer(server, port, model)
+        return {"first_answer": round(time.perf_counter() - start, 2)}
+    finally:
+        os.killpg(server.pid, signal.SIGINT)
+        server.wait(120)
+
+
+def _wait_for_answer(server: subprocess.Popen[bytes], port: int, model: str) -> None:
+    """Ask for one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
+    deadline = time.monotonic() + _LONGEST
+    body = {"model": model, "prompt": "1", "max_tokens": 1}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+        while server.poll() is None and time.monotonic() < deadline:
+            try:
+                if client.post("/v1/completions", json=body).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+    raise RuntimeError(f"vllm serve did not answer; its exit status is {server.poll()}.")
+
+
+def main() -> None:
+    """Start each program cold and warm, and write the seconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--name", default="smollm2")
+    parser.add_argument("--config", default="smollm2")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--serve", action="append", default=[])
+    parser.add_argument("--folder", type=Path, help="keep logs and runs here")
+    args = parser.parse_args()
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="start-up-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    run = load_run_config(args.config, [f"model={args.model}", *args.overrides])
+    given = {"max_model_len", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "dtype"}
+    options = {name: value for name, value in run.engine.options.items() if name in given}
+    options |= dict(pair.split("=", 1) for pair in args.serve)
+    result: dict[str, Any] = {}
+    for state in ("cold", "warm"):
+        environment = caches(folder / "caches-of-serve")
+        result[f"vllm serve, {state}"] = serve(args.model, options, environment, folder / f"serve-{state}.log")
+        environment = caches(folder / "caches-of-train")
+        run_folder = folder / f"train-{state}"
+        result[f"agentloop train, {state}"] = train(args.config, args.model, args.overrides, environment, run_folder)
+        print(json.dumps(result, indent=1), flush=True)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    print(results_file.write(f"start_up_{args.name}", result, gpu=gpu))
+
+
+if __name__ == "__main__":
+    main()
