@@ -16,10 +16,12 @@ def test_all_recipes_are_found():
         "chain",
         "deepeyes",
         "frozen_lake",
+        "reasoning_gym",
         "retool",
         "search_r1",
         "self_play",
         "smollm2",
+        "swe",
         "terminal",
         "text_to_sql",
         "tiny",
@@ -31,7 +33,7 @@ def test_all_recipes_are_found():
 def test_recipe_config_is_consistent(name):
     config = load_run_config(name, [])
     check_trainable(config)
-    if name not in ("self_play", "terminal"):  # games and the tests of tasks give the rewards
+    if name not in ("self_play", "swe", "terminal"):  # games and the tests of tasks give the rewards
         assert load_reward(config.env.reward, config.env.reward_options).name == config.env.reward
     tools = [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
     assert len(Toolset(tools).schemas) == len(config.env.tools)

@@ -1,0 +1,1 @@
+"""SWE tasks: bugs of Python packages, which the packages' own tests notice."""
