@@ -29,6 +29,7 @@ from benchmarks import results_file
 from benchmarks.side_by_side.agentloop_run import AGENTLOOP
 
 _LONGEST = 600.0
+_PARTS = ("load_workers", "load_learner", "load", "rollout", "train", "publish", "step")
 
 
 def caches(folder: Path) -> dict[str, str]:
@@ -59,7 +60,7 @@ def train(config: str, model: str, overrides: list[str], environment: dict[str, 
     began = time.time() - seconds
     metrics = folder / "metrics.jsonl"
     (line,) = [found for text in metrics.read_text().splitlines() if (found := json.loads(text))["step"] == 1]
-    parts = {name.removeprefix("time/"): round(value, 2) for name, value in line.items() if name.startswith("time/")}
+    parts = {name: round(line[f"time/{name}"], 2) for name in _PARTS}
     return {"first_step_ended": round(metrics.stat().st_mtime - began, 2), "all": round(seconds, 2), "parts": parts}
 
 
