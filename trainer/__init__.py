@@ -1,1 +1,1 @@
-"""The trainer. Read `run/run.py` first: it shows how the rooms work together."""
+"""The trainer. Read `run/run.py` first: it shows how the packages work together."""

@@ -1,9 +1,9 @@
-"""Corrections for the gap between the sampling policy and the trained one: weights on the losses of tokens.
+"""Corrections for the gap between the sampling policy and the trained policy: weights on token losses.
 
-The two differ by the engine (kernels and precision) and, for stale trajectories, by the model weights. The ratio of a
-token is that of the old policy of the loss over the sampling policy; it has no gradient. The weights of several
-corrections are multiplied. A token of weight 0 still counts in the averages of the loss, so these do not depend on the
-ratios.
+The policies differ because of the engine (kernels and precision) and, for stale trajectories, because of the model
+weights. The ratio of a token is the probability under the old policy of the loss divided by that under the sampling
+policy; it has no gradient. Weights of several corrections are multiplied. A token with weight 0 still counts in the
+averages of the loss, so these do not depend on the ratios.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CorrectionFn = Callable[["Tensor", TrainedTokens, Any], "Tensor"]
-"""(log_ratio, tokens, options) -> the weight of each token, [num_trained]; log_ratio is log(old / sampling policy)."""
+"""(log_ratio, tokens, options) -> weight of each token, [num_trained]; log_ratio is log(old / sampling policy)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,20 +35,20 @@ class Correction:
     function: CorrectionFn
     options: type[Config]
     tokenwise: Callable[[Any], bool]
-    """Whether, with the given options, the weight of a token depends on no other token."""
+    """Returns whether, with the given options, the weight of a token depends only on that token."""
 
 
 _CORRECTIONS: Registry[Correction] = Registry("correction", "learner.corrections", own="registration")
 
 
 class Level(StrEnum):
-    """Unit whose ratio is taken."""
+    """Unit over which ratios are aggregated."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
     """Product over the sampled tokens of the trajectory: unbiased, with high variance."""
     GEOMETRIC = "geometric"
-    """Geometric mean over the sampled tokens of the trajectory: it does not grow with the length."""
+    """Geometric mean over the sampled tokens of the trajectory: independent of its length."""
 
 
 class LevelOptions(Config):
@@ -64,12 +64,12 @@ def _at_token_level(options: LevelOptions) -> bool:
 def register(
     name: str, options: type[Config], *, tokenwise: Callable[[Any], bool] = lambda options: False
 ) -> Callable[[CorrectionFn], CorrectionFn]:
-    """Register a correction under a name that is not taken yet, with the type of its options (a decorator)."""
+    """Return a decorator that registers a correction under a new name, with the type of its options."""
     return registering(_CORRECTIONS, name, lambda function: Correction(name, function, options, tokenwise))
 
 
 def get(name: str) -> Correction:
-    """Return the registered correction. Raises `UserError` with the nearest name if there is none."""
+    """Return the registered correction. Raises `UserError` with the nearest name for unknown names."""
     return _CORRECTIONS.get(name)
 
 
@@ -85,11 +85,11 @@ def parse_options(correction: Correction, options: Mapping[str, Any]) -> Config:
 
 
 _MAX_LOG = 20.0
-"""Bound of a log ratio, so that a product over thousands of tokens cannot overflow; caps are far below e^20."""
+"""Bound of log ratios, so that products over thousands of tokens do not overflow; caps are far below e^20."""
 
 
 def ratio_at(level: Level, log_ratio: Tensor, tokens: TrainedTokens) -> Tensor:
-    """Return, for each token, its ratio or that of its trajectory, [num_trained]."""
+    """Return the ratio of each token or of its trajectory, [num_trained]."""
     match level:
         case Level.TOKEN:
             found = log_ratio
@@ -152,8 +152,8 @@ class RejectOptions(BoundsOptions):
 def reject(log_ratio: Tensor, tokens: TrainedTokens, options: RejectOptions) -> Tensor:
     """Return 1 if the ratio is within [low, high], else 0 (geometric sequence masking, richardli.xyz/rl-collapse).
 
-    It drops trajectories, or tokens, that the old policy would hardly have sampled. Combine it with a weight, e.g.
-    `truncate` at the level of tokens.
+    It drops trajectories or tokens that the old policy would rarely sample. Combine it with weights, such as `truncate`
+    at token level.
     """
     return _within(ratio_at(options.level, log_ratio, tokens), options.low, options.high)
 
@@ -178,9 +178,9 @@ def _within(ratio: Tensor, low: float, high: float) -> Tensor:
 def interpolated_logprobs(logprobs: Tensor, tokens: TrainedTokens) -> Tensor:
     """Estimate the logprobs under the weights before the batch without a forward pass (A-3PO, arXiv 2512.06547).
 
-    They are log-linear between the sampling policy, `ages` versions ago, and the current one:
-    (1 - a) log sampled + a log current, with a = age / (age + 1). So a token of age 0 keeps its sampled logprob. The
-    result is detached, [num_trained].
+    They are log-linear between the sampling policy, `ages` versions ago, and the current policy: (1 - a) log sampled +
+    a log current, with a = age / (age + 1). So a token of age 0 keeps its sampled logprob. The result is detached,
+    [num_trained].
     """
     ages = tokens.ages.to(logprobs.dtype)
     return tokens.rollout_logprobs + ages / (ages + 1) * (logprobs.detach() - tokens.rollout_logprobs)

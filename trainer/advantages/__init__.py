@@ -1,8 +1,8 @@
-"""Advantages: functions from the rewards of finished groups to the advantages of their sampled tokens.
+"""Advantages: functions from the rewards of finished groups to advantages of their sampled tokens.
 
-They come after the reward and before the batch. A reward of None, or one that is not finite, means that the judge
-failed. Such a trajectory counts in no statistics, and its advantage is NaN so that the caller drops it. It is never
-treated as a reward of 0.
+They are computed after rewards and before the batch. A reward of None, or one that is not finite, means that scoring
+failed. Such a trajectory is excluded from all statistics, and its advantage is NaN so that the caller drops it. It is
+never treated as a reward of 0.
 """
 
 from agentloop.trainer.advantages import gae, normalised, process, relative, turns

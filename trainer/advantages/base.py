@@ -1,4 +1,4 @@
-"""The registry of advantages, and functions that several of them share."""
+"""Registry of advantages, and functions that several of them share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RewardFn = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """rewards of one group -> advantages, both [n]; n >= 2 and the rewards are not all equal."""
 
 OutcomeFn = Callable[[Sequence[Sequence[Outcome]], Any], list[list[AdvantageValue]]]
-"""(groups, options) -> the advantage of each outcome; the groups hold all judged trajectories of a step."""
+"""(groups, options) -> advantage of each outcome; groups have all judged trajectories of a step."""
 
 TargetsFn = Callable[[Outcome, Any], NDArray[np.float32]]
 """(outcome, options) -> the critic's target at each sampled token, [num_sampled]."""
@@ -37,7 +37,8 @@ class Advantage:
     function: OutcomeFn
     options: type[Config]
     compares: bool
-    """Whether it compares the episodes of a task: a group then needs two, and gives no gradient if all are equal."""
+    """Whether it compares the episodes of a task. If so, a group needs two, and has no gradient if their rewards are
+    equal."""
     needs_greedy: bool
     """Whether it needs `Outcome.baseline`."""
     needs_process_rewards: bool
@@ -58,15 +59,15 @@ def register_outcomes(
     needs_process_rewards: bool = False,
     value_targets: TargetsFn | None = None,
 ) -> Callable[[OutcomeFn], OutcomeFn]:
-    """Register an advantage under a name that is not taken yet, with the type of its options (a decorator)."""
+    """Return a decorator that registers an advantage under a new name, with the type of its options."""
     needs = compares, needs_greedy, needs_process_rewards
     return registering(_ADVANTAGES, name, lambda function: Advantage(name, function, options, *needs, value_targets))
 
 
 def register(name: str) -> Callable[[RewardFn], RewardFn]:
-    """Register a function of the rewards of one group under a name (a decorator).
+    """Return a decorator that registers a function of the rewards of one group under a new name.
 
-    A group with fewer than two rewards, or with equal rewards, does not tell which trajectory was better. Its
+    A group with fewer than two rewards, or with equal rewards, does not show which trajectory was better. Its
     advantages are 0, and the function is not called.
     """
 
@@ -81,7 +82,7 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
 
 
 def get(name: str) -> Advantage:
-    """Return the registered advantage. Raises `UserError` with the nearest name if there is none."""
+    """Return the registered advantage. Raises `UserError` with the nearest name for unknown names."""
     return _ADVANTAGES.get(name)
 
 
@@ -127,10 +128,10 @@ def relative(values: NDArray[np.float64], function: RewardFn) -> NDArray[np.floa
 
 
 def discounted(values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-    """Return the sum of gamma^d times the value d places later, from each place on, [n]."""
+    """Return discounted sums, [n]: at each index i the sum over d >= 0 of gamma^d * values[i + d]."""
     backwards = values[::-1]
     if gamma == 1.0:
         return np.cumsum(backwards)[::-1]
-    # A loop over a list: over millions of array elements it would take seconds.
+    # A loop over a list: looping over millions of array elements would take seconds.
     sums = accumulate(backwards.tolist(), lambda later, value: value + gamma * later)
     return np.fromiter(sums, np.float64, len(values))[::-1]

@@ -20,22 +20,22 @@ class GaeOptions(Config):
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per sampled token."""
     lam: float = Field(default=1.0, ge=0, le=1)
-    """Weight of the return against the critic's values: 1 has no bias, less has less variance."""
+    """GAE's lambda: 1 has no bias, lower values rely more on the critic and have less variance."""
     critic_lam: float = Field(default=1.0, ge=0, le=1)
     """`lam` of the critic's targets; at 1 they do not depend on the critic (VC-PPO, arXiv 2503.01491)."""
 
 
 def value_targets(outcome: Outcome, options: GaeOptions) -> NDArray[np.float32]:
-    """Return the critic's target at each sampled token, V + its advantage with `critic_lam`, [num_sampled]."""
+    """Return the critic's target at each sampled token, value + advantage with `critic_lam`, [num_sampled]."""
     assert outcome.values is not None
     return (outcome.values + _gae(outcome, options.gamma, options.critic_lam)).astype(np.float32)
 
 
 @register_outcomes("gae", GaeOptions, compares=False, value_targets=value_targets)
 def gae(groups: Sequence[Sequence[Outcome]], options: GaeOptions) -> list[list[AdvantageValue]]:
-    """Return the sum of (gamma lam)^k (r + gamma V' - V) over k tokens later, normalised over all tokens of the step.
+    """Return sums of (gamma lam)^k (r + gamma V' - V) of the k-th later token, normalised over all tokens of the step.
 
-    The reward of a turn counts at its last token, a penalty at its token, and the rest of the reward at the very end.
+    The reward of a turn is at its last token, a penalty at its token, and the rest of the reward at the last token.
     """
     return normalise([[_gae(outcome, options.gamma, options.lam) for outcome in group] for group in groups])
 

@@ -39,7 +39,7 @@ def reinforce_pp_baseline(groups: Sequence[Sequence[Outcome]], options: NoOption
 
 
 def _returns(outcome: Outcome, gamma: float) -> NDArray[np.float64]:
-    """Return the discounted return from each sampled token on, [num_sampled]; the final reward is at the last one."""
+    """Return the discounted return at each sampled token, [num_sampled]; the final reward is at the last token."""
     rewards = np.zeros(outcome.num_sampled) if outcome.penalties is None else -outcome.penalties
     if len(rewards):
         rewards[-1] += outcome.final_reward

@@ -16,30 +16,30 @@ class Outcome:
 
     trajectory: Trajectory
     shaping: float = 0.0
-    """Added to the reward of the trajectory."""
+    """Shaping that is added to the reward of the trajectory."""
     penalties: NDArray[np.float64] | None = None
-    """[num_sampled]; subtracted from the reward at each sampled token."""
+    """Penalties that are subtracted from the reward at each sampled token, [num_sampled]."""
     other_penalties: float = 0.0
-    """Sum of the penalties of the episode's other streams, which are subtracted from its reward too."""
+    """Sum of the penalties of the episode's other streams, which are also subtracted from the reward."""
     other_sampled: int = 0
     """Number of sampled tokens of the episode's other streams."""
     baseline: float | None = None
-    """Reward of the greedy episode of the same task with shaping and penalties, if one was judged."""
+    """Reward of the greedy episode of the same task, with shaping and penalties, if it was judged."""
 
     values: NDArray[np.float32] | None = None
-    """[num_sampled]; the critic's value of the state before each sampled token."""
+    """Critic's value of the state before each sampled token, [num_sampled]."""
     process_rewards: NDArray[np.float32] | None = None
-    """[num_sampled]; the process reward model's reward of each sampled token."""
+    """Process reward model's reward of each sampled token, [num_sampled]."""
 
     @property
     def final_reward(self) -> float:
-        """The reward with shaping, without the penalties of tokens."""
+        """Reward with shaping, without penalties of tokens."""
         assert self.trajectory.reward is not None
         return self.trajectory.reward + self.shaping
 
     @property
     def reward(self) -> float:
-        """The reward with shaping and penalties."""
+        """Reward with shaping and penalties."""
         own = 0.0 if self.penalties is None else float(self.penalties.sum())
         return self.final_reward - own - self.other_penalties
 
@@ -49,13 +49,13 @@ class Outcome:
 
     @property
     def turn_lengths(self) -> NDArray[np.int64]:
-        """Sampled tokens of each turn, [num_turns]."""
+        """Number of sampled tokens of each turn, [num_turns]."""
         segments = self.trajectory.sampled_segments()
         return np.array([segment.end - segment.start for segment in segments], dtype=np.int64)
 
     @property
     def turn_rewards(self) -> NDArray[np.float64]:
-        """Rewards of the environment and its tools per turn, [num_turns]; the last turn includes all later ones."""
+        """Reward of each turn from the environment and its tools, [num_turns]; the last turn also has later ones."""
         rewards = np.zeros(self.trajectory.num_turns)
         given = np.array(self.trajectory.turn_rewards, dtype=np.float64)
         if len(rewards):
@@ -66,9 +66,9 @@ class Outcome:
 
     @property
     def states(self) -> list[bytes]:
-        """Token bytes shown to the model just before each turn, [num_turns]: the prompt, or all since its last turn.
+        """Bytes of the tokens since the previous turn (for the first turn: of the prompt), one item per turn.
 
-        They are equal for turns in the same state, however the episode got there.
+        Turns in the same state have equal bytes, regardless of how the episode reached the state.
         """
         found, shown = [], b""
         ids = self.trajectory.token_ids

@@ -1,4 +1,4 @@
-"""Advantages from the rewards of sampled tokens by a process reward model that learns from outcomes alone."""
+"""Advantages from token rewards of a process reward model that learns only from outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PrimeOptions(Config):
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per sampled token."""
     process_weight: float = Field(default=1.0, ge=0)
-    """Weight of the token rewards; that of the outcome is 1."""
+    """Weight of the token rewards; the outcome has weight 1."""
 
 
 @register_outcomes("prime", PrimeOptions, needs_process_rewards=True)

@@ -1,4 +1,4 @@
-"""One advantage per trajectory: its reward relative to those of the other episodes of the same task."""
+"""One advantage per trajectory: its reward relative to the other episodes of the same task."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @register("dr_grpo")
 def dr_grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return r - mean (arXiv 2503.20783): dividing by std favours groups that are nearly all right or all wrong."""
+    """Return r - mean: dividing by std overweights groups that are almost all right or all wrong (arXiv 2503.20783)."""
     return rewards - rewards.mean()
 
 
 @register("rloo")
 def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return r - mean of the others, which is an unbiased baseline (arXiv 2402.14740)."""
+    """Return r - mean of the other rewards, an unbiased baseline (arXiv 2402.14740)."""
     n = len(rewards)
     return (rewards - rewards.mean()) * (n / (n - 1))
 
@@ -41,7 +41,8 @@ def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 def gpg(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
     """Return r - mean, scaled up if few trajectories of the step have a reward (GPG, arXiv 2504.02546, as in verl).
 
-    The scale is the number of trajectories of the step over those whose reward is not 0. Use it with loss `reinforce`.
+    The scale is the number of trajectories of the step divided by the number with a nonzero reward. Use it with loss
+    `reinforce`.
     """
     rewards = [rewards_of(group) for group in groups]
     num_rewarded = sum(int((values != 0).sum()) for values in rewards)
@@ -51,9 +52,9 @@ def gpg(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[Ad
 
 @register_outcomes("opo")
 def opo(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
-    """Return r - the mean reward weighted by the sampled tokens of each episode (arXiv 2505.23585).
+    """Return r - mean reward weighted by the number of sampled tokens of each episode (OPO, arXiv 2505.23585).
 
-    This is close to the baseline of least variance, because a longer trajectory has a larger gradient.
+    This approximates the baseline with minimal variance, because longer trajectories have larger gradients.
     """
     return [_opo(group) for group in groups]
 
@@ -67,7 +68,7 @@ def _opo(group: Sequence[Outcome]) -> list[AdvantageValue]:
 
 @register_outcomes("remax", compares=False, needs_greedy=True)
 def remax(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
-    """Return r - reward of the greedy episode of the task, or 0 if that one was not judged (arXiv 2310.10505)."""
+    """Return r - reward of the greedy episode of the task, or 0 if that was not judged (ReMax, arXiv 2310.10505)."""
     return [
         [0.0 if outcome.baseline is None else outcome.reward - outcome.baseline for outcome in group]
         for group in groups

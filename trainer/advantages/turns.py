@@ -1,4 +1,4 @@
-"""One advantage per turn, for environments that reward turns; discounts count turns, not tokens."""
+"""One advantage per turn, for environments that reward turns; discounts apply per turn, not per token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TurnGrpoOptions(Config):
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per turn."""
     outcome_weight: float = Field(default=1.0, ge=0)
-    """Weight of the rest of the reward, whose advantage is the same for all turns of an episode."""
+    """Weight of the rest of the reward, which gives all turns of an episode the same advantage."""
     normalise: bool = True
     """Whether to divide by the standard deviation."""
 
@@ -30,8 +30,8 @@ class TurnGrpoOptions(Config):
 def turn_grpo(groups: Sequence[Sequence[Outcome]], options: TurnGrpoOptions) -> list[list[AdvantageValue]]:
     """Return discounted returns of normalised turn rewards, plus GRPO of the rest of the reward.
 
-    Turn rewards are normalised over all turns of the group. This is DeepSeekMath's GRPO with process supervision
-    (arXiv 2402.03300, 4.1.3) with turns as its steps. Outcome and turn parts add up as in MT-GRPO (arXiv 2505.11821).
+    Turn rewards are normalised over all turns of the group: DeepSeekMath's GRPO with process supervision (arXiv
+    2402.03300, 4.1.3) with turns as steps. Outcome and turn parts are added as in MT-GRPO (arXiv 2505.11821).
     """
     return [_turn_grpo(group, options) for group in groups]
 
@@ -65,8 +65,8 @@ class GigpoOptions(Config):
 def gigpo(groups: Sequence[Sequence[Outcome]], options: GigpoOptions) -> list[list[AdvantageValue]]:
     """Return GRPO over episodes plus GRPO over turns taken in the same state (arXiv 2505.10978).
 
-    The second part compares the discounted returns of these turns across the episodes of a task. A state that occurs
-    once adds nothing.
+    The second part compares the discounted returns of turns in the same state across the episodes of a task. A state
+    that occurs only once adds nothing.
     """
     return [_gigpo(group, options) for group in groups]
 
@@ -96,7 +96,7 @@ def _same_states(group: Sequence[Outcome]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _rewards_with_outcome(outcome: Outcome) -> NDArray[np.float64]:
-    """Return the reward of each turn, [num_turns]; the last turn has the rest of the reward."""
+    """Return the reward of each turn, [num_turns]; the last turn includes the rest of the reward."""
     rewards = outcome.turn_rewards
     if len(rewards):
         rewards[-1] += outcome.reward - rewards.sum()

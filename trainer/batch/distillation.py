@@ -1,4 +1,4 @@
-"""On-policy distillation: a teacher's log-probabilities of sampled tokens become part of their advantages."""
+"""On-policy distillation: add a teacher's log-probabilities of sampled tokens to their advantages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def distilled(
     """Add weight * (log teacher - log policy) to the advantage of each sampled token (arXiv 2306.13649).
 
     `teacher` has the teacher's log-probabilities of the sampled tokens of each sample, [num_sampled]. The policy is the
-    one that sampled them, so the mean difference estimates the reverse KL, which the metrics have, in nats a token.
+    sampling policy, so the mean difference estimates the reverse KL, which is reported as a metric in nats per token.
     """
     gaps = [
         (scores - sample.logprobs[sample.loss_mask]).astype(np.float32)
@@ -45,7 +45,7 @@ def distilled(
 
 
 class TeacherEndpoint:
-    """A teacher behind an OpenAI API whose completions return `prompt_logprobs`, as those of vLLM do."""
+    """A teacher behind an OpenAI API whose completions return `prompt_logprobs`, like those of vLLM."""
 
     def __init__(self, url: str, served_name: str = "") -> None:
         self._url = url.rstrip("/")
@@ -55,7 +55,7 @@ class TeacherEndpoint:
     def __call__(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """Return the teacher's log-probabilities of the sampled tokens of each sample, at temperature 1.
 
-        Raises `UserError` if the service cannot be reached, refuses a request or returns no log-probabilities.
+        Raises `UserError` if the service is unreachable, rejects a request or returns no log-probabilities.
         """
         if any(sample.images for sample in samples):
             raise UserError(
@@ -95,7 +95,7 @@ class TeacherEndpoint:
                     return answer.json()
                 if last or answer.status_code not in RETRIED:
                     raise UserError(
-                        f"The teacher at {self._url} refused a request with {answer.status_code}: "
+                        f"The teacher at {self._url} rejected a request with status {answer.status_code}: "
                         f"{answer.text[:300]}. Its context must be longer than the episodes, and "
                         "algorithm.distillation.served_name one of its models."
                     )

@@ -1,4 +1,4 @@
-"""Make the `TrainBatch` of a step from its finished groups."""
+"""Build the `TrainBatch` of a step from its finished groups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ def make_batch(
 ) -> TrainBatch:
     """Compute the advantages of all groups and return their trajectories as one batch, in order.
 
-    `policy_version` is that of the weights to be trained. Tokens sampled before `oldest_version` carry no loss.
-    `greedy` has one greedy episode of each group's task, for an advantage that needs it. Raises `UserError` for an
+    `policy_version` is the version of the weights to train. Tokens sampled before `oldest_version` carry no loss.
+    `greedy` has one greedy episode for the task of each group, for advantages that need it. Raises `UserError` for an
     unknown advantage.
 
-    Branches are trained too (`judge`). A trajectory without a reward counts neither in the statistics nor in the batch.
-    One with a reward but no sampled token counts in the statistics only: it is an outcome of the policy, but there is
-    nothing to train on.
+    Branches are trained, too (`judge`). A trajectory without a reward is excluded from statistics and batch. A
+    trajectory with a reward but no sampled token counts only in the statistics: there is nothing to train on.
     """
     algorithm = algorithm or AlgorithmConfig()
     advantage = advantages.get(algorithm.advantage)

@@ -1,4 +1,4 @@
-"""From finished groups to the advantage of each token stream, and the groups that have no gradient."""
+"""Compute the advantage of each token stream in finished groups, and find groups without a gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNJUDGED = "unjudged"
 """Reason to drop a group: too few of its episodes have a reward to compare them."""
 
 ScoreFn = Callable[[Sequence[Sample]], Sequence[NDArray[np.float32]]]
-"""samples -> a model's values for the sampled tokens of each sample, [num_sampled] each."""
+"""samples -> values of a model for the sampled tokens of each sample, [num_sampled] each."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +45,7 @@ class JudgedStream:
 
     outcome: Outcome
     episode: int
-    """Number of the episode in the step; its streams share it."""
+    """Index of the episode in the step, shared by its streams."""
     advantage: AdvantageValue
 
     @property
@@ -60,11 +60,12 @@ def judge(
     greedy: Sequence[Trajectory] | None = None,
     models: TokenModels | None = None,
 ) -> list[JudgedStream]:
-    """Return all streams of the judged episodes with their advantages, in order.
+    """Return all streams of judged episodes with their advantages, in order.
 
-    `greedy` has one greedy episode of each group's task, for an advantage that needs it. Each branch is judged as if it
-    were its whole episode, so an episode counts once in the statistics of its group, however many branches it has. Its
-    overlong penalty and the KL in its reward are those of all its streams. Raises `UserError` for an unknown advantage.
+    `greedy` has one greedy episode for the task of each group, for advantages that need it. Each branch is judged as if
+    it were the whole episode, so an episode counts once in the statistics of its group, however many branches it has.
+    The overlong penalty and the KL in the reward cover all streams of the episode. Raises `UserError` for an unknown
+    advantage.
     """
     advantage = advantages.get(algorithm.advantage)
     options = advantages.parse_options(advantage, algorithm.advantage_options)
@@ -86,7 +87,7 @@ def is_judged(trajectory: Trajectory) -> bool:
 
 
 def reason_to_drop(trajectory: Trajectory, algorithm: AlgorithmConfig) -> str | None:
-    """Return why a judged stream is not trained, or None."""
+    """Return why a judged stream is not trained; None if it is."""
     if trajectory.num_sampled == 0:
         return NO_SAMPLED_TOKENS
     reason = trajectory.stop_reason
@@ -94,9 +95,9 @@ def reason_to_drop(trajectory: Trajectory, algorithm: AlgorithmConfig) -> str | 
 
 
 def reason_without_gradient(group: Sequence[Trajectory], algorithm: AlgorithmConfig) -> str | None:
-    """Return why no token of a group would have an advantage: `UNJUDGED`, `EQUAL` or as `reason_to_drop`; else None.
+    """Return why no token of a group would have an advantage (`UNJUDGED`, `EQUAL` or as `reason_to_drop`), or None.
 
-    The advantage must follow from the group alone: it compares episodes, and needs no other model (`judges_alone`).
+    Valid only if the rewards of the group determine the advantage (`judges_alone`).
     """
     streams = [(stream, reason_to_drop(stream.trajectory, algorithm)) for stream in judge([group], algorithm)]
     if any(np.any(stream.advantage) for stream, reason in streams if reason is None):
@@ -107,7 +108,7 @@ def reason_without_gradient(group: Sequence[Trajectory], algorithm: AlgorithmCon
 
 
 def judges_alone(algorithm: AlgorithmConfig) -> bool:
-    """Return whether the rewards of a group alone tell if it has a gradient."""
+    """Return whether the rewards of a group alone determine whether it has a gradient."""
     advantage = advantages.get(algorithm.advantage)
     needs_model = advantage.value_targets is not None or advantage.needs_process_rewards or algorithm.kl_in_reward > 0
     needs_model = needs_model or algorithm.distillation is not None
@@ -120,7 +121,7 @@ def _outcomes(
     algorithm: AlgorithmConfig,
     models: TokenModels,
 ) -> list[list[list[Outcome]]]:
-    """Return the outcomes of the streams of each episode of each group. Greedy episodes are shaped like the others."""
+    """Return the outcomes of the streams of each episode of each group; greedy episodes get the same shaping."""
     groups = [[_streams(trajectory) for trajectory in group] for group in judged]
     compared = [_streams(trajectory) if is_judged(trajectory) else [] for trajectory in greedy]
     streams = [stream for group in groups for episode in group for stream in episode]
@@ -146,7 +147,7 @@ def _outcome_of(
     """Return the outcome of one stream of an episode, whose shaping depends on all its streams."""
     stream = episode[place]
     others = [each for each in episode if each is not stream and each.role == stream.role]
-    # Branches without a reward of their own were sampled as well.
+    # Branches without their own reward were sampled, too.
     sampled = [each for each in (episode[0], *episode[0].branches) if each.role == stream.role]
     num_sampled = sum(each.num_sampled for each in sampled)
     return Outcome(
@@ -170,7 +171,7 @@ def _advantages(
     """Return `id()` of each outcome -> its advantage.
 
     Round 0 compares the trajectories. Round k compares branch k of each episode that has one with the trajectories of
-    the other episodes. A stream with a role is compared with all streams of that role instead.
+    the other episodes. Streams with a role are instead compared with all streams of that role.
     """
     values: dict[int, AdvantageValue] = {}
     for role in sorted(
@@ -191,7 +192,7 @@ def _advantages(
 
 
 def _scores(streams: Sequence[Trajectory], score: ScoreFn | None) -> dict[int, NDArray[np.float32]]:
-    """Return `id()` of each stream that has sampled tokens -> the scores of these, [num_sampled]."""
+    """Return `id()` of each stream with sampled tokens -> scores of these tokens, [num_sampled]."""
     sampled = [stream for stream in streams if stream.num_sampled > 0]
     if score is None or not sampled:
         return {}

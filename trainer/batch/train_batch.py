@@ -1,4 +1,4 @@
-"""`TrainBatch`: the trajectories of a learner step as arrays, with their advantages."""
+"""`TrainBatch`: the trajectories of a learner step as arrays with advantages."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ class Sample:
     advantage: float | NDArray[np.float32] = 1.0
     """One advantage for the trajectory, or one per sampled token, [num_sampled]."""
     old_logprobs: NDArray[np.float32] | None = None
-    """[num_sampled]; logprobs under the weights before the first update on the batch."""
+    """Logprobs under the weights before the first update on the batch, [num_sampled]."""
     reference_logprobs: NDArray[np.float32] | None = None
-    """[num_sampled]; logprobs under the reference model."""
+    """Logprobs under the reference model, [num_sampled]."""
     rival: float | None = None
-    """Log-ratio to the reference, summed over its tokens, of the other answer of a preference pair."""
+    """Summed log-ratio to the reference of the other answer in a preference pair."""
     policy_version: int = 0
     """Version of the weights before the first update on the batch."""
     reward: float = 0.0
     trajectory_id: str = ""
     group_id: str = ""
     episode: int | None = None
-    """Number of the episode in the step, which its branches share; None: the sample is an episode of its own."""
+    """Index of the episode in the step, shared by its branches; None: the sample is a separate episode."""
     images: tuple[PlacedImage, ...] = ()
     """Images in the order of the tokens."""
     routed: NDArray[np.int16] | None = None
-    """Experts that the engine used for the first tokens, [num_routed, decoder layers, k]; None if it does not tell."""
+    """Experts that the engine used for the first tokens, [num_routed, decoder layers, k]; None if it does not return
+    them."""
     constrained: tuple[ConstrainedTurn, ...] = ()
     """Turns that were sampled with a grammar, in the order of the tokens."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(sizes) != 1:
-            raise ValueError(f"the arrays of sample {self.trajectory_id!r} differ in length: {sorted(sizes)}")
+            raise ValueError(f"the arrays of sample {self.trajectory_id!r} have different lengths: {sorted(sizes)}")
         if len(self.loss_mask) and self.loss_mask[0]:
             raise ValueError(f"the first token of sample {self.trajectory_id!r} is sampled, but no token predicts it")
         if any(image.end > len(self.token_ids) for image in self.images):
@@ -135,19 +136,18 @@ class TrainBatch:
 
     samples: Sequence[Sample]
     num_groups: int = 0
-    """Groups given to the batch, including those without any sample left."""
+    """Number of groups in the batch, including those without a remaining sample."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Trajectories that cannot be trained on: reason -> count."""
+    """Reason -> number of trajectories that cannot be trained on."""
     num_too_old: int = 0
-    """Sampled tokens that carry no loss because their weights are too old."""
+    """Number of sampled tokens that carry no loss because the weights that sampled them are too old."""
     auxiliary_samples: Sequence[Sample] = ()
-    """The samples of the auxiliary model, whose `advantage` holds its targets.
+    """Samples for the auxiliary model, with its targets as `advantage`.
 
-    For a critic these are value targets, and `old_logprobs` holds its values before the step. For a process reward
-    model it is the outcome.
+    A critic gets value targets, and its values before the step as `old_logprobs`; a process reward model gets outcomes.
     """
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of how the batch was made."""
+    """Metrics from building the batch."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -164,7 +164,7 @@ class TrainBatch:
 
 
 def supervised_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:
-    """Return a batch for the `sft` loss: every sampled token has advantage 1, and rewards do not matter."""
+    """Return a batch for the `sft` loss: every sampled token has advantage 1, regardless of rewards."""
     kept = [trajectory for trajectory in trajectories if trajectory.num_sampled > 0]
     dropped = {NO_SAMPLED_TOKENS: len(trajectories) - len(kept)} if len(kept) < len(trajectories) else {}
     return TrainBatch(samples=[Sample.from_trajectory(trajectory) for trajectory in kept], dropped=dropped)

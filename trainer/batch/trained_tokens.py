@@ -37,13 +37,13 @@ class TrainedTokens:
     rollout_logprobs: Tensor
     """float32; logprobs under the sampling policy, from the engine."""
     ages: Tensor
-    """int32; versions between the sampling policy and the weights before the batch, 0 or more."""
+    """int32; number of versions between the sampling policy and the weights before the batch, 0 or more."""
     advantages: Tensor
     """float32."""
     weights: Tensor
     """float32; the loss of the mini-batch is the sum of loss * weight."""
     sequences: Tensor
-    """int64; index of the token's trajectory in the micro-batch, ascending from 0."""
+    """int64; index of the token's trajectory in the micro-batch, ascending."""
     counts: Tensor
     """[num_sequences] int64; number of trained tokens of each trajectory."""
     old_logprobs: Tensor | None = None
@@ -51,7 +51,8 @@ class TrainedTokens:
     reference_logprobs: Tensor | None = None
     """float32; logprobs under the reference model, if there is one."""
     rivals: Tensor | None = None
-    """float32; log-ratio to the reference of the other answer of a preference pair, the same for all tokens of one."""
+    """float32; log-ratio to the reference of the other answer in a preference pair, equal for all tokens of an
+    answer."""
     sizes: NDArray[np.int64] | None = None
     """`counts` on the host."""
 
@@ -62,7 +63,7 @@ class TrainedTokens:
         weights: Sequence[float] | np.ndarray,
         device: torch.device,
     ) -> TrainedTokens:
-        """Return the trained tokens of samples; `weights[i]` is the weight of each of sample i's, [num_samples]."""
+        """Return the trained tokens of samples; `weights` [num_samples] has the weight of each token of a sample."""
         counts = np.array([sample.num_sampled for sample in samples], np.int64)
 
         def send(array: np.ndarray) -> Tensor:
@@ -70,7 +71,7 @@ class TrainedTokens:
 
         def optional(arrays: list[np.ndarray | None]) -> Tensor | None:
             known = [array for array in arrays if array is not None]
-            assert len(known) in (0, len(arrays)), "all samples of a batch have the field, or none has"
+            assert len(known) in (0, len(arrays)), "either all samples of a batch have the field or none"
             return send(np.concatenate(known)) if known else None
 
         return cls(
@@ -92,7 +93,7 @@ class TrainedTokens:
     def rows(self, rows: slice | Tensor) -> TrainedTokens:
         """Return some of the tokens, by a slice or int64 indices, for a tokenwise loss.
 
-        `sequences` and `counts` stay those of all tokens.
+        `sequences` and `counts` still refer to all tokens.
         """
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return TrainedTokens(

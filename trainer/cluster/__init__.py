@@ -1,1 +1,1 @@
-"""Ray: sessions, GPU reservations and learner ranks. Workers and learners come after it, configuration before."""
+"""Ray: sessions, GPU reservations and learner ranks, on which workers and learners build."""

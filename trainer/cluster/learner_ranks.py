@@ -1,12 +1,12 @@
 """The ranks of a learner: rank 0 in this process, each other rank in a Ray actor, on this node or another one.
 
     driver (rank 0)                        RankActor 1 .. n-1
-    run(local, function, *args)  ------->  function(objects, *args)    all meet in collectives of torch.distributed
+    run(local, function, *args)  ------->  function(objects, *args)    all call collectives of torch.distributed
           local()                                 |
           <------------- done --------------------+
 
 Ray's object store holds the arguments once, and all ranks of a node map the same arrays. Ranks return nothing. If a
-rank dies, or raises an error that is not a `UserError`, all ranks end, because none could continue.
+rank dies, or raises an error other than `UserError`, all ranks are ended, because none can continue.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 PATIENCE = 900.0
-"""Seconds after which ranks write their stacks; most calls take seconds."""
+"""Seconds after which ranks log their stacks; most calls take seconds."""
 _SETTLE_SECONDS = 10.0
-"""Seconds to find the rank that broke a collective of the others."""
+"""Seconds to wait for the failure that caused an error in a collective."""
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "AGENTLOOP_")
 """Prefixes of environment variables that ranks copy from this process."""
 _OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class LearnerRanks:
-    """All ranks of a learner, in equal parts on `nodes` nodes of Ray, this one first.
+    """All ranks of a learner, spread equally over `nodes` Ray nodes, this node first.
 
-    With a `reservation` that has GPUs each rank gets one of these; else rank n of a node uses the nth GPU of the node.
-    Connects to Ray if this process is not connected: a learner on one node starts Ray, and one on several nodes joins
-    the cluster that runs here.
-    Raises `UserError` if there are too few nodes or devices.
+    If the `reservation` has GPUs, each rank gets one of them; otherwise rank n of a node uses GPU n of the node.
+    Connects to Ray if this process is not connected: a learner on one node starts Ray, a learner on several nodes joins
+    the cluster that runs on this machine. Raises `UserError` if there are too few nodes or devices.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class LearnerRanks:
     def _check(self, reservation: GpuReservation | None) -> None:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise UserError(
-                "A learner of several ranks is open in this process, which can have only one process group. Close that "
-                "learner first, or pass its ranks to the new one."
+                "This process already has a learner with several ranks, and can have only one process group. Close "
+                "that learner first, or pass its ranks to the new learner."
             )
         if self.device == "cuda" and reservation is None and self._per_node > torch.cuda.device_count():
             raise UserError(
@@ -132,16 +131,16 @@ class LearnerRanks:
         self._everywhere(join, join_there)
 
     def _threads(self) -> int | None:
-        """Return the CPU threads of a rank beyond the first."""
+        """Return the number of CPU threads of each rank but the first; None: torch's default."""
         if "OMP_NUM_THREADS" in os.environ:
             return int(os.environ["OMP_NUM_THREADS"])
         return max((os.cpu_count() or 1) // self._per_node, 1) if self.device == "cpu" else None
 
     def run(self, local: Callable[[], T], function: Callable[..., None], *args: Any, aside: bool = False) -> T:
-        """Call `local()` here and `function(objects, *args)` on all other ranks; return when all are done.
+        """Call `local()` on this rank and `function(objects, *args)` on all others; return when all are done.
 
-        With `aside` the ranks take further calls meanwhile. Raises the error of `local`, a `UserError` that
-        the ranks raise, or a `UserError` that names a rank that died.
+        With `aside` the ranks accept further calls meanwhile. Raises the error of `local`, a `UserError` that the ranks
+        raise, or a `UserError` that names a rank that died.
         """
         arguments = session.require_ray().put(args)
 
@@ -176,7 +175,7 @@ class LearnerRanks:
         return here.result()
 
     def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException) -> None:
-        """End all ranks, and raise the error of the rank that failed first."""
+        """End all ranks; raise the error of the rank that failed first."""
         with self._lock:
             culprit, cause = self._culprit(answers, here, error)
             if culprit is not None and self._failure is None:
@@ -190,7 +189,7 @@ class LearnerRanks:
     def _culprit(
         self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException
     ) -> tuple[int | None, BaseException]:
-        """Return a rank that died, else the first that raised; None if only rank 0 raised."""
+        """Return a rank that died, or else the first that raised, and its error; None if only rank 0 raised."""
         deadline = monotonic() + _SETTLE_SECONDS
         ended = dict.fromkeys(answer for answer in answers if answer.done())
         while not any(_died(answer) for answer in ended) and monotonic() < deadline:
@@ -223,10 +222,10 @@ class LearnerRanks:
         return self._reservation.nodes[rank // self._per_node].name
 
     def _end(self, here: Future[Any]) -> None:
-        """Kill all other ranks, so that no collective of this process waits for them."""
+        """Kill all other ranks, and abort collectives of this process that wait for them."""
         self._kill()
-        self._store = None  # closes it: ranks that wait there for a dead rank get an error
-        # gloo ends a collective after its peer died; NCCL has to be aborted.
+        self._store = None  # closes the store, so that ranks that wait for a dead rank get an error
+        # gloo ends a collective when a peer dies; NCCL must be aborted.
         if self.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         wait([here], timeout=_SETTLE_SECONDS)
@@ -238,8 +237,8 @@ class LearnerRanks:
 
     def _say_where(self) -> None:
         _log.warning(
-            "A call of the learner's ranks takes more than %g s and may hang. The stacks of rank 0 follow; those of "
-            "the other ranks are in their logs on their nodes (%s/worker-*.err).",
+            "A call on the learner's ranks has taken more than %g s and may hang. The stacks of rank 0 follow; those "
+            "of the other ranks are in their logs on their nodes (%s/worker-*.err).",
             self._patience,
             session.log_folder(),
         )
@@ -247,7 +246,7 @@ class LearnerRanks:
             faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
 
     def close(self) -> None:
-        """End all other ranks, the process group, and Ray if it was started here. May be called twice."""
+        """End all other ranks, the process group, and Ray if this object started it. Further calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -261,15 +260,15 @@ class LearnerRanks:
 
 
 def num_nodes(config: LearnerConfig, device: str) -> int:
-    """Return `learner.nodes`, else the smallest number of nodes with enough devices for the ranks.
+    """Return `learner.nodes`, or else the smallest number of nodes with enough devices for the ranks.
 
-    Raises `UserError` if the nodes cannot have equal numbers of ranks.
+    Raises `UserError` if the ranks cannot be spread equally over the nodes.
     """
     here = torch.cuda.device_count() if device == "cuda" else config.ranks
     count = config.nodes or -(-config.ranks // max(here, 1))
     if config.ranks % count:
         raise UserError(
-            f"learner.ranks is {config.ranks} on {count} nodes: each node needs the same number. Set "
+            f"learner.ranks is {config.ranks} on {count} nodes, but each node needs the same number. Set "
             f"learner.ranks to a multiple of {count}, or learner.nodes."
         )
     return count
@@ -281,7 +280,7 @@ def warn_of_few_cores(ranks: int, nodes: int) -> None:
     if here > cores:
         _log.warning(
             f"learner.ranks is {ranks} on {nodes} nodes, but this process may use only {cores} cores: the {here} "
-            "ranks of a node share them, and wait for each other at every layer. Set "
+            "ranks of each node share them, and wait for each other in every layer. Set "
             f"learner.ranks={cores * nodes} or less."
         )
 
@@ -289,15 +288,15 @@ def warn_of_few_cores(ranks: int, nodes: int) -> None:
 def _environment(shares: bool) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)}
     found = {name: value for name, value in found.items() if name not in _OF_THIS_NODE}
-    # Ray would hide all GPUs from an actor for which it counts none.
+    # Ray hides all GPUs from actors that reserve none.
     return found | ({"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if shares else {})
 
 
 class _RankThread:
-    """One daemon thread that makes all calls of rank 0 in turn, so that a collective that hangs cannot block an exit.
+    """A daemon thread that runs all calls of rank 0 in order, so that a hanging collective cannot block an exit.
 
-    DTensor caches the sharding of its operations for each thread: calls in new threads took 0.3 s longer for each step
-    of a 0.6B model.
+    One thread, because DTensor caches the sharding of its operations per thread: with new threads each step of a 0.6B
+    model took 0.3 s longer.
     """
 
     def __init__(self) -> None:
@@ -305,7 +304,7 @@ class _RankThread:
         threading.Thread(target=self._run, name="learner rank 0", daemon=True).start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Call the function after all functions submitted before it."""
+        """Call the function after all functions that were submitted earlier."""
         result: Future[T] = Future()
         self._calls.put((function, result))
         return result
@@ -318,7 +317,7 @@ class _RankThread:
         while (call := self._calls.get()) is not None:
             function, result = call
             _settle(function, result)
-            del call, function, result  # they may hold tensors
+            del call, function, result  # free tensors that they reference
 
 
 def _in_new_thread(function: Callable[[], T]) -> Future[T]:
@@ -335,7 +334,7 @@ def _settle(function: Callable[[], T], result: Future[T]) -> None:
 
 
 def _cause(error: BaseException | None) -> BaseException | None:
-    """Return the error that a rank raised, without the wrapping of Ray."""
+    """Return the original error of a rank, without Ray's wrapper."""
     ray = session.require_ray()
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 

@@ -1,4 +1,4 @@
-"""The Ray actor of a learner rank beyond the first. It calls functions, each at the same time as all other ranks."""
+"""The Ray actor of every learner rank but the first: it runs functions together with all other ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentloop.trainer.cluster import process_group
 from agentloop.trainer.cluster.process_group import Rendezvous
 
 Objects = dict[str, Any]
-"""Objects of a rank that outlive a call, by name."""
+"""Name -> object of a rank that outlives a call."""
 ASIDE = "aside"
-"""Concurrency group of calls that run at the same time as others."""
+"""Concurrency group of calls that run concurrently with others."""
 
 
 class RankActor:
-    """A rank of the learner. Its process always ends with the process of the run, also if that is killed."""
+    """A rank of the learner. Its process always exits with the process of the run, even if that is killed."""
 
     def __init__(self, rank: int, threads: int | None, patience: float) -> None:
         self._rank = rank
@@ -34,8 +34,8 @@ class RankActor:
         """Raise `UserError` if this node cannot host its ranks."""
         if torch.__version__ != version:
             raise UserError(
-                f"The run has torch {version}, and node {node} has torch {torch.__version__}. Install the same version "
-                "on all nodes of the learner."
+                f"The run uses torch {version}, but node {node} has torch {torch.__version__}. Install the same "
+                "version on all nodes of the learner."
             )
         if rendezvous.device == "cuda" and torch.cuda.device_count() < ranks_of_node:
             raise UserError(
@@ -49,13 +49,13 @@ class RankActor:
             )
 
     def join(self, rendezvous: Rendezvous, gpu: int, address: str | None) -> None:
-        """Join the process group, on the GPU with this index; `address` is that of this node in the network."""
+        """Join the process group on the GPU with this index; `address` is the network address of this node."""
         if address is not None:
             process_group.use_interface_of(address)
         process_group.join(self._rank, rendezvous, gpu)
 
     def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Call `function(objects, *args)`; if it takes long, write the stacks of all threads to the actor's log."""
+        """Call `function(objects, *args)`; if it is slow, write the stacks of all threads to the actor's log."""
         faulthandler.dump_traceback_later(self._patience, file=2)
         try:
             function(self._objects, *args)
@@ -63,5 +63,5 @@ class RankActor:
             faulthandler.cancel_dump_traceback_later()
 
     def call_aside(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Call `function(objects, *args)` while this rank takes further calls."""
+        """Call `function(objects, *args)` while this rank accepts further calls."""
         function(self._objects, *args)

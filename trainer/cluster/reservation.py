@@ -12,7 +12,7 @@ from agentloop.trainer.cluster.session import Node, nodes, of_learner, require_r
 _SECONDS = 120.0
 """Seconds to wait until Ray has reserved the GPUs."""
 _NEXT_TO_NOTHING = {"memory": 1.0}
-"""A bundle of a placement group may not be empty; one byte is on every node."""
+"""Resources of a bundle without GPUs: Ray does not allow empty bundles, and every node has one byte."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -21,30 +21,30 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class GpuReservation:
     """A placement group with one bundle for each of the learner's nodes.
 
-    With `num_gpus` each bundle has that many GPUs, and no rollout worker gets them. Rank 0 runs in this process and has
-    the first GPU of the first bundle; the actor of each other rank takes one more.
+    Each bundle reserves `num_gpus` GPUs, which no rollout worker gets. Rank 0 runs in this process and has the first
+    GPU of the first bundle; the actor of each other rank takes one of the others.
 
-    If `num_gpus` is 0, a bundle only pins actors to its node, and Ray counts no GPUs for the learner. Then the learner
-    shares its GPUs with workers, or is their only user.
+    If `num_gpus` is 0, a bundle only pins actors to its node, and Ray reserves no GPUs for the learner, which then
+    shares GPUs with workers or is their only user.
     """
 
     nodes: tuple[Node, ...]
     """Nodes of the learner, this node first."""
     num_gpus: int
-    """Reserved GPUs of each node."""
+    """Number of reserved GPUs per node."""
     group: Any
     holder: Any
-    """The actor that holds the GPU of rank 0; None without GPUs."""
+    """Actor that holds the GPU of rank 0; None without GPUs."""
     first_gpu: str | None
-    """The GPU of rank 0, as in CUDA_VISIBLE_DEVICES."""
+    """GPU of rank 0, as in CUDA_VISIBLE_DEVICES."""
     _seen_before: list[str | None] = field(default_factory=list, compare=False)
     """CUDA_VISIBLE_DEVICES before `show_first_gpu` changed it."""
 
     @classmethod
     def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0) -> GpuReservation:
-        """Reserve `num_gpus` GPUs on each of the learner's nodes, which have at least `at_least` GPUs.
+        """Reserve `num_gpus` GPUs on each of the learner's nodes, which need at least `at_least` GPUs.
 
-        Raises `UserError` if too few nodes have these GPUs, or if others use them.
+        Raises `UserError` if too few nodes have these GPUs, or if other programs use them.
         """
         ray = require_ray()
         chosen = of_learner(nodes(), num_nodes, max(num_gpus, at_least))
@@ -57,8 +57,8 @@ class GpuReservation:
             ray.util.remove_placement_group(group)
             names = ", ".join(node.name for node in chosen)
             raise UserError(
-                f"The learner needs {num_gpus} GPUs of each of the nodes {names}, and Ray could not reserve them "
-                f"within {_SECONDS:g} s: others use them. Wait for them (`ray status`), or lower learner.ranks."
+                f"The learner needs {num_gpus} GPUs on each of the nodes {names}, but Ray could not reserve them "
+                f"within {_SECONDS:g} s, because they are in use. Wait for them (`ray status`), or lower learner.ranks."
             )
         if not num_gpus:
             return cls(tuple(chosen), 0, group, None, None)
@@ -66,17 +66,17 @@ class GpuReservation:
         return cls(tuple(chosen), num_gpus, group, holder, ray.get(holder.gpu.remote(), timeout=_SECONDS))
 
     def show_first_gpu(self) -> None:
-        """Let this process see only the GPU of rank 0, unless the learner shares GPUs. Call it before CUDA is used."""
+        """Hide all GPUs but rank 0's from this process, unless the learner shares GPUs. Call it before using CUDA."""
         if self.first_gpu is not None:
             self._seen_before.append(os.environ.get(_VISIBLE))
             os.environ[_VISIBLE] = self.first_gpu
 
     def actor_options(self, node: int) -> dict[str, Any]:
-        """Return options of Ray for the actor of a rank on the node with this index."""
+        """Return Ray options for the actor of a rank on the node with this index."""
         return _options(self.group, node, num_gpus=1 if self.num_gpus else 0)
 
     def release(self) -> None:
-        """Give the GPUs back to Ray, which ends all actors that use them; the environment is as before."""
+        """Return the GPUs to Ray, which ends all actors that use them, and restore the environment."""
         while self._seen_before:
             before = self._seen_before.pop()
             os.environ.pop(_VISIBLE, None)

@@ -17,21 +17,21 @@ from agentloop.errors import UserError
 _log = logging.getLogger(__name__)
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's default niceness of 15 would starve an engine if other programs run on the machine.
+    # With Ray's default niceness of 15 other programs on the machine would starve an engine.
     "RAY_worker_niceness": "0",
 }
 _OF_OUR_HEAD = {
-    # The head runs on this machine: if it is silent for this many seconds, it is dead, and the run ends.
+    # The head runs on this machine: if it does not respond for this many seconds, it is dead, and the run ends.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
 }
 _CONNECT_SECONDS = 5.0
 WORKERS_A_CORE = 4
-"""Most workers for each core of this machine, if Ray is started here."""
+"""Largest number of workers per core of this machine, if the run starts Ray."""
 
 
 @dataclass(slots=True, frozen=True)
 class Node:
-    """A machine of the cluster, with the CPUs and GPUs that Ray may assign."""
+    """A node of the cluster, with the CPUs and GPUs that Ray may assign."""
 
     name: str
     cpus: float
@@ -52,10 +52,10 @@ def require_ray() -> Any:
 
 
 def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> bool:
-    """Connect this process to Ray for workers, and return whether it was not connected before.
+    """Connect this process to Ray for workers; return False if it was already connected.
 
-    Each worker has `gpus` GPUs. The learner has `reserved` GPUs on each of its `on_nodes` nodes, this one first.
-    Raises `UserError` if the cluster does not answer or has no room for the workers.
+    Each worker has `gpus` GPUs. The learner has `reserved` GPUs on each of its `on_nodes` nodes, this node first.
+    Raises `UserError` if the cluster does not respond or lacks resources for the workers.
     """
     ray = require_ray()
     is_ours = not ray.is_initialized()
@@ -81,10 +81,10 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
 
 
 def connect_learner(ranks: int, on_nodes: int) -> bool:
-    """Connect this process to Ray for a learner, and return whether it was not connected before.
+    """Connect this process to Ray for a learner; return False if it was already connected.
 
-    A learner on one node starts Ray here; one on several nodes joins the cluster that runs here. Raises `UserError` if
-    no cluster runs.
+    A learner on one node starts Ray; a learner on several nodes joins the cluster that runs on this machine. Raises
+    `UserError` if no cluster runs.
     """
     ray = require_ray()
     if ray.is_initialized():
@@ -107,12 +107,12 @@ def connect_learner(ranks: int, on_nodes: int) -> bool:
 
 
 def log_folder() -> str:
-    """Return the folder that Ray writes the logs of its processes to; the path is the same on all nodes."""
+    """Return the folder of the logs of Ray's processes; the path is the same on all nodes."""
     return f"{require_ray().worker._global_node.get_session_dir_path()}/logs"
 
 
 def nodes() -> list[Node]:
-    """Return the nodes of the cluster that are alive, this one first."""
+    """Return the live nodes of the cluster, this node first."""
     ray = require_ray()
     here = ray.get_runtime_context().get_node_id()
     return [
@@ -129,14 +129,14 @@ def nodes() -> list[Node]:
 
 
 def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
-    """Return the `count` nodes of the learner: this one, and the first others with at least `gpus` GPUs each.
+    """Return the `count` nodes of the learner: this node, and the first others with at least `gpus` GPUs each.
 
-    Raises `UserError` if fewer nodes have so many GPUs.
+    Raises `UserError` if too few nodes have that many GPUs.
     """
     here, *others = found
     if here.gpus < gpus:
         raise UserError(
-            f"The learner needs {gpus} GPUs of this node, but Ray may assign only {here.gpus:g} of them. Lower "
+            f"The learner needs {gpus} GPUs on this node, but Ray may assign only {here.gpus:g} of them. Lower "
             "placement.learner_gpus, or let Ray have all GPUs of the node (`ray start` without --num-gpus)."
         )
     fitting = sorted((node for node in others if node.gpus >= gpus), key=lambda node: (node.name, node.node_id))
@@ -153,8 +153,8 @@ def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
 def check_cores(config: WorkersConfig, cores: int) -> None:
     """Raise `UserError` if this machine has far too few cores for the workers.
 
-    If Ray is started here, workers may share cores. But each needs seconds of a core to start, and too many of them
-    would not answer in time.
+    If the run starts Ray, workers may share cores. But each takes seconds of CPU time to start, and too many of them
+    would not respond in time.
     """
     needed, most = config.count * config.cpus, cores * WORKERS_A_CORE
     if needed > most:
@@ -162,24 +162,24 @@ def check_cores(config: WorkersConfig, cores: int) -> None:
         raise UserError(
             f"workers.count is {config.count}, with workers.cpus={config.cpus:g} each: {needed:g} cores, but "
             f"this machine has {cores}. At most {WORKERS_A_CORE} workers may share a core. Set workers.count={count} "
-            f"or less, workers.cpus={cpus:g}, or workers.address to that of a cluster."
+            f"or less, workers.cpus={cpus:g}, or workers.address to the address of a cluster."
         )
 
 
 def check_workers_fit(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int = 1) -> None:
-    """Raise `UserError` if the cluster has no room for the workers; the arguments are those of `connect`."""
+    """Raise `UserError` if the cluster lacks resources for the workers; the arguments are as in `connect`."""
     check_room(_without(nodes(), reserved, on_nodes), config, gpus)
 
 
 def check_room(nodes: Sequence[Node], config: WorkersConfig, gpus: float) -> None:
-    """Raise `UserError` if not all workers fit. No worker spans two nodes."""
+    """Raise `UserError` unless all workers fit on the nodes, each on one node."""
     fit = sum(_fit(node, config.cpus, gpus) for node in nodes)
     if fit >= config.count:
         return
     need = f"{config.cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     have = "; ".join(f"{node.name} has {node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes)
     raise UserError(
-        f"workers.count is {config.count} and each worker needs {need} of one node, {config.count * config.cpus:g} "
+        f"workers.count is {config.count} and each worker needs {need} on one node, {config.count * config.cpus:g} "
         f"CPUs and {config.count * gpus:g} GPUs in all, but there is room for {fit}: {have}. "
         + (f"Set workers.count={fit}, lower" if fit else "Lower")
         + " workers.cpus, workers.gpus or the tensor_parallel_size of engine.options, or add nodes with `ray start`."
@@ -198,19 +198,19 @@ def _fit(node: Node, cpus: float, gpus: float) -> int:
     by_cpu = _times(node.cpus, cpus)
     if not gpus:
         return by_cpu
-    # A fraction is of one GPU: two workers of 0.66 fit on two GPUs, three do not.
+    # A fraction must fit on one GPU: two workers with 0.66 fit on two GPUs, three do not.
     return min(by_cpu, int(node.gpus) * _times(1, gpus) if gpus < 1 else _times(node.gpus, gpus))
 
 
 def _times(whole: float, part: float) -> int:
-    """Return how often `part` fits into `whole`, in Ray's unit of 1/10000."""
+    """Return how many times `part` fits into `whole`, in Ray's resolution of 1/10000."""
     return round(whole * 10_000) // max(round(part * 10_000), 1)
 
 
 def _log_deaths() -> None:
-    """Log at level DEBUG what Ray would print: a paragraph for each process that ends without being asked to.
+    """Log Ray's messages about processes that die at level DEBUG instead of printing them.
 
-    Our own messages name the worker or rank, and say what to do. Ray has no setting for this.
+    Our own messages name the worker or rank and the fix. Ray has no setting for this.
     """
 
     def log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
@@ -223,8 +223,7 @@ def _log_deaths() -> None:
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
     if "://" in address:
         raise UserError(
-            f"workers.address is {address!r}: a run must be started on a node of the cluster. Start it there with "
-            "workers.address=auto."
+            f"workers.address is {address!r}: start the run on a node of the cluster, with workers.address=auto."
         )
     if address != "auto":
         _check_reachable(address)
@@ -234,13 +233,13 @@ def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"There is no Ray cluster to join at workers.address={address!r} ({type(error).__name__}: {reason}). Start "
-            "one with `ray start --head` on its first node and `ray start --address=HEAD:6379` on this one, or leave "
-            "workers.address out to have Ray started on this machine."
+            "one with `ray start --head` on its first node and `ray start --address=HEAD:6379` on this one, or omit "
+            "workers.address, so that the run starts Ray on this machine."
         ) from error
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `UserError` at once if nothing answers; Ray itself would wait for minutes."""
+    """Raise `UserError` at once if there is no response; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"workers.address is {address!r}; write 'host:port' of the cluster's head node, or 'auto'.")
@@ -248,6 +247,6 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(
-            f"Nothing answers at workers.address={address!r} ({error}). Start the head node (`ray start --head "
+            f"No response from workers.address={address!r} ({error}). Start the head node (`ray start --head "
             f"--port={port}` there; `ray status` shows whether it runs), and open the port to this machine."
         ) from error

@@ -1,4 +1,4 @@
-"""Check that all ranks of a learner see the same files, before they need them."""
+"""Check early that all ranks of a learner see the same files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.cluster.rank_actor import Objects
 
 APPEAR_SECONDS = 10.0
-"""Seconds until other nodes must see a file that one node wrote: NFS caches that a file is missing."""
+"""Seconds within which other nodes must see a new file; NFS caches missing files."""
 
 
 def check(ranks: LearnerRanks, model: Path, folder: Path | None, seconds: float = APPEAR_SECONDS) -> None:
-    """Raise `UserError` if a rank has another model, or does not see this node's files in the run folder.
+    """Raise `UserError` if a rank has a different model, or does not see files that this node writes to the run folder.
 
     A file that this node writes must appear on all nodes within `seconds`.
     """
@@ -38,18 +38,18 @@ def check(ranks: LearnerRanks, model: Path, folder: Path | None, seconds: float 
 
 
 def digest(model: Path) -> str | None:
-    """Return a digest of the model's configuration; None if there is none, which loading the model explains."""
+    """Return a digest of the model's config.json; None if it is missing, which loading the model reports."""
     file = model / "config.json"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def check_model(objects: Objects, model: Path, expected: str | None) -> None:
-    """Raise `UserError` if the model has another digest on this node."""
+    """Raise `UserError` if the model has a different digest on this node."""
     if (here := digest(model)) != expected:
         found = "another config.json" if here else "none"
         raise UserError(
-            f"The learner's model is {model}, and {socket.gethostname()}, a node of the learner, has {found} there. "
-            "Every node needs it under the same path: put it on a file system that all of them see, or copy it."
+            f"The learner's model is {model}, but {socket.gethostname()}, a node of the learner, has {found} there. "
+            "Every node needs the model under the same path: put it on a shared file system, or copy it."
         )
 
 
@@ -59,10 +59,10 @@ def check_probe(objects: Objects, probe: Path, seconds: float) -> None:
     while not probe.exists():
         if time.monotonic() > ends:
             raise UserError(
-                f"The run is written to {probe.parent}, and {socket.gethostname()}, a node of the learner, does not "
-                "see what is written there: each rank saves its part of a checkpoint. Set run.folder to a folder on a "
-                "file system that all nodes share (NFS, Lustre), or learner.nodes=1."
+                f"The run folder is {probe.parent}, but {socket.gethostname()}, a node of the learner, does not "
+                "see files written there, and each rank saves its part of a checkpoint. Set run.folder to a folder on "
+                "a file system that all nodes share (NFS, Lustre), or learner.nodes=1."
             )
         with suppress(FileNotFoundError):
-            os.listdir(probe.parent)  # makes NFS look again
+            os.listdir(probe.parent)  # makes NFS refresh its cache
         time.sleep(0.1)

@@ -1,1 +1,1 @@
-"""Training on given answers, conversations or preference pairs, with the steps and folders of all runs."""
+"""Training on given answers (conversations or preference pairs), with the same steps and folders as other runs."""

@@ -1,4 +1,4 @@
-"""Check that a run on given answers can work with its settings, before anything loads."""
+"""Check the settings of a run on given answers before anything loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.trainer.sizing.layouts import Layout
 
 
 def check_fine_tunable(config: FineTuningConfig) -> None:
-    """Raise one `UserError` that names every wrong setting and a value that works."""
+    """Raise one `UserError` that names every wrong setting and a valid value."""
     Objective(config.learner)
     if problems := list(_problems(config)):
         raise UserError(f"This run cannot work. {' '.join(problems)}")

@@ -1,4 +1,4 @@
-"""`Examples`: the rows of a dataset as samples of the learner, made when a step needs them."""
+"""`Examples`: the rows of a dataset as samples for the learner, converted on demand."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 TOO_LONG = "too_long"
-"""Reason to leave out a conversation: it has more than `max_tokens` tokens."""
+"""Reason to skip a conversation: it has more than `max_tokens` tokens."""
 
 
 @dataclass(slots=True, frozen=True)
 class Examples:
     """Conversations, or preference pairs, of a dataset.
 
-    Only the rows stay in memory. Tokens and pictures of a step are made for that step.
+    Only the rows stay in memory; tokens and images of a step are created for that step.
     """
 
     rows: Sequence[Row]
@@ -54,7 +54,7 @@ class Examples:
         held_out = load(config.eval, options=config.eval_options, limit=config.eval_limit) if config.eval else None
         shown: dict[str, ToolSchemas] = {}
         for row in [*train, *(held_out or ())]:
-            # The same object for the same tools: the renderer remembers what it has shown by it.
+            # Use the same object for the same tools, because the renderer caches by identity.
             own = tools.schemas if row["tools"] is None else row["tools"]
             row["tools"] = shown.setdefault(json.dumps(own, sort_keys=True), own)
 
@@ -67,9 +67,9 @@ class Examples:
         return len(self.rows)
 
     def batch(self, indices: Sequence[int]) -> TrainBatch:
-        """Return the batch of some rows, without those that are too long or have nothing to train.
+        """Return the batch of some rows, without rows that are too long or have nothing to train.
 
-        The two answers of a pair share `Sample.episode`; the better one has the advantage 1, the worse one -1. Raises
+        The two answers of a pair share `Sample.episode`; the better answer has advantage 1, the worse -1. Raises
         `UserError` if no row is left.
         """
         samples: list[Sample] = []
@@ -95,7 +95,7 @@ class Examples:
         return TrainBatch(samples, len(indices), dict(dropped))
 
     def trajectories(self, index: int) -> list[Trajectory]:
-        """Return the token streams of a row: one, or of a pair the better and the worse. Raises `UserError`."""
+        """Return the token streams of a row: one, or the better and the worse answer of a pair. Raises `UserError`."""
         row = self.rows[index]
         found = []
         for column in ("chosen", "rejected") if self.pairs else ("messages",):

@@ -10,11 +10,11 @@ from agentloop.trainer.fine_tuning.examples import Examples
 from agentloop.trainer.fine_tuning.train import FineTuning
 
 _MEASURED = 1000
-"""Conversations that are measured, from the first."""
+"""Number of conversations to measure, from the first."""
 
 
 def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return what follows from the config, as label -> text, and warnings. Raises `UserError` at the first mistake."""
+    """Return derived settings as label -> text, and warnings. Raises `UserError` for the first mistake."""
     config, rows = run.config, len(run.train)
     what = "pairs" if run.train.pairs else "conversations"
     streams = [stream for index in range(min(rows, _MEASURED)) for stream in run.train.trajectories(index)]
@@ -27,7 +27,7 @@ def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str],
     lines = {
         "folder": str(folder),
         what: f"{rows} to train on, {held_out} held out",
-        "tokens": f"{lengths.mean():.0f} in the mean, {lengths.max()} at most; {trained.mean():.0f} of them trained",
+        "tokens": f"{lengths.mean():.0f} on average, {lengths.max()} at most; {trained.mean():.0f} of them trained",
         "longest": f"{run.train.max_tokens} tokens",
         "steps": f"{config.run.steps} of {config.batch_size}, {config.run.steps * config.batch_size / rows:.2f} epochs",
         "updates": f"{config.learner.mini_batches} a step",
@@ -46,7 +46,7 @@ def _trained_text(examples: Examples, ids: list[int]) -> str:
 def _warnings(lengths: np.ndarray, trained: np.ndarray, longest: int) -> list[str]:
     found = []
     if too_long := int((lengths > longest).sum()):
-        found.append(f"{too_long} of {len(lengths)} token streams have more than {longest} tokens and are left out.")
+        found.append(f"{too_long} of {len(lengths)} token streams have more than {longest} tokens and are skipped.")
     if untrained := int((trained == 0).sum()):
-        found.append(f"{untrained} of {len(lengths)} token streams have nothing to train and are left out.")
+        found.append(f"{untrained} of {len(lengths)} token streams have nothing to train and are skipped.")
     return found

@@ -28,12 +28,12 @@ from agentloop.trainer.schedule.observers import Stage, StageTimer
 from agentloop.trainer.workers.protocol import Workers
 
 _SHOWN = 16
-"""Conversations of the first step that are written, so that the viewer shows which tokens are trained."""
+"""Number of conversations of the first step to write, so that the viewer can show which tokens are trained."""
 
 
 @dataclass(slots=True, frozen=True)
 class Player:
-    """What plays the held-out tasks of a run config with the weights in training."""
+    """Plays the held-out tasks of a run config with the weights in training."""
 
     setup: RolloutSetup
     workers: Workers
@@ -54,7 +54,7 @@ class FineTuningRun(StepLoop):
         loggers: Sequence[Logger] = (),
         player: Player | None = None,
     ) -> None:
-        """Make the run. `player` plays episodes at each evaluation."""
+        """Create the run. `player` plays episodes at each evaluation."""
         sampler = TaskSampler(len(train), seed=config.run.seed, shuffle=config.data.shuffle)
         every = config.eval.every
         super().__init__(config, learner, sampler, folder, timer=timer, loggers=loggers, evaluates_every=every)
@@ -103,7 +103,7 @@ class FineTuningRun(StepLoop):
         return metrics
 
     def _held_out_loss(self, examples: Examples) -> dict[str, float]:
-        """Return the mean loss of the held-out conversations: of a trained token, or of a pair."""
+        """Return the mean loss of the held-out conversations, per trained token or per pair."""
         scores: list[NDArray[np.float32]] = []
         ratios: list[NDArray[np.float64]] = []
         for start in range(0, len(examples), self.config.batch_size):

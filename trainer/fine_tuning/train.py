@@ -1,4 +1,4 @@
-"""`fine_tune`: set up a run on given answers from its config, and make all its steps."""
+"""`fine_tune`: sets up a run on given answers from its config, and runs all its steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agentloop.trainer.schedule.observers import Observer, Part, Stage
 
 @dataclass(slots=True, frozen=True)
 class FineTuning:
-    """A run on given answers whose model and data are at hand."""
+    """A run on given answers with its loaded model and data."""
 
     config: FineTuningConfig
     """The config as the user wrote it, with the number of steps."""
@@ -39,7 +39,7 @@ class FineTuning:
     train: Examples
     held_out: Examples | None
     player: tuple[ResolvedConfig, RolloutSetup] | None
-    """The run whose held-out tasks are played."""
+    """Run whose held-out tasks are played in evaluations, and its setup; None: no episodes."""
 
     @classmethod
     def load(cls, config: FineTuningConfig, folder: Path) -> FineTuning:
@@ -51,7 +51,7 @@ class FineTuning:
         if context is not None and longest > context:
             raise UserError(
                 f"data.max_tokens is {longest}, but {config.model} supports {context} tokens. Set "
-                f"data.max_tokens={context} or less, or leave it out."
+                f"data.max_tokens={context} or less, or omit it."
             )
         rendering = config.rendering
         renderer = renderer_for(
@@ -81,22 +81,22 @@ def _reference(config: FineTuningConfig, model: Path) -> Path | None:
 def _player(
     config: FineTuningConfig, learner: LearnerConfig, folder: Path
 ) -> tuple[ResolvedConfig, RolloutSetup] | None:
-    """Resolve the run that `eval.rollout` names, with the learner of this run in place of its own."""
+    """Resolve the run in `eval.rollout`, with the learner of this run instead of its own."""
     if config.eval.rollout is None or not config.eval.every:
         return None
     shared = {"model": config.model, "learner.compute_dtype": config.learner.compute_dtype}
     played = load_config(RunConfig, Path(config.eval.rollout), shared)
     resolved, setup = resolve_run(played, folder)
     if not setup.eval:
-        raise UserError(f"eval.rollout is {config.eval.rollout}, which has no held-out tasks. Set data.eval there.")
+        raise UserError(f"eval.rollout is {config.eval.rollout}, which has no held-out tasks. Set data.eval in it.")
     return resolved.replace(learner=learner, algorithm=AlgorithmConfig()), setup
 
 
 async def fine_tune(config: FineTuningConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
-    """Start the run in `folder`, or resume it from its last checkpoint, and make all its steps.
+    """Start the run in `folder`, or resume it from its last checkpoint, and run all its steps.
 
-    Afterwards the trained model is in the folder's `model/`. Raises `UserError` for problems that the user can fix; a
-    later call resumes from the last checkpoint.
+    The trained model is then in the folder's `model/`. Raises `UserError` for problems that the user can fix; a later
+    call resumes from the last checkpoint.
     """
     run = FineTuning.load(config, folder)
     async with open_training(run.config, folder, observer or Observer()) as opened, AsyncExitStack() as stack:

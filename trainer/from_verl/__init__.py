@@ -1,7 +1,7 @@
-"""Convert a config of verl into one of agentloop: the common settings, and notes on the differences.
+"""Convert a config of verl to a config of agentloop: common settings, and notes on differences.
 
-`sources` reads the config or the launch script. Each of the other modules converts one part, and `unread` finds the
-settings that no part read. The converter is written for verl 0.9.1 and also looks for the keys of older versions.
+`sources` reads the config or the launch script, the other modules convert one part each, and `unread` finds settings
+that no part has read. The converter targets verl 0.9.1 and also reads keys of older versions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Converted:
     config: dict[str, Any]
     """Configuration of agentloop, as in a YAML file."""
     lacks: list[str]
-    """Settings that change results in verl and have no counterpart here, a sentence or two each."""
+    """Settings that change results in verl and have no counterpart in agentloop, in one or two sentences each."""
     notes: list[str]
     """Differences in meaning that a person should check."""
 
@@ -49,12 +49,12 @@ class Converted:
 def convert(*words: str | Path, variables: Mapping[str, str] | None = None) -> Converted:
     """Convert a config.yaml that Hydra saved, a launch script with its arguments, or the words of a command.
 
-    A script sees the environment `variables`, and none of this process but HOME, USER and PWD. Raises `UserError` for
-    anything else, and for a trainer without rewards.
+    A script sees the environment variables `variables`, and HOME, USER and PWD of this process. Raises `UserError` for
+    other sources, and for a trainer without rewards.
     """
     if not words:
         raise UserError(
-            "No source given. Give a config.yaml of verl, a launch script, or -- and the overrides of a run."
+            "No source given. Pass a config.yaml of verl, a launch script, or -- and the overrides of a run."
         )
     known = visible(variables or {})
     with interpolated_from(known):
@@ -65,7 +65,7 @@ def convert(*words: str | Path, variables: Mapping[str, str] | None = None) -> C
         not_read = list(unread(verl))
     settings = {key: escaped(value) for key, value in settings.items() if value is not None}
     if relative := [key for key in _PATHS if _is_relative(settings.get(key))]:
-        verl.note(f"Relative paths start at the folder of this file: check {', '.join(relative)}.")
+        verl.note(f"Relative paths are relative to the folder of this file: check {', '.join(relative)}.")
     lacks = verl.lacks + [f"{key} was set, but has no counterpart here." for key in not_read]
     return Converted(_nested(settings), list(dict.fromkeys(lacks)), list(dict.fromkeys(verl.notes)))
 

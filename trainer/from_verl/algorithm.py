@@ -1,4 +1,4 @@
-"""Convert the advantage, the loss and the choice of episodes."""
+"""Convert the advantage, the loss and the selection of episodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_SEQUENCES = ("gmpo", "sapo")
 _AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _KL_GRADIENTS = {f"{name}+": "k2" for name in _KL_ESTIMATORS}
-"""Estimators with the value of another one and the gradient of k2."""
+"""Estimators with the value of another estimator and the gradient of k2."""
 _ACTOR = "actor_rollout_ref.actor"
 
 
@@ -80,7 +80,7 @@ def _groups(verl: VerlConfig) -> Settings:
     if not verl.get(f"{filters}.enable", default=False):
         return settings
     sampling: Settings = {} if not played or played <= tasks else {"oversampling": round(played / tasks, 4)}
-    # verl fails after its last round; here a step then trains on the groups it has.
+    # verl fails after its last round; agentloop then trains on the groups it has.
     settings["algorithm.dynamic_sampling"] = sampling | {"max_rounds": rounds or 100}
     if metric not in (None, "reward", "score", "seq_reward", "seq_final_reward"):
         verl.note(f"{filters}.metric={metric}: agentloop filters out groups whose rewards are all equal.")

@@ -1,7 +1,7 @@
-"""Convert verl's three asynchronous trainers into modes of `staleness`.
+"""Convert verl's three asynchronous trainers to modes of `staleness`.
 
-A step here ends with new weights for the engines. So it equals one synchronisation of verl's fully asynchronous
-trainer: `trigger_parameter_sync_step` times `require_batches` updates of `ppo_mini_batch_size` tasks each.
+A step of agentloop ends with new weights for the engines. So it corresponds to one synchronisation of verl's fully
+asynchronous trainer: `trigger_parameter_sync_step` times `require_batches` updates of `ppo_mini_batch_size` tasks each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ACTOR = "actor_rollout_ref.actor"
 
 
 def kind(verl: VerlConfig) -> str:
-    """Return the kind of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another."""
+    """Return the kind of trainer: sync, one_step (one step ahead), fully_async, or verl's name of another kind."""
     if "async_training" in verl.values:
         return "fully_async"
     if "rollout" in verl.values and positive(verl.number("rollout.nnodes")):
@@ -46,7 +46,7 @@ def updates_of_batch(verl: VerlConfig) -> int:
 
 
 def asynchronous(verl: VerlConfig) -> Settings:
-    """Convert the kind of trainer into a staleness policy."""
+    """Convert the kind of trainer to a staleness policy."""
     match kind(verl):
         case "sync":
             return {}

@@ -1,4 +1,4 @@
-"""`VerlConfig`: one config of verl, with the findings of the conversion, and the variables that it may refer to."""
+"""`VerlConfig`: a config of verl with the findings of its conversion, and the environment variables it may use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 
 @dataclass(slots=True)
 class VerlConfig:
-    """A config of verl: the user's settings over the defaults."""
+    """A config of verl: the user's settings merged over the defaults."""
 
     values: DictConfig
     set_keys: frozenset[str] = frozenset()
@@ -29,14 +29,14 @@ class VerlConfig:
     notes: list[str] = field(default_factory=list)
     """Differences in meaning that a person should check."""
     lacks: list[str] = field(default_factory=list)
-    """Settings that change results in verl and have no counterpart here."""
+    """Settings that change results in verl and have no counterpart in agentloop."""
     read_keys: set[str] = field(default_factory=set)
-    """Keys that a part of the converter read."""
+    """Keys that the converter has read."""
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """Return the value of the first of `keys` that the user set, else of the first that is not null.
+        """Return the value of the first of `keys` that the user set, or else of the first that is not null.
 
-        Several keys are the places of one setting in different versions of verl.
+        Different versions of verl have the same setting under different keys.
         """
         self.read_keys.update(keys)
         for key in sorted(keys, key=lambda key: not self.is_set(key)):
@@ -50,7 +50,7 @@ class VerlConfig:
         return default
 
     def number(self, *keys: str, default: Any = None) -> Any:
-        """Return the number of `get`, which may be in quotes; 'null' and 'none' give the default."""
+        """Return the value of `get` as a number, which may be quoted; 'null' and 'none' give the default."""
         value = self.get(*keys, default=default)
         if not isinstance(value, str):
             return value
@@ -61,7 +61,7 @@ class VerlConfig:
         except ValueError:
             raise UserError(
                 f"verl's {keys[0]} is {value!r}, which is not a number. If a script takes it from a variable, set the "
-                f"variable. If it takes it from a program, which does not run here, add {keys[0]}=... to this command."
+                f"variable. If it takes it from a program, which is not run here, add {keys[0]}=... to this command."
             ) from None
 
     def is_set(self, key: str) -> bool:
@@ -69,7 +69,7 @@ class VerlConfig:
         return any(each == key or each.startswith(f"{key}.") or key.startswith(f"{each}.") for each in self.set_keys)
 
     def named(self, names: Mapping[str, str], *keys: str, default: str) -> str:
-        """Return the name here of a value, or verl's name, with which no run starts, if there is none."""
+        """Return agentloop's name for a value, or verl's name, which is then invalid, and record that."""
         value = str(self.get(*keys, default=default))
         if value not in names:
             self.lack(f"{keys[0]}={value} is not known here (known: {', '.join(names)}). No run starts with it.")
@@ -80,25 +80,25 @@ class VerlConfig:
         self.notes.append(text)
 
     def lack(self, text: str) -> None:
-        """Record a setting that has no counterpart here."""
+        """Record a setting that has no counterpart in agentloop."""
         self.lacks.append(text)
 
     def unsupported(self, key: str, why: str, *, harmless: tuple[Any, ...] = (None, False, 0)) -> None:
-        """Record `key` as without counterpart, unless its value has no effect in verl either."""
+        """Record `key` as a setting without counterpart, unless its value has no effect in verl."""
         value = self.get(key)
         if value not in harmless:
             self.lack(f"{key}={value}: {why}")
 
 
 def positive(value: Any) -> Any:
-    """Return a positive number, or None for -1 and 0, which mean "no" in verl."""
+    """Return a positive number; None for -1 and 0, which mean "no" in verl."""
     return value if value is not None and value > 0 else None
 
 
 def visible(named: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the environment that a conversion may read: the named ones, HOME, USER and PWD.
+    """Return the environment variables that a conversion may read: the named ones, HOME, USER and PWD.
 
-    So no secret gets into a config.
+    This keeps secrets out of configs.
     """
     user = {"USER": os.environ["USER"]} if "USER" in os.environ else {}
     return {"HOME": os.path.expanduser("~"), "PWD": os.getcwd(), **user, **named}
@@ -123,7 +123,7 @@ def interpolated_from(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def escaped(value: Any) -> Any:
-    r"""Return a setting in which `${` stands for itself (`\${`): text of a script is not resolved in a new config."""
+    r"""Return a setting with `${` escaped (`\${`), because text of a script must not be resolved in a new config."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
     if isinstance(value, dict):

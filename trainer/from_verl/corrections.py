@@ -1,4 +1,4 @@
-"""Convert the corrections for the gap between the sampling policy and the trained one.
+"""Convert corrections for the gap between the sampling policy and the trained policy.
 
 In verl's decoupled mode the learner computes the old policy, and tokens are weighted by old / sampling policy, as with
 `learner.corrections`. In bypass mode the sampling policy is the old policy, so the only ratio is that of the loss. The
@@ -14,9 +14,9 @@ from agentloop.trainer.from_verl.config import Settings, VerlConfig
 
 _KEY = "algorithm.rollout_correction"
 _LEVELS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-"""Rejections by the ratio; verl gives the bounds of its inverse."""
+"""Rejections by the ratio; verl bounds its inverse."""
 _OLD_LEVELS = {level: level for level in _LEVELS.values()}
-"""Rejections before 0.7, with bounds of the ratio itself and a separate key for the lower one."""
+"""Rejections before 0.7, with bounds of the ratio itself and a separate key for the lower bound."""
 
 
 def is_bypassed(verl: VerlConfig) -> bool:
@@ -53,7 +53,7 @@ def corrections(verl: VerlConfig, loss: str) -> Settings:
 
 
 def _level(verl: VerlConfig) -> str | None:
-    """Return the level of importance sampling; before 0.6 the key of the cap alone switches it on."""
+    """Return the level of importance sampling; before 0.6 the key of the cap alone enables it."""
     level = verl.get(f"{_KEY}.rollout_is", "algorithm.rollout_is_level")
     if level in (None, "null", "None", False):
         return "token" if verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1) > 0 else None
@@ -64,7 +64,7 @@ def _level(verl: VerlConfig) -> str | None:
 
 
 def _bounds(verl: VerlConfig) -> tuple[float | None, float]:
-    """Return (low, high): '0.5_5.0' zeroes ratios outside the bounds, and a number is only a cap."""
+    """Return (low, high): '0.5_5.0' zeroes ratios outside the bounds, and a single number is a cap."""
     cap = verl.number("actor_rollout_ref.actor.tis_imp_ratio_cap", default=-1)
     keys = (f"{_KEY}.rollout_is_threshold", "algorithm.rollout_is_threshold")
     low, _, high = str(verl.get(*keys, default=2.0) if cap <= 0 else cap).rpartition("_")

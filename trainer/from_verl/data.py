@@ -31,18 +31,18 @@ def data(verl: VerlConfig) -> Settings:
 
 
 def _files(files: Any) -> Any:
-    """Return a single file without its list."""
+    """Return the file of a list with one item, and other values unchanged."""
     return files[0] if isinstance(files, list) and len(files) == 1 else files or None
 
 
 def _longest_prompt(verl: VerlConfig) -> int | None:
-    """Return the bound if verl filters longer prompts; otherwise verl cuts them, or fails."""
+    """Return the bound if verl filters longer prompts; None if verl truncates them or fails."""
     cut = verl.get("data.truncation", default="error")
     if verl.get("data.filter_overlong_prompts", default=False):
         return int(verl.number("data.max_prompt_length", default=512))
     if cut != "error":
         verl.note(
-            f"data.truncation={cut}: verl cuts prompts of more than data.max_prompt_length tokens. Here they stay "
-            "complete and leave less room for the episode."
+            f"data.truncation={cut}: verl cuts prompts of more than data.max_prompt_length tokens. Here they are "
+            "kept whole and leave less room for the episode."
         )
     return None

@@ -10,7 +10,7 @@ _CHARACTERS_PER_TOKEN = 4
 _MANAGERS = ("naive", "dapo", "prime", "limited", "rate_limited", "remote")
 """Reward managers that call the reward function row by row and use its score unchanged."""
 _MANY_TURNS = 1000
-"""Bound on turns if verl bounds an episode by its tokens alone."""
+"""Limit on turns if verl limits episodes only by tokens."""
 
 
 def environment(verl: VerlConfig) -> Settings:
@@ -57,7 +57,7 @@ def _reward(verl: VerlConfig) -> Settings:
         )
     manager = _manager(verl)
     if manager not in _MANAGERS or verl.get("reward.reward_manager.module.path"):
-        verl.lack(f"The reward manager {manager!r} calls rewards in its own way; agentloop calls them row by row.")
+        verl.lack(f"The reward manager {manager!r} calls rewards differently; agentloop calls them row by row.")
     if verl.get("reward_model.enable", "reward.reward_model.enable", default=False):
         verl.lack("A reward model is not trained or served here: call one over HTTP with the reward 'judge'.")
     options = {"function": f"{path}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
@@ -71,7 +71,7 @@ def _manager(verl: VerlConfig) -> str:
 
 
 def _sandbox(verl: VerlConfig) -> dict[str, object]:
-    """Return the sandbox options of rewards that run code; the sandbox itself bounds its concurrency."""
+    """Return the sandbox options of rewards that run code; the sandbox itself limits its concurrency."""
     verl.get("reward_model.sandbox_fusion.max_concurrent", "reward.sandbox_fusion.max_concurrent")
     url = verl.get("sandbox_fusion.url", "reward_model.sandbox_fusion.url", "reward.sandbox_fusion.url")
     memory = verl.get("reward_model.sandbox_fusion.memory_limit_mb", "reward.sandbox_fusion.memory_limit_mb")
@@ -131,7 +131,7 @@ def _is_multi_turn(verl: VerlConfig) -> bool:
 
 
 def lengths(verl: VerlConfig) -> tuple[int, int]:
-    """Return the most tokens of an episode, and of its part after the prompt."""
+    """Return the largest number of tokens of an episode, and of its part after the prompt."""
     rollout = "actor_rollout_ref.rollout"
     response = verl.number(f"{rollout}.response_length", "data.max_response_length", default=512)
     return verl.number(f"{rollout}.prompt_length", "data.max_prompt_length", default=512) + response, response

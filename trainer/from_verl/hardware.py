@@ -59,7 +59,7 @@ def _placement(verl: VerlConfig) -> Settings:
 
 
 def _separate(learner: int, nodes: int, engines: int, engine_nodes: int) -> Settings:
-    """Return a separate placement; verl counts a node that both share twice."""
+    """Return a separate placement; verl counts a shared node twice."""
     total = learner + engines
     shared = total <= 8 and nodes <= 1 and engine_nodes <= 1
     return {
@@ -71,7 +71,7 @@ def _separate(learner: int, nodes: int, engines: int, engine_nodes: int) -> Sett
 
 
 def _takes_turns(verl: VerlConfig) -> bool:
-    """Return whether learner and engines take turns: verl offloads an idle learner, and idle engines free memory."""
+    """Return whether learner and engines take turns: verl offloads an idle learner, and engines free idle memory."""
     frees = [verl.get(f"{_ROLLOUT}.{name}", default=True) for name in ("free_cache_engine", "enable_sleep_mode")]
     offloads = [
         verl.get(f"{_ACTOR}.{backend}.{what}_offload", default=False)

@@ -1,4 +1,4 @@
-"""Convert the optimizer, the batch sizes, the dtypes and adapters."""
+"""Convert optimizer, batch sizes, dtypes and adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _token_budget(verl: VerlConfig) -> int:
 
 
 def sequence_parallel(verl: VerlConfig) -> int:
-    """Return the degree from the current or an older key, the largest of them, as in verl."""
+    """Return the largest degree among the current and older keys, as verl does."""
     places = (
         f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         f"{_ACTOR}.ulysses_sequence_parallel_size",

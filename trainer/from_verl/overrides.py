@@ -1,7 +1,7 @@
 """Parse Hydra overrides: `key=value` on verl's command line.
 
-The grammar is that of Hydra 1.3 (hydra.cc/docs/advanced/override_grammar/basic) without functions and sweeps. Hydra
-itself is not used because it needs an older OmegaConf.
+This implements the grammar of Hydra 1.3 (hydra.cc/docs/advanced/override_grammar/basic) without functions and sweeps.
+Hydra itself needs an older OmegaConf.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_override(text: str) -> Override:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a string, number, bool, None, list or dict. Raises `UserError` if Hydra would."""
+    """Parse a string, number, bool, None, list or dict. Raises `UserError` if Hydra would fail."""
     reader = _Reader(text)
     value = reader.element(stops="")
     if not reader.at_end:
@@ -69,7 +69,7 @@ class _Reader:
         return self.text[self.place : self.place + 1]
 
     def element(self, stops: str) -> Any:
-        """Read a value up to one of the characters `stops`, which stays unread."""
+        """Read a value up to one of the characters in `stops`, which is not consumed."""
         self._skip_spaces()
         match self._next:
             case "[":
@@ -113,7 +113,7 @@ class _Reader:
         return found[1].replace(f"\\{quote}", quote)
 
     def _bare(self, stops: str) -> str:
-        """Read characters without quotes; an interpolation (`${...}`) stays in one piece."""
+        """Read unquoted characters; an interpolation (`${...}`) is kept whole."""
         characters: list[str] = []
         depth = 0
         while not self.at_end and (depth or self._next not in stops):

@@ -57,7 +57,7 @@ def _engine(verl: VerlConfig) -> Settings:
 
 
 def _model_overrides(verl: VerlConfig, engine: str) -> Settings:
-    """Convert changes of the model's config.json; only the engine needs a longer context declared."""
+    """Convert changes to the model's config.json; only the engine needs to know a longer context."""
     changes = dict(verl.get("actor_rollout_ref.model.override_config") or {})
     changes |= changes.pop("model_config", None) or {}
     longest = changes.pop("max_position_embeddings", None)

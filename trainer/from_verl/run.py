@@ -9,9 +9,9 @@ from agentloop.trainer.from_verl.asynchronous import kind
 from agentloop.trainer.from_verl.config import Settings, VerlConfig, positive
 
 _SHOWN = {"console", "file"}
-"""Loggers of verl that every run has here."""
+"""Loggers of verl whose output every run of agentloop has."""
 _PROJECTS = {"wandb": "project", "mlflow": "experiment"}
-"""Logger -> its option for verl's project."""
+"""Logger -> option that corresponds to verl's project."""
 
 
 def run(verl: VerlConfig) -> Settings:
@@ -53,13 +53,13 @@ def _folder(verl: VerlConfig) -> str | None:
 
 
 def _length(verl: VerlConfig) -> Settings:
-    """Return the steps if they are set, else the epochs, as in verl."""
+    """Return the steps if they are set, or else the epochs, as in verl."""
     steps, epochs = (
         positive(verl.number("trainer.total_training_steps")),
         verl.number("trainer.total_epochs", default=30),
     )
     if kind(verl) == "fully_async":
-        return {}  # its length is set in tasks
+        return {}  # its length is given in tasks
     if steps and verl.is_set("trainer.total_epochs"):
         verl.note(
             f"trainer.total_epochs={epochs}: verl also ends there if that is before {steps} steps; agentloop does not."

@@ -21,13 +21,13 @@ VERSION = "0.9.1"
 """Version of verl whose defaults are in defaults.yaml."""
 
 _OWN_TRAINERS = ("sft", "generation", "main_eval", "model_merger", "main_gkd")
-"""Parts of module names that do not train with rewards."""
+"""Parts of module names of trainers without rewards."""
 
 
 def read(words: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> VerlConfig:
     """Read a YAML file with overrides, a script with arguments, or a command. Raises `UserError`.
 
-    Of the environment, scripts and interpolations see `variables` only.
+    Scripts and interpolations see only `variables` of the environment.
     """
     first, *rest = words
     if first.endswith((".yaml", ".yml")):
@@ -37,7 +37,7 @@ def read(words: Sequence[str], variables: Mapping[str, str] = MappingProxyType({
     launch = launch_of(words)
     if launch is None:
         raise UserError(
-            f"{first} is not a config of verl, a script that starts verl, or a command. Give a config.yaml that Hydra "
+            f"{first} is not a config of verl, a script that starts verl, or a command. Pass a config.yaml that Hydra "
             "saved, a launch script, or -- and the overrides: agentloop from-verl -- data.train_files=... "
             "actor_rollout_ref.model.path=..."
         )
@@ -49,7 +49,7 @@ def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
     values = _read(source)
     if "actor_rollout_ref" not in values:
         raise UserError(
-            f"{source} is not a config of verl: it has no 'actor_rollout_ref'. Hydra writes that of a run to "
+            f"{source} is not a config of verl: it has no 'actor_rollout_ref'. Hydra writes the config of a run to "
             "outputs/DATE/TIME/.hydra/config.yaml in the folder where the run started."
         )
     file = source.with_name("overrides.yaml")
@@ -62,7 +62,7 @@ def _script(source: Path, arguments: Sequence[str], variables: Mapping[str, str]
     if not script.launches:
         raise UserError(
             f"{source} does not start verl{f' ({script.complaint})' if script.complaint else ''}. Set the "
-            "variables that it needs with --env NAME=VALUE, or give the overrides: agentloop from-verl -- data.seed=..."
+            "variables that it needs with --env NAME=VALUE, or pass the overrides: agentloop from-verl -- data.seed=..."
         )
     first = script.launches[0]
     below = sorted(source.absolute().parent.glob("*/"))
@@ -75,9 +75,9 @@ def _script(source: Path, arguments: Sequence[str], variables: Mapping[str, str]
 
 
 def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
-    """Merge the defaults, the named config, which is searched in `folders`, and the overrides."""
+    """Merge the defaults, the named config, which is looked up in `folders`, and the overrides."""
     if any(part in launch.module for part in _OWN_TRAINERS):
-        raise UserError(f"{launch.module} does not train with rewards. Give a command that starts main_ppo.")
+        raise UserError(f"{launch.module} does not train with rewards. Pass a command that starts main_ppo.")
     known = _known()
     module = launch.module.removesuffix(".py").replace("/", ".").lstrip(".")
     engine = next((each.partition("=")[2] for each in launch.overrides if each.startswith("model_engine=")), "")
@@ -91,7 +91,7 @@ def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
     assert isinstance(values, DictConfig)
     own = () if name in known["configs"] else _changed(layers[-1], OmegaConf.merge(*layers[:-1]))
     verl = VerlConfig(values, frozenset([*own, *_override(values, launch.overrides)]))
-    verl.note(f"Settings that were not set have the defaults of verl {VERSION}.")
+    verl.note(f"Unset settings have the defaults of verl {VERSION}.")
     if module not in known["modules"]:
         verl.lack(f"{launch.module} is a custom trainer: its differences from verl's main_ppo are not converted.")
     return verl
@@ -126,12 +126,12 @@ def _find(name: str, path: str, folders: Sequence[Path]) -> Path:
                 return file
     raise UserError(
         f"There is no config {name}.yaml in {path or 'the current folder'}. Run this command in the folder where verl "
-        "starts, or give the config that Hydra saved: agentloop from-verl outputs/DATE/TIME/.hydra/config.yaml."
+        "starts, or pass the config that Hydra saved: agentloop from-verl outputs/DATE/TIME/.hydra/config.yaml."
     )
 
 
 def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
-    """Apply overrides, and yield their keys."""
+    """Apply overrides; yield their keys."""
     for override in map(parse_override, texts):
         if override.action == "delete":
             parent, _, leaf = override.key.rpartition(".")
@@ -147,7 +147,7 @@ def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
 
 
 def _changed(config: Any, below: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a config whose values differ from those of `below`."""
+    """Yield the dotted keys of a config whose values differ from `below`."""
     plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
     for key, value in plain.items():
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""Find the settings of verl that no part of the converter read."""
+"""Find settings of verl that no part of the converter has read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _OPTIONAL_PARTS = (
     "reward.reward_model.",
     "reward_model.",
 )
-"""Key prefixes of parts that are reported once, by the key that switches them on."""
+"""Key prefixes of parts that are reported once, by the key that enables them."""
 
 
 def unread(verl: VerlConfig) -> list[str]:
-    """Return the keys that the user set and nothing read, except those in no_effect.txt."""
+    """Return the keys that the user set and no part read, except those in no_effect.txt."""
     text = resources.files(__package__).joinpath("no_effect.txt").read_text(encoding="utf-8")
     patterns = [line for line in text.splitlines() if line and not line.startswith("#")]
     critic = () if verl.get("algorithm.adv_estimator", default="gae") == "gae" else ("critic.",)

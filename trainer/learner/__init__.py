@@ -1,5 +1,5 @@
-"""Learners: the interface that the run trains a model through, and the code that the backends share.
+"""Learners: the interface through which a run trains a model, and code shared by the backends fsdp and megatron.
 
-A learner gets batches from trainer/batch and publishes weights to engines through agentloop/weights. The backends
-are fsdp and megatron; metrics, offload and checks serve both.
+A learner gets batches from trainer/batch and publishes weights to engines through agentloop/weights. Both backends use
+metrics, offload and checks.
 """

@@ -1,4 +1,4 @@
-"""Learners that train a second model, such as a critic, beside the policy."""
+"""Learners that train a second model, such as a critic, together with the policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.trainer.learner.protocol import Captured, Learner
 
 
 class _CapturedTogether:
-    """Captured states of several learners, each written to a folder of its name."""
+    """Captured states of several learners, each written to a folder with its name."""
 
     def __init__(self, states: Mapping[str, Captured]) -> None:
         self._states = states
@@ -26,16 +26,16 @@ class _CapturedTogether:
 
 
 class WithAuxiliaryModel:
-    """A `Learner` of two models. Log-probabilities, weights and Hugging Face folders are those of the policy."""
+    """A `Learner` of two models; log-probabilities, weights and Hugging Face folders belong to the policy."""
 
     def __init__(self, policy: Learner, auxiliary: Learner, name: str) -> None:
-        """`name` is that of the auxiliary model in checkpoints and metrics."""
+        """Combine two learners; `name` is the name of the auxiliary model in checkpoints and metrics."""
         self._policy = policy
         self._auxiliary = auxiliary
         self._name = name
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train both models; metrics of the auxiliary model have its name as a prefix."""
+        """Train both models; metrics of the auxiliary model have its name as prefix."""
         auxiliary = self._train_auxiliary(batch.auxiliary_samples)
         policy = self._policy.step(batch)
         return policy | {f"{self._name}/{key}": value for key, value in auxiliary.items()}
@@ -74,7 +74,7 @@ class WithAuxiliaryModel:
         self._auxiliary.load(folder / self._name)
 
     def save_hf(self, folder: Path) -> None:
-        """Write the policy only: the auxiliary model has no use after training."""
+        """Write only the policy: the auxiliary model is not needed after training."""
         self._policy.save_hf(folder)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class ActorCritic(WithAuxiliaryModel):
         return super().step(batch if is_warm else TrainBatch([], auxiliary_samples=batch.auxiliary_samples))
 
     def values(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Return the value before each sampled token, float32 [num_sampled] a sample."""
+        """Return the value before each sampled token, float32 [num_sampled] per sample."""
         return self._auxiliary.logprobs(samples)
 
     def _train_auxiliary(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -110,13 +110,13 @@ class WithProcessReward(WithAuxiliaryModel):
         self._beta = beta
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Return beta * log(model / its reference) of each sampled token, float32 [num_sampled] a sample."""
+        """Return beta * log(model / its reference) of each sampled token, float32 [num_sampled] per sample."""
         now, then = self._auxiliary.logprobs(samples), self._auxiliary.reference_logprobs(samples)
         return [self._beta * (new - old) for new, old in zip(now, then, strict=True)]
 
 
 def _explained_variance(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return 1 - Var(target - value) / Var(target) of the values before the step: 1 is perfect, 0 a constant."""
+    """Return 1 - Var(target - value) / Var(target) of the values before the step; 1 is perfect, 0 a constant."""
     if not samples:
         return {}
     targets = np.concatenate([np.broadcast_to(sample.advantage, sample.num_sampled) for sample in samples])

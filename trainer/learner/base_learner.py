@@ -43,21 +43,21 @@ _IDLE = Sample(
     reference_logprobs=np.zeros(1, np.float32),
     rival=0.0,
 )
-"""Sample with weight 0 for a rank without work in a micro-batch: collectives need every rank."""
+"""Sample with weight 0 for ranks without work in a micro-batch, because collectives need every rank."""
 
 
 class BaseLearner(ABC):
-    """A `Learner` without a model: a backend computes and applies gradients. Every rank has one."""
+    """A `Learner` without a model; the backend computes and applies gradients. Every rank has one."""
 
     vision_passes: int
-    """Passes of the vision tower in an update; a backward counts as two."""
+    """Number of passes of the vision tower per update; a backward pass counts as two."""
     _rank: int
-    """Number of this rank among the `_num_ranks` that have sequences of their own."""
+    """Index of this rank among the `_num_ranks` ranks with their own sequences."""
     _num_ranks: int
     _share: bool
-    """Whether the prompt of a group is in a row once."""
+    """Whether the prompt of a group is only once in a row."""
     _once: bool
-    """Whether ranks meet once a mini-batch, so that their numbers of micro-batches may differ."""
+    """Whether ranks synchronise only once per mini-batch, so that their numbers of micro-batches may differ."""
     _cost: CostModel
     _flops: ModelFlops
 
@@ -71,10 +71,10 @@ class BaseLearner(ABC):
         self._progress = Progress()
         self._masks = SampleMasks(Path(config.model).expanduser())
         self.host_offload = HostOffload()
-        """Holds the memory of the learner while it sleeps."""
+        """Stores the tensors of the learner while it sleeps."""
         self._recorder: Recorder | None = None
         self.largest_row = 0
-        """Tokens of the largest micro-batch that this rank has had."""
+        """Number of tokens in the largest micro-batch of this rank so far."""
 
     @property
     def progress(self) -> Progress:
@@ -83,15 +83,15 @@ class BaseLearner(ABC):
 
     @abstractmethod
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
-        """Make one optimizer update with the gradient of a mini-batch, the first one of its batch if `is_first`."""
+        """Run one optimizer update on a mini-batch; `is_first`: it is the first of its batch."""
 
     @abstractmethod
     def _clip(self) -> float:
-        """Return the norm of the whole gradient before clipping; all ranks call it."""
+        """Clip the gradient; return its global norm before clipping. All ranks call it."""
 
     @abstractmethod
     def _step_optimizer(self, lr: float) -> None:
-        """Change the parameters by their clipped gradients."""
+        """Update the parameters with their clipped gradients."""
 
     @abstractmethod
     def _clear_gradients(self) -> None: ...
@@ -108,16 +108,16 @@ class BaseLearner(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, tied ones once.
+        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, tied parameters once.
 
-        Every rank must take all of them.
+        Every rank must consume all of them.
         """
 
     @abstractmethod
     def capture(self) -> Captured: ...
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train on a batch as `Learner.step` does. An empty batch only increases the number of steps."""
+        """Train on a batch as in `Learner.step`. An empty batch only increases the step counter."""
         assert not self.host_offload.num_bytes, "the learner must be awake"
         metrics = StepMetrics(self._device)
         if self._recorder is None:
@@ -137,7 +137,7 @@ class BaseLearner(ABC):
         return result
 
     def _with_logprobs(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[Sample]:
-        """Return the samples with the log-probabilities that the loss needs."""
+        """Return the samples, with the log-probabilities that the loss needs."""
         samples = list(samples)
         if self._objective.needs_reference and any(sample.reference_logprobs is None for sample in samples):
             with metrics.phase("reference_logprobs"):
@@ -150,7 +150,7 @@ class BaseLearner(ABC):
         return samples
 
     def _with_rivals(self, samples: Sequence[Sample], metrics: StepMetrics) -> Sequence[Sample]:
-        """Return the samples of an update with what a loss of pairs needs to know of the other answer."""
+        """Return the samples of an update, with the log-ratio of the other answer for a loss on pairs."""
         options = self._objective.loss_options
         if not self._objective.loss.pairwise or not samples:
             return samples
@@ -160,7 +160,7 @@ class BaseLearner(ABC):
         places: dict[int | None, list[int]] = {}
         for place, sample in enumerate(samples):
             places.setdefault(sample.episode, []).append(place)
-        assert all(len(pair) == 2 for pair in places.values()), "the two answers of a pair share an episode"
+        assert all(len(pair) == 2 for pair in places.values()), "the two answers of a pair must share an episode"
         other = {place: pair[1 - number] for pair in places.values() for number, place in enumerate(pair)}
         in_order = [place for pair in places.values() for place in pair]
         is_better = [bool(np.mean(samples[place].advantage) > 0) for place in in_order]
@@ -180,7 +180,7 @@ class BaseLearner(ABC):
         return [[index for place in part for index in streams[place]] for part in parts if len(part)]
 
     def flops_of(self, samples: Sequence[Sample], row: list[Unit]) -> float:
-        """Return the FLOPs of forward and backward of a row."""
+        """Return the FLOPs of the forward and backward pass of a row."""
         work = 0.0
         for unit in row:
             lengths = [len(samples[index]) for index in unit.indices]
@@ -195,7 +195,7 @@ class BaseLearner(ABC):
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
         """Return the indices of the samples of a mini-batch that need a backward pass.
 
-        If none has an advantage, these are all of them, so that the policy's metrics stay known.
+        If none has an advantage, return all, so that the metrics of the policy are still measured.
         """
         found = list(range(len(samples)))
         if self.config.skip_zero_advantage and self._objective.is_zero_without_advantage:
@@ -205,9 +205,9 @@ class BaseLearner(ABC):
     def _rows(
         self, samples: Sequence[Sample], indices: list[int], metrics: StepMetrics | None = None
     ) -> list[list[Unit]]:
-        """Return this rank's micro-batches, as units of indices of samples.
+        """Return this rank's micro-batches as units of sample indices.
 
-        All ranks have equally many, or, if they meet once a mini-batch, at least one.
+        All ranks have the same number, or, if they synchronise once per mini-batch, at least one.
         """
         budget = self.config.token_budget
         found = units(samples, indices, budget, share=self._share)
@@ -235,9 +235,9 @@ class BaseLearner(ABC):
     def _row_samples(
         samples: Sequence[Sample], row: list[Unit], weights: np.ndarray
     ) -> tuple[list[Sample], np.ndarray, list[Unit]]:
-        """Return the samples of a row, the weights of their tokens and its units; an empty row has the idle sample.
+        """Return the samples of a row, the weights of their tokens, and its units; an empty row gets the idle sample.
 
-        `weights` are those of all samples. The indices in the units are those in the whole mini-batch.
+        `weights` has the weights of all samples. Units contain indices in the whole mini-batch.
         """
         if not row:
             return [_IDLE], np.zeros(1), [Unit([0], 0, len(_IDLE))]
@@ -253,9 +253,10 @@ class BaseLearner(ABC):
         *,
         counts: bool = True,
     ) -> None:
-        """Clip and step, or skip an update whose loss or gradient is not finite and log its trajectories.
+        """Clip and step; if the loss or gradient is not finite, skip the update and log its trajectories.
 
-        `losses` are those of the rows. They are part of the loss if `counts`; otherwise another rank reports them.
+        `losses` has the loss of each row. They are part of the metrics if `counts`; otherwise another rank reports
+        them.
         """
         progress = self._progress
         with metrics.phase("optimizer"):
@@ -280,7 +281,7 @@ class BaseLearner(ABC):
             _log.warning("%s", describe_skipped(samples, indices, found, values["grad_norm"]))
 
     def sleep(self) -> None:
-        """Move the learner's tensors to the memory of the host."""
+        """Move the learner's tensors to host memory."""
         if not self.host_offload.num_bytes:
             self.host_offload.offload(self._resident(), self._device)
 
@@ -289,12 +290,12 @@ class BaseLearner(ABC):
         self.host_offload.restore()
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
-        """Give the engine the current weights as `version`."""
+        """Send the current weights to the engine as `version`."""
         await engine.update_weights(TensorWeights(self.weights()), version)
 
     def save(self, folder: Path) -> None:
-        """Write everything that an exact resume needs."""
+        """Write all state that an exact resume needs."""
         self.capture().write(folder)
 
-    def close(self) -> None:  # noqa: B027  most learners have nothing to end
-        """End what was started for the learner."""
+    def close(self) -> None:  # noqa: B027  most learners have nothing to close
+        """Release processes and other resources of the learner."""

@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face folder, read and written tensor by tensor."""
+"""Read and write the safetensors files of a Hugging Face folder, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msg
 
 
 class CheckpointFiles:
-    """Reads tensors that are mapped from disk: a rank that takes a part of a tensor does not load the others."""
+    """Reads memory-mapped tensors: a rank that takes part of a tensor does not load the rest."""
 
     def __init__(self, folder: Path) -> None:
         """Open all files of a folder. Raises `UserError` if it has no safetensors files."""
@@ -26,7 +26,7 @@ class CheckpointFiles:
 
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
-            raise UserError(f"{folder} has no *.safetensors files. Set learner.model to a folder that has them.")
+            raise UserError(f"{folder} has no *.safetensors files. Set model to a folder that has them.")
         self._folder = folder
         self._of: dict[str, Any] = {}
         for path in paths:
@@ -35,7 +35,7 @@ class CheckpointFiles:
         self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in self._of.items()}
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor. Raises `UserError` if the files do not have it."""
+        """Return a tensor. Raises `UserError` if no file has it."""
         if name not in self._of:
             raise UserError(f"The weights in {self._folder} have no {name}. Use weights of the model in config.json.")
         tensor: Tensor = self._of[name].get_tensor(name)
@@ -74,7 +74,7 @@ def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]], larges
 
 
 def saved_dtype(source: Path, wanted: str) -> torch.dtype:
-    """Return the type to save weights in: `wanted`, or for auto that of the model in `source`."""
+    """Return the data type to save weights in: `wanted`, or for auto that of the model in `source`."""
     settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
     own = {**settings.get("text_config", {}), **settings}
     name = (own.get("dtype") or own.get("torch_dtype") or "float32") if wanted == "auto" else wanted
@@ -84,9 +84,9 @@ def saved_dtype(source: Path, wanted: str) -> torch.dtype:
 
 
 def write_model_config(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Write the config.json of `source` with the type of the saved weights.
+    """Write the config.json of `source` with the data type of the saved weights.
 
-    It is not that of the model in memory, whose settings training has changed (`use_cache`, the attention).
+    The config of the model in memory is not used, because training changes it (`use_cache`, the attention).
     """
     settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
     for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
@@ -97,7 +97,7 @@ def write_model_config(source: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def copy_model_extras(source: Path, target: Path) -> None:
-    """Copy tokenizer, chat templates and the like: every file that holds no weights and is not in `target` yet."""
+    """Copy tokenizer, chat template and other files: all that have no weights and are not yet in `target`."""
     for path in source.iterdir():
         if path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or (target / path.name).exists():
             continue
@@ -105,4 +105,4 @@ def copy_model_extras(source: Path, target: Path) -> None:
             if path.name == "additional_chat_templates":
                 shutil.copytree(path, target / path.name)
         else:
-            shutil.copyfile(path, target / path.name)  # follows links: the copy stands on its own
+            shutil.copyfile(path, target / path.name)  # follows links, so that the copy is self-contained

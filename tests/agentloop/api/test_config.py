@@ -66,7 +66,7 @@ def test_a_config_of_objects_is_the_config_of_plain_values(tmp_path, monkeypatch
     [
         ({"env": {"reward": lambda trajectory, task: 1.0}}, "at the top level of a module, a script or a notebook"),
         ({"data": {"train": [{"prompt": "x"}]}}, "Write a function that returns the rows"),
-        ({"data": {"train": object()}}, "data.train is of type object, which a config cannot contain. Write a function"),
+        ({"data": {"train": object()}}, "data.train is of type object, which a config cannot contain. Write a"),
         ({"lerner": {"lr": 1.0}}, "Did you mean 'learner'?"),
         ({"run": {"step": 1}}, "There is no key 'run.step'. Did you mean 'steps'?"),
         ({"run.steps": "many"}, "run.steps is 'many'"),

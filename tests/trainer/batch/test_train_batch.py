@@ -87,7 +87,7 @@ def test_a_supervised_batch_needs_no_reward():
 
 def test_inconsistent_samples_are_refused():
     ids = np.zeros(3, np.int32)
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match="have different lengths"):
         Sample(ids, np.zeros(2, bool), np.zeros(3, np.float32), ids)
     with pytest.raises(ValueError, match=r"values of shape \(2,\) for 1 sampled"):
         Sample(ids, np.array([False, True, False]), np.zeros(3, np.float32), ids, advantage=np.zeros(2, np.float32))

@@ -33,13 +33,13 @@ def test_address_without_an_answer_is_refused_at_once():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # without listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"Nothing answers at workers.address='{address}'.*ray start --head"):
+        with pytest.raises(UserError, match=f"No response from workers.address='{address}'.*ray start --head"):
             connect(WorkersConfig(kind="ray", address=address), gpus=0)
 
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [("head", "write 'host:port'"), ("ray://head:10001", "must be started on a node of the cluster")],
+    [("head", "write 'host:port'"), ("ray://head:10001", "start the run on a node of the cluster")],
 )
 def test_malformed_addresses_are_refused_with_a_fix(address, message):
     with pytest.raises(UserError, match=message):

@@ -217,7 +217,7 @@ def test_settings_without_counterpart_are_reported_and_not_trained(tmp_path: Pat
     for message in (
         "100 tasks per step are not a multiple of mini-batches of 48",
         "rollout.name=trtllm",
-        "Relative paths start at the folder of this file: check data.train.",
+        "Relative paths are relative to the folder of this file: check data.train.",
     ):
         assert any(message in note for note in converted.notes), message
     assert converted.config["engine"]["name"] == "vllm"

@@ -274,7 +274,7 @@ def test_arrays_of_a_batch_reach_ranks_without_a_copy(learner: RankedLearner, tm
 
 
 def test_a_process_has_ranks_of_one_kind_only(learner: RankedLearner, sums_model: Path):
-    with pytest.raises(UserError, match=r"several ranks is open in this process.*Close that learner first"):
+    with pytest.raises(UserError, match=r"already has a learner with several ranks.*Close that learner first"):
         create(_config(sums_model, ranks=2))
     assert learner.step(_batch())["updates"] == 1
 

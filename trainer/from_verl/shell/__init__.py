@@ -1,4 +1,4 @@
-"""Runs a launch script in a sandbox, to see which commands it would start.
+"""Run a launch script in a sandbox to record the commands that it would start.
 
-`running` starts bash in a sandbox and reads its records. `prelude.sh` is what that bash executes before the script.
+`running` starts bash in a sandbox and reads its records. bash executes `prelude.sh` before the script.
 """

@@ -1,8 +1,8 @@
-"""Run a script in a sandbox: every program of it is recorded and counts as having succeeded, and none is started.
+"""Run a script in a sandbox in which programs are recorded instead of started, and appear to succeed.
 
-The sandbox has no network, no file but the script, and no variable but the given ones. The script runs twice: once with
-unknown outputs as empty, which gives the commands, and once with marks in their place. A mark is a word that goes where
-the value goes, so the settings and conditions that depend on an unknown value can be named.
+The sandbox has no network, no file except the script, and only the given variables. The script runs twice: once with
+empty outputs, which gives the commands, and once with marks in place of unknown values. Settings and conditions that
+then contain a mark depend on an unknown value.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SECONDS = 3
 """Time limit of one run of a script."""
 _PASSES = 4
 _FILE = "unknown_file"
-"""Mark of the content of a file that is not there."""
+"""Mark for the content of a missing file."""
 _SOURCED = "sourced"
-"""Kind of the record of a file that the script sources."""
+"""Kind of record for a file that the script sources."""
 _READ = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 """A variable that is read without a default."""
 _PROGRAM = re.compile(r"/[\w.+/-]*bin/[\w.+-]+")
@@ -40,7 +40,7 @@ for mode in plain marked; do
     mkdir -p $mode run
     marked=; [ $mode = plain ] || marked=1
     echo ${{marked:+{file}}} > file
-    # The pipe ends when every process of the script has ended: all of them hold descriptor 9.
+    # The pipe closes when every process of the script has ended, because all of them hold descriptor 9.
     (cd run && timeout {seconds} env -i __records=$OLDPWD/$mode __marked=$marked {variables} bash -c '. ../start.sh' \\
         {words} 8> ../$mode.trace 9>&1 > /dev/null 2> ../$mode.errors < /dev/null; echo $? > ../$mode.status) | cat
     find $mode -type f | sort | xargs -r cat > $mode.commands
@@ -52,21 +52,21 @@ _FETCHED = tuple(f"{mode}.{kind}" for mode in ("plain", "marked") for kind in ("
 
 @dataclass(slots=True)
 class Record:
-    """What a script did."""
+    """Record of the run of a script."""
 
     commands: list[list[str]]
     """Words of every command that a real shell would start."""
     marked: list[list[str]]
-    """The same with marks in the place of unknown values."""
+    """The same commands with marks in place of unknown values."""
     marks: dict[str, str]
-    """Mark -> what it stands for."""
+    """Mark -> description of the unknown value."""
     notes: list[str]
-    """What a person should check."""
+    """Notes that a person should check."""
     complaint: str
-    """Why the script was not followed to its end; empty if it was."""
+    """Why the script could not be followed to its end; empty if it could."""
 
     def unknowns(self, value: str) -> list[str]:
-        """Return what the marks in a value stand for."""
+        """Return descriptions of the unknown values whose marks are in `value`."""
         return list(dict.fromkeys(self.marks[mark] for mark in self._pattern().findall(value)))
 
     def plain(self, value: str) -> str:
@@ -80,7 +80,7 @@ class Record:
 def follow(text: str, script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Record:
     """Run a script with its arguments, and with `variables` as its environment.
 
-    Raises `UserError` if no level of isolation works on this machine.
+    Raises `UserError` if no isolation level works on this machine.
     """
     return asyncio.run(_follow(text, [script, *arguments], variables))
 
@@ -92,8 +92,8 @@ async def _follow(text: str, words: Sequence[str], variables: Mapping[str, str])
             await sandbox.start()
         except UserError as error:
             raise UserError(
-                "Launch scripts are read in a sandbox, and no isolation level works on this machine. Start Docker or "
-                "allow user namespaces (docs/guides/sandboxes.md), or give the command itself: agentloop from-verl -- "
+                "Launch scripts run in a sandbox, but no isolation level works on this machine. Start Docker or "
+                "allow user namespaces (docs/guides/sandboxes.md), or pass the command itself: agentloop from-verl -- "
                 "COMMAND."
             ) from error
         programs = set(_PROGRAM.findall(text))
@@ -119,7 +119,7 @@ def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], pr
     folder = f"PWD={shlex.quote(variables.get('PWD', '/'))}"
     start = "\n".join([prelude, *functions, folder, "builtin . $__records.sh\n"])
     main = _MAIN.format(seconds=_SECONDS, file=_FILE, variables=shlex.join(named), words=shlex.join(words))
-    plain = text.replace("BASH_SOURCE", "SCRIPT_SOURCE")  # which nobody can set, and is the path in the sandbox
+    plain = text.replace("BASH_SOURCE", "SCRIPT_SOURCE")  # bash overwrites BASH_SOURCE with the path in the sandbox
     marked = _READ.sub(lambda found: f"${{{(name := found[1] or found[2])}-unknown_{name}}}", plain)
     texts = {"start.sh": start, "plain.sh": plain, "marked.sh": marked}
     files = {name: each.encode(errors="replace") for name, each in texts.items()}
@@ -139,7 +139,7 @@ def _names(text: str) -> list[str]:
 
 
 def _without_files(text: str, lines: set[int]) -> str:
-    """Replace the files of redirections in the commands of these lines."""
+    """Replace the files of redirections on these lines."""
     changed = text.split("\n")
     for line in lines:
         for place in range(line - 1, len(changed)):
@@ -160,7 +160,7 @@ def _record(result: ExecutionResult, text: str) -> Record:
     marks |= {f"unknown_{name}": f"${name}, which is not set" for name in _names(text)}
     marks[_FILE] = "a file, which is not read"
     notes = [
-        f"The script reads {_short(words)}, which is not followed: check what it sets."
+        f"The script sources {_short(words)}, which is not read: check what it sets."
         for kind, words in commands
         if kind == _SOURCED
     ]
@@ -169,11 +169,11 @@ def _record(result: ExecutionResult, text: str) -> Record:
     for condition, _ in _conditions(_text(result, "marked.trace")):
         for unknown in record.unknowns(condition):
             if not unknown.startswith("$"):
-                notes.append(f"A condition of the script depends on {unknown}; it counts as empty.")
+                notes.append(f"A condition of the script depends on {unknown}, which counts as empty.")
     for condition, folder in _conditions(_text(result, "plain.trace")):
         for name in _FILE_TEST.findall(condition):
             if os.path.exists(path := os.path.join(folder, name.strip("'"))):
-                notes.append(f"A condition of the script asks for {path}, which a script cannot see here: check it.")
+                notes.append(f"A condition of the script tests {path}, which does not exist in the sandbox: check it.")
     notes[:] = dict.fromkeys(notes)
     return record
 
@@ -188,7 +188,7 @@ def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _conditions(trace: str) -> Iterator[tuple[str, str]]:
-    """Yield the conditions of the script in a trace, expanded, and their folders."""
+    """Yield the expanded conditions of the script in a trace, with their working folders."""
     for line in trace.split("\x1e"):
         source, _, rest = line.partition("\x1f")
         folder, _, command = rest.partition("\x1f")
@@ -205,7 +205,7 @@ def _complaint(result: ExecutionResult) -> str:
     status = _text(result, "plain.status").strip()
     errors = [each for each in _ERROR.findall(_text(result, "plain.errors")) if not each[1].startswith("`")]
     if status in ("124", "125"):
-        return f"it still ran after {_SECONDS} seconds or 100 sleeps, as if it waited for something"
-    if not status or int(status) > 128 or result.files_truncated:  # 128 + N: killed, as without memory
-        return "it did not end by itself within the limits of its sandbox"
+        return f"it was still running after {_SECONDS} seconds or 100 sleeps"
+    if not status or int(status) > 128 or result.files_truncated:  # 128 + N: killed, for example out of memory
+        return "it exceeded the limits of its sandbox"
     return f"line {errors[-1][0]}: {errors[-1][1]}" if status != "0" and errors else ""

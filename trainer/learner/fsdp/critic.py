@@ -1,4 +1,4 @@
-"""A critic on the FSDP backend: the learner with a head that gives one value instead of log-probabilities."""
+"""A critic on the FSDP backend: a learner whose head returns values instead of log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ValueModel(PackedCausalLM):
     """The backbone of a language model with a value head, whose values are 0 before training."""
 
     def __init__(self, policy: PackedCausalLM, dtype: torch.dtype) -> None:
-        """`dtype` is that of the head, which is trained even if the backbone is frozen in another dtype."""
+        """Replace the head. `dtype` is its dtype: it is trained even if the backbone is frozen in another dtype."""
         backbone: Any = policy.backbone
         super().__init__(backbone)
         self.routing = policy.routing
@@ -42,7 +42,7 @@ class ValueModel(PackedCausalLM):
         units: NDArray[np.int64] | None = None,
         allowed: AllowedTokens | None = None,
     ) -> tuple[None, Tensor, Tensor]:
-        """Return the value before each trained token, float32 [num_trained], and zeros in place of entropies."""
+        """Return the value before each trained token, float32 [num_trained], and zeros instead of entropies."""
         assert chunk_loss is None, "a chunk loss needs log-probabilities"
         self.routing.begin(input_ids.device, row.num_own)
         hidden = hidden_states(self.model, input_ids, row, pictures).index_select(0, positions)
@@ -51,7 +51,7 @@ class ValueModel(PackedCausalLM):
 
 
 class FsdpCritic(FsdpLearner):
-    """A learner of the loss `value`: `logprobs` are values, and `Sample.advantage` has their targets."""
+    """A learner with the loss `value`: `logprobs` returns values, and `Sample.advantage` has their targets."""
 
     _fuses_head = False
 

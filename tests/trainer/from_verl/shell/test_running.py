@@ -91,9 +91,9 @@ def test_unknown_values_are_marked():
         "n=": [smi], "d=": [smi], "u=/x": ["$U, which is not set"], "own=1": [], "f=": file, "l=": file,
     }  # fmt: skip
     assert record.notes == [
-        "The script reads ./env.sh, which is not followed: check what it sets.",
-        f"A condition of the script depends on {smi}; it counts as empty.",
-        "A condition of the script asks for /usr, which a script cannot see here: check it.",
+        "The script sources ./env.sh, which is not read: check what it sets.",
+        f"A condition of the script depends on {smi}, which counts as empty.",
+        "A condition of the script tests /usr, which does not exist in the sandbox: check it.",
     ]
 
 
@@ -102,7 +102,7 @@ def test_unknown_values_are_marked():
     [
         ("show x\nM=${MODEL:?set it}\nshow y", "line 2: MODEL: set it"),
         ("show x\nif true; then\n", "line 3: syntax error: unexpected end of file"),
-        ("show x; while ! curl y; do sleep 1; done", "it still ran after 3 seconds or 100 sleeps"),
+        ("show x; while ! curl y; do sleep 1; done", "it was still running after 3 seconds or 100 sleeps"),
     ],
 )
 def test_why_a_script_was_not_followed(script: str, complaint: str):

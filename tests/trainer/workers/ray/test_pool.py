@@ -264,7 +264,7 @@ async def test_the_learners_gpus_are_kept_from_the_workers(ray):
     connect(config, gpus=1, reserved=2)
     with pytest.raises(UserError, match="room for 1"):
         connect(config, gpus=2, reserved=2)
-    with pytest.raises(UserError, match="learner needs 5 GPUs of this node, but Ray may assign only 4 of them"):
+    with pytest.raises(UserError, match="learner needs 5 GPUs on this node, but Ray may assign only 4 of them"):
         connect(config, gpus=0, reserved=5)
     reservation = GpuReservation.take(1, num_gpus=3)
     assert reservation.first_gpu in {"0", "1", "2", "3"}
